@@ -1,0 +1,56 @@
+"""Errors that a user can mend; a job prints them as one line and exits with their code."""
+
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar
+
+
+class UserError(ValueError):
+    """Something outside the program is wrong; the message names it, what was found and what is allowed."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(UserError):
+    """A key or a value of the configuration."""
+
+    exit_code = 2
+
+
+class DataError(UserError):
+    """A data set or one of its files."""
+
+    exit_code = 3
+
+
+class MissingDataError(DataError, FileNotFoundError):
+    """A data set that is not where it was looked for."""
+
+
+class StorageError(UserError):
+    """A checkpoint, a run folder or the tracking store."""
+
+    exit_code = 4
+
+
+class Stopped(Exception):
+    """The run was asked to stop, saved its state and stopped."""
+
+    exit_code: ClassVar[int] = 130
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """A clause naming the allowed names nearest to `name`, then all of them where they are few.
+
+    Args:
+        name: what was found.
+        allowed: the valid names.
+
+    Returns:
+        For example ``did you mean 'momentum'? allowed: lr, momentum``.
+    """
+    names = sorted(allowed)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    listed = names if len(names) <= 24 else [*names[:24], "…"]
+    return f"{hint}allowed: {', '.join(listed)}"
