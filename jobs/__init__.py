@@ -1,0 +1,1 @@
+"""Verbs: each parses its configuration, builds, runs and reports."""

@@ -32,5 +32,7 @@ class Batch:
     def pin_memory(self) -> "Batch":
         """The same batch in page-locked memory (called by the data loader)."""
         return Batch(
-            images=self.images.pin_memory(), labels=self.labels.pin_memory(), indices=self.indices.pin_memory()
+            images=self.images.pin_memory(),
+            labels=self.labels.pin_memory(),
+            indices=self.indices.pin_memory(),
         )

@@ -8,7 +8,7 @@ from typing import ClassVar
 class UserError(ValueError):
     """Something outside the program is wrong; the message names it, what was found and what is allowed."""
 
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
 
 
 class ConfigError(UserError):
@@ -40,17 +40,19 @@ class Stopped(Exception):
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """A clause naming the allowed names nearest to `name`, then all of them where they are few.
+    """A clause with the allowed names nearest to `name`, or all of them where they are few.
 
     Args:
         name: what was found.
         allowed: the valid names.
 
     Returns:
-        For example ``did you mean 'momentum'? allowed: lr, momentum``.
+        For example ``did you mean 'momentum'?`` or ``allowed: lr, momentum``.
     """
     names = sorted(allowed)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
-    hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else ""
+    if close and len(names) > 8:
+        return hint
     listed = names if len(names) <= 24 else [*names[:24], "…"]
-    return f"{hint}allowed: {', '.join(listed)}"
+    return f"{hint} allowed: {', '.join(listed)}".strip()

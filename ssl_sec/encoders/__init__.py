@@ -1,0 +1,8 @@
+"""Encoders: images in [0, 1] -> features."""
+
+from ssl_sec.encoders.encoder import Encoder
+from ssl_sec.encoders.resnet import resnet
+from ssl_sec.encoders.timm import timm_backbone
+from ssl_sec.encoders.weights import load_weights, save_weights
+
+__all__ = ["Encoder", "load_weights", "resnet", "save_weights", "timm_backbone"]

@@ -1,0 +1,128 @@
+"""Augmentation on the device: uint8 images -> views in [0, 1].
+
+SimCLR's three (Chen et al. 2020, appendix A; SEC, appendix B.3): random crop and resize, random flip, colour
+distortion of strength s (brightness, contrast, saturation 0.8 s, hue 0.2 s, with probability 0.8; grey with
+probability 0.2). The draws of a step are made for the whole global batch from (seed, step) alone, and each worker
+applies its own rows of them, so the views do not depend on the number of workers.
+"""
+
+import torch
+from jaxtyping import Float, UInt8
+from kornia.augmentation import (
+    AugmentationSequential,
+    ColorJitter,
+    RandomGrayscale,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+)
+from kornia.augmentation.container.params import ParamItem
+from torch import Tensor, nn
+
+from ssl_sec.seeding import derived_seed
+
+# Tensors of a draw that are shared by the batch, whatever their length.
+_SHARED_DRAWS = frozenset({"order", "forward_input_shape"})
+
+
+def unit_range(
+    images: UInt8[Tensor, "batch channels height width"],
+) -> Float[Tensor, "batch channels height width"]:
+    """Pixels 0-255 as float32 in [0, 1]."""
+    return images.float() / 255
+
+
+class SimCLRAugmentation(nn.Module):
+    """Two or more views of each image.
+
+    Args:
+        image_size_px: side of the views, pixels.
+        num_channels: 3, or 1 for grey images, which keep brightness and contrast of the colour distortion.
+        seed: the run's seed.
+        num_views: views of each image, ≥ 1.
+        min_scale: smallest crop, as a share of the image's area, in (0, 1].
+        flip_probability: of a horizontal flip, in [0, 1].
+        colour_strength: s ≥ 0; 0.5 on CIFAR, 1.0 on ImageNet.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_size_px: int,
+        num_channels: int,
+        seed: int,
+        num_views: int = 2,
+        min_scale: float = 0.08,
+        flip_probability: float = 0.5,
+        colour_strength: float = 0.5,
+    ) -> None:
+        super().__init__()
+        self.seed = seed
+        self.num_views = num_views
+        transforms: list[nn.Module] = [
+            # Without align_corners this is torchvision's crop and resize; resampling is twice as fast as slicing.
+            RandomResizedCrop(
+                (image_size_px, image_size_px),
+                scale=(min_scale, 1.0),
+                cropping_mode="resample",
+                align_corners=False,
+            )
+        ]
+        if flip_probability > 0:
+            transforms.append(RandomHorizontalFlip(p=flip_probability))
+        if colour_strength > 0:
+            strong, weak = 0.8 * colour_strength, 0.2 * colour_strength
+            if num_channels == 3:
+                transforms += [ColorJitter(strong, strong, strong, weak, p=0.8), RandomGrayscale(p=0.2)]
+            else:
+                transforms.append(ColorJitter(strong, strong, p=0.8))
+        self.transforms = AugmentationSequential(*transforms, data_keys=["input"])
+
+    def extra_repr(self) -> str:
+        """The values that the transforms do not show."""
+        return f"seed={self.seed}, num_views={self.num_views}"
+
+    @torch.no_grad()
+    def forward(
+        self,
+        images: UInt8[Tensor, "batch channels height width"],
+        step: int,
+        rows: slice,
+        global_batch_size: int,
+    ) -> Float[Tensor, "views channels size size"]:
+        """The views of this worker's rows of the global batch, all first views before all second ones.
+
+        Args:
+            images: this worker's images, 0-255.
+            step: 0-based global step.
+            rows: which rows of the global batch they are.
+            global_batch_size: rows of all workers.
+        """
+        pixels = unit_range(images)
+        global_shape = torch.Size((global_batch_size, *images.shape[1:]))
+        return torch.cat(
+            [
+                self.transforms(
+                    pixels, params=_rows_of(self._draw(global_shape, step, view), rows, len(images))
+                )
+                for view in range(self.num_views)
+            ]
+        )
+
+    def _draw(self, global_shape: torch.Size, step: int, view: int) -> list[ParamItem]:
+        # kornia draws from torch's global generator; only the CPU's is touched, and put back afterwards.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derived_seed(self.seed, "views", step, view))
+            return self.transforms.forward_parameters(global_shape)
+
+
+def _rows_of(draws: list[ParamItem], rows: slice, num_rows: int) -> list[ParamItem]:
+    """The draws of some rows of the global batch."""
+    return [ParamItem(draw.name, _sliced(draw.data, rows, num_rows)) for draw in draws]
+
+
+def _sliced(data: object, rows: slice, num_rows: int) -> dict[str, Tensor]:
+    assert isinstance(data, dict)
+    sliced = {name: value if name in _SHARED_DRAWS else value[rows] for name, value in data.items()}
+    shape = sliced["forward_input_shape"].clone()
+    shape[0] = num_rows
+    return {**sliced, "forward_input_shape": shape}

@@ -1,0 +1,129 @@
+"""Checkpoints that are whole or absent.
+
+A checkpoint is a folder `step-000001234` with the state and a manifest of its files' sizes and hashes. It is
+written under a temporary name, synced, given its manifest last and then renamed, so that a crash at any moment
+leaves either the old checkpoints or the new one beside them. On resume the newest whole one is used.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ssl_sec.errors import StorageError
+
+_STATE = "state.pt"
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """The newest whole checkpoint of a folder.
+
+    Attributes:
+        path: its folder, or None if there is none.
+        skipped: newer ones that are not whole, each with the reason.
+    """
+
+    path: Path | None
+    skipped: tuple[str, ...]
+
+
+def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep_last: int) -> Path:
+    """Writes the state after `step` steps and removes all but the newest `keep_last` checkpoints.
+
+    Args:
+        folder: where the run's checkpoints live.
+        step: steps taken so far, ≥ 0.
+        state: nested mappings and lists of tensors, numbers and strings.
+        keep_last: how many to keep, ≥ 1.
+
+    Raises:
+        StorageError: if it cannot be written; the checkpoints before it are untouched.
+    """
+    final = folder / f"step-{step:09d}"
+    temporary = folder / f".{final.name}.{os.getpid()}"
+    try:
+        temporary.mkdir(parents=True)
+        with (temporary / _STATE).open("wb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        manifest = {
+            _STATE: {"bytes": (temporary / _STATE).stat().st_size, "sha256": _sha256(temporary / _STATE)}
+        }
+        with (temporary / _MANIFEST).open("w") as file:
+            json.dump({"step": step, "files": manifest}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if final.exists():  # a torn one of the same step, or the same state saved again
+            shutil.rmtree(final)
+        temporary.rename(final)
+        _sync_folder(folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise StorageError(f"checkpoint of step {step}: cannot be written to {folder}: {error}") from error
+    for old in sorted(folder.glob("step-*"))[:-keep_last]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def newest_checkpoint(folder: Path) -> Found:
+    """The newest whole checkpoint in `folder`, and why newer ones were skipped."""
+    skipped: list[str] = []
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        reason = _defect(path)
+        if reason is None:
+            return Found(path=path, skipped=tuple(skipped))
+        skipped.append(f"{path.name}: {reason}")
+    return Found(path=None, skipped=tuple(skipped))
+
+
+def load_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
+    """The state saved in a checkpoint, its tensors on `device`; never unpickles code.
+
+    Raises:
+        StorageError: if the file is not whole.
+    """
+    reason = _defect(path)
+    if reason is not None:
+        raise StorageError(f"checkpoint {path}: {reason}")
+    return torch.load(path / _STATE, map_location=device, weights_only=True)
+
+
+def _defect(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None if it is whole."""
+    try:
+        files: dict[str, dict[str, Any]] = json.loads((path / _MANIFEST).read_text())["files"]
+    except FileNotFoundError:
+        return "no manifest"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "unreadable manifest"
+    for name, expected in files.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != expected["bytes"]:
+            return f"{name} has {file.stat().st_size} bytes instead of {expected['bytes']}"
+        if _sha256(file) != expected["sha256"]:
+            return f"{name} does not match its hash"
+    return None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

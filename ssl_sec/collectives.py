@@ -1,0 +1,108 @@
+"""What workers tell each other; the only module that imports torch.distributed.
+
+The convention that makes W workers equal one: every worker differentiates its own copy of the global loss L, so
+the sum over workers is W · L, and the average of the workers' parameter gradients is the gradient of L. Hence
+the backward pass of a gather and of a sum is a sum over workers. Without a process group every function is that
+of a single worker.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def world_size() -> int:
+    """The number of workers; 1 without a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """This worker's number, from 0."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        ctx.num_rows = len(rows)
+        gathered = rows.new_empty((world_size() * len(rows), *rows.shape[1:]))
+        dist.all_gather_into_tensor(gathered, rows.contiguous())
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        grad = grad_outputs[0].contiguous().clone()
+        dist.all_reduce(grad)
+        return grad[rank() * ctx.num_rows : (rank() + 1) * ctx.num_rows]
+
+
+class _SumOverWorkers(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        total = value.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        grad = grad_outputs[0].contiguous().clone()
+        dist.all_reduce(grad)
+        return grad
+
+
+def gather_rows(rows: Tensor) -> Tensor:
+    """The rows of all workers in the order of their ranks, with gradients.
+
+    Args:
+        rows: [n, ...], the same n on every worker.
+
+    Returns:
+        [world_size · n, ...], the same on every worker.
+    """
+    return rows if world_size() == 1 else _apply(_GatherRows, rows)
+
+
+def sum_over_workers(value: Tensor) -> Tensor:
+    """The elementwise sum over workers, the same on every worker, with gradients."""
+    return value if world_size() == 1 else _apply(_SumOverWorkers, value)
+
+
+def _apply(function: type[torch.autograd.Function], value: Tensor) -> Tensor:
+    result = function.apply(value)
+    assert isinstance(result, Tensor)
+    return result
+
+
+def own_rows(num_rows: int) -> slice:
+    """This worker's range of `num_rows` gathered rows."""
+    share = num_rows // world_size()
+    return slice(rank() * share, (rank() + 1) * share)
+
+
+def any_worker(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is up on any worker; every worker must ask."""
+    if world_size() == 1:
+        return flag
+    raised = torch.tensor(float(flag), device=device)
+    dist.all_reduce(raised, op=dist.ReduceOp.MAX)
+    return bool(raised.item())
+
+
+def barrier() -> None:
+    """Waits until every worker is here."""
+    if world_size() > 1:
+        dist.barrier()
+
+
+def average_gradients(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model, with its gradients averaged over workers during the backward pass (DDP)."""
+    if world_size() == 1:
+        return model
+    # Buffers move by global statistics, so they are already equal everywhere.
+    device_ids = [device.index] if device.type == "cuda" else None
+    return DistributedDataParallel(
+        model, device_ids=device_ids, broadcast_buffers=False, gradient_as_bucket_view=True
+    )

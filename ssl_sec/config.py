@@ -1,0 +1,584 @@
+"""What a run is: one frozen dataclass for each concept, which validates itself and builds its component.
+
+The values come from `configs/`, composed by Hydra; nothing here looks a name up in the code.
+"""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ssl_sec.augment import SimCLRAugmentation
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.sources import (
+    limit_images,
+    open_cifar10,
+    open_cifar100,
+    open_digits,
+    open_folder,
+    open_parquet,
+)
+from ssl_sec.encoders import Encoder, load_weights, resnet, timm_backbone
+from ssl_sec.errors import ConfigError
+from ssl_sec.heads import ProjectionHead
+from ssl_sec.losses import NTXentLoss, SphericalConstraint
+from ssl_sec.optimisers import lars, sgd
+from ssl_sec.schedules import Constant, Cosine, LinearRamp, Schedule
+from ssl_sec.settings import check
+from ssl_sec.training import Precision
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DataConfig:
+    """What every data set has.
+
+    Attributes:
+        max_images: train on a class-balanced subset of so many images, the same for every seed.
+    """
+
+    max_images: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_images is not None:
+            check(self.max_images > 0, "data.max_images", self.max_images, "> 0")
+
+    def open(self, split: Split) -> ImageSet:
+        """Opens one split; the subset is of the training split only."""
+        image_set = self._open(split)
+        if self.max_images is None or split == "test" or self.max_images >= len(image_set):
+            return image_set
+        return limit_images(image_set, self.max_images, seed=0)
+
+    def _open(self, split: Split) -> ImageSet:
+        raise AssertionError("each data set opens itself")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsConfig(_DataConfig):
+    """scikit-learn's 1,797 digits: real, grey, 8x8, always there."""
+
+    name: Literal["digits"] = "digits"
+
+    def _open(self, split: Split) -> ImageSet:
+        return open_digits(split)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CIFARConfig(_DataConfig):
+    """CIFAR-10 or CIFAR-100 by torchvision.
+
+    Attributes:
+        root: the folder that holds torchvision's files.
+        download: whether to fetch them if they are not there.
+    """
+
+    name: Literal["cifar10", "cifar100"]
+    root: str = "data"
+    download: bool = False
+
+    def _open(self, split: Split) -> ImageSet:
+        opener = open_cifar10 if self.name == "cifar10" else open_cifar100
+        return opener(split, Path(self.root).expanduser(), self.download)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FilesConfig(_DataConfig):
+    """Encoded images in files.
+
+    Attributes:
+        image_size_px: short side after resizing, then centre crop; None if all images have one size.
+        num_channels: 3, or 1 for grey.
+        on_bad_image: stop at an unreadable image, or leave it out and count it.
+        resident_limit_mib: a set that is no larger once decoded is kept on the device.
+    """
+
+    image_size_px: int | None = None
+    num_channels: Literal[1, 3] = 3
+    on_bad_image: Literal["raise", "skip"] = "raise"
+    resident_limit_mib: int = 4096
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.image_size_px is not None:
+            check(self.image_size_px > 0, "data.image_size_px", self.image_size_px, "> 0")
+        check(self.resident_limit_mib >= 0, "data.resident_limit_mib", self.resident_limit_mib, "≥ 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderConfig(_FilesConfig):
+    """Images in root/train/<class>/ and root/test/<class>/ (ImageFolder's layout)."""
+
+    name: Literal["folder"] = "folder"
+    root: str
+
+    def _open(self, split: Split) -> ImageSet:
+        return open_folder(
+            split,
+            root=Path(self.root).expanduser(),
+            image_size_px=self.image_size_px,
+            num_channels=self.num_channels,
+            on_bad_image=self.on_bad_image,
+            resident_limit_mib=self.resident_limit_mib,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParquetConfig(_FilesConfig):
+    """Parquet in the Hugging Face layout.
+
+    Attributes:
+        train: a path, a glob or an fsspec URL, or several.
+        test: likewise.
+        image_column: None finds the one that holds images.
+        label_column: int64 classes.
+        cache_folder: where a streamed set is laid out for random access.
+    """
+
+    name: Literal["parquet"] = "parquet"
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    image_column: str | None = None
+    label_column: str = "label"
+    cache_folder: str = "~/.cache/ssl_sec"
+
+    def _open(self, split: Split) -> ImageSet:
+        return open_parquet(
+            split,
+            train=list(self.train),
+            test=list(self.test),
+            image_column=self.image_column,
+            label_column=self.label_column,
+            image_size_px=self.image_size_px,
+            num_channels=self.num_channels,
+            on_bad_image=self.on_bad_image,
+            resident_limit_mib=self.resident_limit_mib,
+            cache_folder=Path(self.cache_folder).expanduser(),
+        )
+
+
+DataConfig = DigitsConfig | CIFARConfig | FolderConfig | ParquetConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentConfig:
+    """SimCLR's augmentation; see `ssl_sec.augment`."""
+
+    min_scale: float = 0.08
+    flip_probability: float = 0.5
+    colour_strength: float = 0.5
+
+    def __post_init__(self) -> None:
+        check(0 < self.min_scale <= 1, "augment.min_scale", self.min_scale, "in (0, 1]")
+        check(0 <= self.flip_probability <= 1, "augment.flip_probability", self.flip_probability, "in [0, 1]")
+        check(self.colour_strength >= 0, "augment.colour_strength", self.colour_strength, "≥ 0")
+
+    def build(
+        self, image_size_px: int, num_channels: int, seed: int, num_views: int = 2
+    ) -> SimCLRAugmentation:
+        """The augmentation for images of one size."""
+        return SimCLRAugmentation(
+            image_size_px=image_size_px,
+            num_channels=num_channels,
+            seed=seed,
+            num_views=num_views,
+            min_scale=self.min_scale,
+            flip_probability=self.flip_probability,
+            colour_strength=self.colour_strength,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EncoderConfig:
+    """What every encoder has.
+
+    Attributes:
+        weights: a .safetensors file or a state dict to start from.
+        mean: of the pixels in [0, 1] that the weights expect; 0 leaves them, as SimCLR does.
+        std: likewise.
+    """
+
+    weights: str | None = None
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        check(len(self.mean) in (1, 3), "encoder.mean", self.mean, "one value or three")
+        check(len(self.std) in (1, 3), "encoder.std", self.std, "one value or three")
+        check(min(self.std) > 0, "encoder.std", self.std, "> 0")
+
+    def build(self, num_channels: int, image_size_px: int) -> Encoder:
+        """The encoder for images of one size, with the weights it is to start from."""
+        backbone, num_features = self._backbone(num_channels, image_size_px)
+        if self.weights is not None:
+            load_weights(backbone, Path(self.weights).expanduser())
+        return Encoder(backbone, num_features, self.mean, self.std)
+
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
+        raise AssertionError("each encoder builds its own")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNetConfig(_EncoderConfig):
+    """A ResNet; see `ssl_sec.encoders.resnet`."""
+
+    name: Literal["resnet18", "resnet34", "resnet50"]
+    stem: Literal["cifar", "imagenet"] = "cifar"
+    width: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.width > 0, "encoder.width", self.width, "> 0")
+
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
+        return resnet(int(self.name.removeprefix("resnet")), self.stem, self.width, num_channels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimmConfig(_EncoderConfig):
+    """Any timm model by name."""
+
+    name: Literal["timm"] = "timm"
+    model: str
+    pretrained: bool = False
+
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
+        return timm_backbone(self.model, self.pretrained, num_channels, image_size_px)
+
+
+EncoderConfig = ResNetConfig | TimmConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """The projection MLP; see `ssl_sec.heads`.
+
+    Attributes:
+        num_layers: 2 or 3.
+        hidden_dim: None for the width of the features.
+        dim: of the embeddings.
+    """
+
+    num_layers: Literal[2, 3] = 2
+    hidden_dim: int | None = None
+    dim: int = 128
+
+    def __post_init__(self) -> None:
+        if self.hidden_dim is not None:
+            check(self.hidden_dim > 0, "head.hidden_dim", self.hidden_dim, "> 0")
+        check(self.dim > 0, "head.dim", self.dim, "> 0")
+
+    def build(self, num_features: int) -> ProjectionHead:
+        """The head for an encoder's features."""
+        return ProjectionHead(num_features, self.hidden_dim or num_features, self.dim, self.num_layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NTXentConfig:
+    """NT-Xent; see `ssl_sec.losses.contrastive`."""
+
+    name: Literal["ntxent"] = "ntxent"
+    temperature: float = 0.5
+
+    def __post_init__(self) -> None:
+        check(self.temperature > 0, "loss.temperature", self.temperature, "> 0")
+
+    def build(self) -> nn.Module:
+        """The loss."""
+        return NTXentLoss(self.temperature)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstraintConfig:
+    """The norm constraint and the schedule of its weight; see `ssl_sec.losses.spherical`.
+
+    Attributes:
+        eta: η ≥ 0.
+        ramp: "linear" for η t / T (SEC, Eq. 29), "constant" for η.
+        rho: weight of the batch's mean in μ; 1 is SEC, less is SEC-EMA.
+        radius: a fixed μ; 0 is L²-reg.
+    """
+
+    eta: float
+    ramp: Literal["linear", "constant"] = "linear"
+    rho: float = 1.0
+    radius: float | None = None
+
+    def __post_init__(self) -> None:
+        check(self.eta >= 0, "constraint.eta", self.eta, "≥ 0")
+        check(0 < self.rho <= 1, "constraint.rho", self.rho, "in (0, 1]")
+        if self.radius is not None:
+            check(self.radius >= 0, "constraint.radius", self.radius, "≥ 0")
+
+    def build(self) -> SphericalConstraint:
+        """The constraint."""
+        return SphericalConstraint(self.rho, self.radius)
+
+    def weight(self, total_steps: int) -> Schedule:
+        """η by global step."""
+        return LinearRamp(self.eta, total_steps) if self.ramp == "linear" else Constant(self.eta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimiserConfig:
+    """The optimiser and its learning rate, a cosine over the run.
+
+    Attributes:
+        learning_rate: at its height, ≥ 0.
+        momentum: in [0, 1).
+        weight_decay: of weights; biases and batch norm do not decay.
+        warmup_epochs: of linear rise.
+    """
+
+    name: Literal["sgd", "lars"] = "sgd"
+    learning_rate: float = 0.5
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    warmup_epochs: int = 0
+
+    def __post_init__(self) -> None:
+        check(self.learning_rate >= 0, "optimiser.learning_rate", self.learning_rate, "≥ 0")
+        check(0 <= self.momentum < 1, "optimiser.momentum", self.momentum, "in [0, 1)")
+        check(self.weight_decay >= 0, "optimiser.weight_decay", self.weight_decay, "≥ 0")
+        check(self.warmup_epochs >= 0, "optimiser.warmup_epochs", self.warmup_epochs, "≥ 0")
+
+    def build(self, *modules: nn.Module) -> Optimizer:
+        """The optimiser over the modules' parameters."""
+        return (lars if self.name == "lars" else sgd)(modules, self.momentum, self.weight_decay)
+
+    def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
+        """The learning rate by global step."""
+        return Cosine(self.learning_rate, total_steps, self.warmup_epochs * steps_per_epoch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RuntimeConfig:
+    """How the network computes, wherever it runs.
+
+    Attributes:
+        device: "auto" takes a GPU if there is one.
+        precision: of the forward pass; bfloat16 is autocast.
+        channels_last: whether activations are laid out so.
+        compile: whether the network is compiled.
+        num_loader_workers: processes a worker that decode a streamed set.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Precision = "float32"
+    channels_last: bool = False
+    compile: bool = False
+    num_loader_workers: int = 2
+
+    def __post_init__(self) -> None:
+        check(self.num_loader_workers >= 0, "runtime.num_loader_workers", self.num_loader_workers, "≥ 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalConfig(_RuntimeConfig):
+    """One process, without Ray."""
+
+    name: Literal["local"] = "local"
+
+    def resolve_device(self) -> torch.device:
+        """The device of this process."""
+        has_gpu = torch.cuda.is_available()
+        if self.device == "cuda" and not has_gpu:
+            raise ConfigError(
+                "runtime.device: found 'cuda', but this machine has no usable GPU; allowed here: cpu"
+            )
+        return torch.device("cuda", 0) if has_gpu and self.device != "cpu" else torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayConfig(_RuntimeConfig):
+    """Ray Train.
+
+    Attributes:
+        num_workers: None for one worker a GPU of the cluster, or one on CPUs.
+        address: of a Ray cluster; None joins the one that the environment names, or starts one here.
+        cpus_per_worker: None shares the cluster's CPUs out among the workers.
+        max_failures: how often Ray starts the workers again from the newest checkpoint.
+        timeout_s: how long a worker waits for the others in a collective.
+    """
+
+    name: Literal["ray"] = "ray"
+    num_workers: int | None = None
+    address: str | None = None
+    cpus_per_worker: int | None = None
+    max_failures: int = 3
+    timeout_s: int = 600
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_workers is not None:
+            check(self.num_workers >= 1, "runtime.num_workers", self.num_workers, "≥ 1")
+        if self.cpus_per_worker is not None:
+            check(self.cpus_per_worker >= 1, "runtime.cpus_per_worker", self.cpus_per_worker, "≥ 1")
+        check(self.max_failures >= -1, "runtime.max_failures", self.max_failures, "≥ 0, or -1 for no limit")
+        check(self.timeout_s > 0, "runtime.timeout_s", self.timeout_s, "> 0")
+
+
+RuntimeConfig = LocalConfig | RayConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorConfig:
+    """kNN accuracy and RankMe on training images while the encoder trains; the test set is never looked at.
+
+    Attributes:
+        every_epochs: ≥ 1.
+        max_images: of the training set; a tenth of them are the queries.
+        neighbours: k of the kNN.
+    """
+
+    every_epochs: int = 10
+    max_images: int = 10_000
+    neighbours: int = 200
+
+    def __post_init__(self) -> None:
+        check(self.every_epochs >= 1, "monitor.every_epochs", self.every_epochs, "≥ 1")
+        check(self.max_images >= 20, "monitor.max_images", self.max_images, "≥ 20")
+        check(self.neighbours >= 1, "monitor.neighbours", self.neighbours, "≥ 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are saved, and how many stay."""
+
+    every_epochs: int = 5
+    keep_last: int = 2
+
+    def __post_init__(self) -> None:
+        check(self.every_epochs >= 1, "checkpoint.every_epochs", self.every_epochs, "≥ 1")
+        check(self.keep_last >= 1, "checkpoint.keep_last", self.keep_last, "≥ 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """Where figures go.
+
+    Attributes:
+        uri: of the MLflow server; None takes MLFLOW_TRACKING_URI, or sqlite in the output folder.
+        experiment: in MLflow; None takes the recipe's name.
+        register_model: whether the encoder becomes a registered model.
+    """
+
+    uri: str | None = None
+    experiment: str | None = None
+    register_model: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeConfig:
+    """Linear evaluation (SEC, appendix B.3).
+
+    Attributes:
+        enabled: whether pretraining is followed by it.
+        augment: train on freshly augmented images, as SimCLR does, instead of cached features.
+        learning_rates: all are trained at once; one is chosen on a held-out tenth of the training set.
+        labels_per_class: train on so few labels; None takes all.
+    """
+
+    enabled: bool = False
+    augment: bool = False
+    epochs: int = 100
+    batch_size: int = 256
+    learning_rates: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0)
+    momentum: float = 0.9
+    decay_epochs: tuple[int, ...] = (60, 75, 90)
+    decay_factor: float = 5.0
+    labels_per_class: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check(self.epochs >= 1, "probe.epochs", self.epochs, "≥ 1")
+        check(self.batch_size >= 1, "probe.batch_size", self.batch_size, "≥ 1")
+        check(len(self.learning_rates) > 0, "probe.learning_rates", self.learning_rates, "one value or more")
+        check(
+            all(rate > 0 for rate in self.learning_rates), "probe.learning_rates", self.learning_rates, "> 0"
+        )
+        check(0 <= self.momentum < 1, "probe.momentum", self.momentum, "in [0, 1)")
+        check(self.decay_factor > 0, "probe.decay_factor", self.decay_factor, "> 0")
+        if self.labels_per_class is not None:
+            check(self.labels_per_class >= 1, "probe.labels_per_class", self.labels_per_class, "≥ 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    """A pretraining run.
+
+    Attributes:
+        recipe: names the experiment in MLflow and the folder of its runs.
+        run_name: None makes one from the time and the seed.
+        output_dir: where run folders are made.
+        resume: take up the run of this name where it stopped.
+        seed: of weights, order and augmentation.
+        epochs: 0 keeps the encoder as it was initialised.
+        global_batch_size: images of all workers together in a step.
+        log_every_steps: how often figures are reported.
+    """
+
+    recipe: str
+    data: DataConfig
+    augment: AugmentConfig
+    encoder: EncoderConfig
+    head: HeadConfig
+    loss: NTXentConfig
+    constraint: ConstraintConfig | None
+    optimiser: OptimiserConfig
+    runtime: RuntimeConfig
+    epochs: int
+    global_batch_size: int
+    seed: int = 0
+    run_name: str | None = None
+    output_dir: str = "runs"
+    resume: bool = False
+    log_every_steps: int = 10
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
+
+    def __post_init__(self) -> None:
+        check(self.epochs >= 0, "epochs", self.epochs, "≥ 0")
+        check(self.global_batch_size >= 2, "global_batch_size", self.global_batch_size, "≥ 2")
+        check(self.log_every_steps >= 1, "log_every_steps", self.log_every_steps, "≥ 1")
+        check(self.seed >= 0, "seed", self.seed, "≥ 0")
+        check_name("recipe", self.recipe)
+        if self.run_name is not None:
+            check_name("run_name", self.run_name)
+        if self.resume:
+            check(self.run_name is not None, "resume", True, "given together with the run_name to take up")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeJobConfig:
+    """A probe of a run that MLflow knows.
+
+    Attributes:
+        run: the MLflow run id of the pretraining.
+        data: None takes the data set of that run.
+    """
+
+    run: str
+    probe: ProbeConfig
+    runtime: RuntimeConfig
+    data: DataConfig | None = None
+    output_dir: str = "runs"
+    run_name: str | None = None
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        if self.run_name is not None:
+            check_name("run_name", self.run_name)
+
+
+def check_name(key: str, name: str) -> None:
+    """Refuses a name that is no single folder's."""
+    plain = name not in {"", ".", ".."} and not any(part in name for part in ("/", os.sep, "\0"))
+    check(plain, key, name, "a plain name without slashes")

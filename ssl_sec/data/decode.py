@@ -1,0 +1,140 @@
+"""Encoded images to pixels: every file becomes uint8 [channels, height, width] or one `DataError` line.
+
+What is done to each kind of file:
+
+- Colour spaces (CMYK, YCbCr), palettes and 1-bit images are converted to RGB or to grey.
+- 16 bits per channel are scaled to 8 by keeping the high byte, never clipped. 32 bits have no known
+  range and are refused.
+- Alpha is dropped, as torchvision's folders do, so that the same file gives the same pixels here and there.
+- The EXIF orientation is applied. A broken EXIF block is ignored: the pixels are whole.
+- Of an animated or many-paged file the first frame is read.
+- The number of pixels is read from the header and refused above a limit before anything is decompressed.
+
+No global state of Pillow is read into the result or changed, so that threads may decode at once.
+"""
+
+import re
+from io import BytesIO
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from PIL import ExifTags, Image, UnidentifiedImageError
+from torch import Tensor
+
+from ssl_sec.errors import DataError
+
+OnBadImage = Literal["raise", "skip"]
+
+MAX_PIXELS = 2**26
+
+# Pillow can open more, some of it by starting other programs (EPS runs Ghostscript).
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+
+# EXIF 2.3, tag 0x0112: what turns the stored pixels upright.
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def decode_image(
+    source: Path | bytes,
+    name: str,
+    num_channels: int,
+    image_size_px: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> UInt8[Tensor, "channels height width"]:
+    """The pixels of one encoded image.
+
+    Args:
+        source: a file's path, or the encoded bytes.
+        name: what an error calls the image: the path, or the Parquet file and row.
+        num_channels: 3 for RGB, 1 for grey (ITU-R 601 luma of colours).
+        image_size_px: side of the result. The centred square of the image is cut out and resized
+            bilinearly with antialiasing: what resizing the short side and then cutting gives, without a
+            huge intermediate where the image is a thin strip. None keeps the image as it is.
+        max_pixels: largest height · width that is decoded. Pillow's own limit of about 179 million
+            pixels stays in force above it.
+
+    Returns:
+        Pixels, 0-255, of shape [num_channels, image_size_px, image_size_px] if a size is given.
+
+    Raises:
+        DataError: the file cannot be opened, is no image of a known format, is truncated, has too many
+            pixels or pixels of 32 bits; one line that names it.
+    """
+    name = printable(name)
+    try:
+        with Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > max_pixels:
+                raise DataError(f"{name}: {width} x {height} pixels found, at most {max_pixels} allowed")
+            image.load()
+            orientation = _orientation(image)
+            pixels = _to_8_bit(image, name).convert("L" if num_channels == 1 else "RGB")
+    except DataError:
+        raise
+    except UnidentifiedImageError:
+        raise DataError(f"{name}: not an image; allowed: {', '.join(FORMATS)}") from None
+    except Image.DecompressionBombError as error:
+        found = re.findall(r"\d+", str(error))[0]
+        raise DataError(f"{name}: {found} pixels found, at most {max_pixels} allowed") from None
+    # Pillow's plugins raise whatever a malformed file trips them into: OSError, SyntaxError, struct.error,
+    # ValueError, IndexError, …; nothing but Pillow runs above.
+    except Exception as error:
+        raise DataError(f"{name}: cannot be decoded: {first_line(error)}") from error
+
+    if orientation in UPRIGHT:
+        pixels = pixels.transpose(UPRIGHT[orientation])
+    if image_size_px is not None and pixels.size != (image_size_px, image_size_px):
+        pixels = _centre_square(pixels).resize((image_size_px, image_size_px), Image.Resampling.BILINEAR)
+    array = np.array(pixels)
+    return torch.from_numpy(array.reshape(*array.shape[:2], num_channels)).permute(2, 0, 1).contiguous()
+
+
+def printable(name: str) -> str:
+    """`name` on one line: what cannot be printed is escaped (file names may hold line ends)."""
+    if name.isprintable():
+        return name
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none."""
+    return printable((str(error).strip() or type(error).__name__).splitlines()[0])
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # as varied as above
+        return 1
+
+
+def _to_8_bit(image: Image.Image, name: str) -> Image.Image:
+    # Pillow holds 16-bit grey in these modes; it reduces 16-bit colours itself, by the high byte too.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise DataError(f"{name}: 32-bit pixels found; allowed: at most 16 bits per channel")
+    if image.mode in ("L", "RGB"):
+        return image
+    # Grey with alpha stays grey; from all else RGB is the way that Pillow knows, by RGBA where a palette
+    # has transparent entries.
+    if image.mode == "LA":
+        return image.convert("L")
+    return image.convert("RGBA" if "transparency" in image.info else "RGB").convert("RGB")
+
+
+def _centre_square(image: Image.Image) -> Image.Image:
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    return image.crop((left, top, left + side, top + side))

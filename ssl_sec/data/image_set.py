@@ -1,0 +1,298 @@
+"""One split of a data set: resident in memory as pixels, or encoded in a store and decoded when read."""
+
+import functools
+import logging
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import pyarrow as pa
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
+
+from ssl_sec.batch import Batch
+from ssl_sec.data.decode import OnBadImage, decode_image
+from ssl_sec.errors import DataError
+
+logger = logging.getLogger("ssl_sec.data")
+
+# So many unreadable images in a row are a store that went away, not some bad files.
+MAX_BAD_IN_A_ROW = 100
+
+
+@runtime_checkable
+class ImageSet(Protocol):
+    """The images of one split."""
+
+    @property
+    def name(self) -> str:
+        """What the split is called, for example ``cifar10/train``."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """Where the images came from and which of them these are; for tracking."""
+        ...
+
+    @property
+    def labels(self) -> Int64[Tensor, " images"]:
+        """Class of each image, on the CPU, 0 ≤ label < len(class_names)."""
+        ...
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Name of each class."""
+        ...
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of each image."""
+        ...
+
+    @property
+    def num_bad_images(self) -> int:
+        """How many images could not be read so far, and were dropped or replaced."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of images."""
+        ...
+
+    def read(self, indices: Int64[Tensor, " batch"]) -> Batch:
+        """The images at `indices`.
+
+        Args:
+            indices: positions in this set, on the CPU, 0 ≤ index < len(self).
+
+        Returns:
+            The images in that order; its `indices` are those of the images really read.
+
+        Raises:
+            DataError: an image cannot be read and is not to be replaced.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidentImages:
+    """All images in memory, on the CPU or on a device; images that could not be decoded were dropped.
+
+    Attributes:
+        images: pixels, 0-255.
+        labels: class of each image of this set, on the CPU.
+        class_names: name of each class.
+        name: what the split is called.
+        description: where the images came from.
+        num_bad_images: how many were dropped when the set was loaded.
+        rows: row in `images` of each image of this set, on the CPU; None if they are all of them in order.
+    """
+
+    images: UInt8[Tensor, "stored channels height width"]
+    labels: Int64[Tensor, " images"]
+    class_names: tuple[str, ...]
+    name: str
+    description: str
+    num_bad_images: int = 0
+    rows: Int64[Tensor, " images"] | None = None
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of each image."""
+        _, channels, height, width = self.images.shape
+        return channels, height, width
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.labels)
+
+    def to(self, device: torch.device) -> "ResidentImages":
+        """The same set with its pixels on `device`, where `read` then indexes; labels stay on the CPU."""
+        return replace(self, images=self.images.to(device))
+
+    def read(self, indices: Int64[Tensor, " batch"]) -> Batch:
+        """The images at `indices` (on the CPU), as a batch on the device of the images."""
+        device = self.images.device
+        rows = indices if self.rows is None else self.rows[indices]
+        return Batch(
+            images=self.images[rows.to(device, non_blocking=True)],
+            labels=self.labels[indices].to(device, non_blocking=True),
+            indices=indices.to(device, non_blocking=True),
+        )
+
+
+class ImageStore(Protocol):
+    """Encoded images by row; small to pickle, since every loader worker may receive a copy."""
+
+    def image_name(self, row: int) -> str:
+        """What errors call the image."""
+        ...
+
+    def source(self, row: int) -> Path | bytes:
+        """The image's file, or its encoded bytes."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileStore:
+    """Image files of a folder.
+
+    Attributes:
+        root: the folder.
+        paths: file names relative to it, as the bytes of the file system. One Arrow array rather than a
+            million strings: pickling is a copy, and reading touches no reference counts, which would
+            duplicate the memory in every forked worker.
+    """
+
+    root: Path
+    paths: pa.Array
+
+    def image_name(self, row: int) -> str:
+        """The file's path."""
+        return str(self.root / self.paths[row].as_py().decode("utf-8", "backslashreplace"))
+
+    def source(self, row: int) -> Path:
+        """The file's path."""
+        return self.root / os.fsdecode(self.paths[row].as_py())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrowStore:
+    """A memory-mapped Arrow IPC file with the columns `name` and `encoded`.
+
+    Attributes:
+        path: the file. Only the path is pickled; every process maps the file itself, once.
+    """
+
+    path: Path
+
+    def image_name(self, row: int) -> str:
+        """The Parquet file and row where the image came from."""
+        return mapped_table(self.path)["name"][row].as_py()
+
+    def source(self, row: int) -> bytes:
+        """The encoded bytes; empty where the Parquet file had none."""
+        return mapped_table(self.path)["encoded"][row].as_py()
+
+
+@functools.lru_cache(maxsize=8)
+def mapped_table(path: Path) -> pa.Table:
+    """An Arrow IPC file as a table whose columns lie in the mapped file, not in memory."""
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedImages:
+    """Images that are decoded whenever they are read.
+
+    An unreadable image is an error (`on_bad_image="raise"`) or is replaced (`"skip"`) by the next readable
+    one of this set, the first following the last: a function of the index alone, so that the batches do
+    not depend on how many workers read them. Each such image is counted and named in the log once.
+
+    Attributes:
+        store: the encoded images.
+        labels: class of each image of this set, on the CPU.
+        class_names: name of each class.
+        image_shape: channels, height and width of each image.
+        image_size_px: side that images are resized to; None if all must have `image_shape` already.
+        name: what the split is called.
+        description: where the images came from.
+        on_bad_image: what to do about an unreadable image.
+        rows: row in `store` of each image of this set; None if they are all of them in order.
+        bad_indices: the unreadable images met so far.
+    """
+
+    store: ImageStore
+    labels: Int64[Tensor, " images"]
+    class_names: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    image_size_px: int | None
+    name: str
+    description: str
+    on_bad_image: OnBadImage = "raise"
+    rows: Int64[Tensor, " images"] | None = None
+    bad_indices: set[int] = field(default_factory=set)
+
+    @property
+    def num_bad_images(self) -> int:
+        """How many images of this set were replaced so far, each counted once."""
+        return len(self.bad_indices)
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.labels)
+
+    def read(self, indices: Int64[Tensor, " batch"]) -> Batch:
+        """The images at `indices`, on the CPU; `Batch.indices` names those that stand in for bad ones."""
+        batch, bad = self.decode(indices)
+        self.record_bad(bad)
+        return batch
+
+    def decode(self, indices: Int64[Tensor, " batch"]) -> tuple[Batch, dict[int, str]]:
+        """What `read` returns, and why which images had to be replaced, by index.
+
+        Loader workers call this, and the main process calls `record_bad` with what they found: their
+        copies of the count and of the log end with them.
+        """
+        bad: dict[int, str] = {}
+        images = torch.empty((len(indices), *self.image_shape), dtype=torch.uint8)
+        read = indices.clone()
+        for position, index in enumerate(indices.tolist()):
+            images[position], read[position] = self._next_readable(index, bad)
+        return Batch(images=images, labels=self.labels[read], indices=read), bad
+
+    def record_bad(self, bad: dict[int, str]) -> None:
+        """Counts the images in `bad` (index to reason) and names in the log those not met before."""
+        for index, reason in bad.items():
+            if index not in self.bad_indices:
+                self.bad_indices.add(index)
+                logger.warning("%s: image replaced by the next readable one: %s", self.name, reason)
+
+    def _next_readable(self, index: int, bad: dict[int, str]) -> tuple[Tensor, int]:
+        tries = min(len(self), MAX_BAD_IN_A_ROW)
+        for candidate in ((index + offset) % len(self) for offset in range(tries)):
+            row = candidate if self.rows is None else int(self.rows[candidate])
+            name = self.store.image_name(row)
+            try:
+                image = decode_image(self.store.source(row), name, self.image_shape[0], self.image_size_px)
+            except DataError as error:
+                if self.on_bad_image == "raise":
+                    raise
+                bad[candidate] = str(error)
+            else:
+                # Outside of the `try`: a wrong size is a wrong setting, which no replacement mends.
+                check_shape(image, self.image_shape, name)
+                return image, candidate
+        raise DataError(f"{self.name}: {tries} images in a row cannot be read, the first: {bad[index]}")
+
+
+def check_shape(image: UInt8[Tensor, "channels height width"], image_shape: tuple[int, int, int], name: str) -> None:
+    """Refuses an image of another shape than the set's, in one line that names it."""
+    if tuple(image.shape) != image_shape:
+        (_, height, width), (_, set_height, set_width) = image.shape, image_shape
+        raise DataError(
+            f"{name}: {width} x {height} pixels found, but the first image has {set_width} x {set_height}; "
+            "set data.image_size_px to resize all of them"
+        )
+
+
+def subset(image_set: ImageSet, indices: Int64[Tensor, " chosen"], which: str = "stated") -> ImageSet:
+    """A view of some images: pixels or the store are shared, only labels and row numbers are copied.
+
+    Args:
+        image_set: resident or encoded images.
+        indices: positions in `image_set`, on the CPU; their order becomes that of the view.
+        which: what the description says of the choice.
+
+    Returns:
+        A set of the same kind. A bad image of encoded ones is replaced from within the view, so that a
+        held-out split never leaks into the rest; the view counts its own bad images.
+    """
+    assert isinstance(image_set, ResidentImages | EncodedImages)
+    rows = indices if image_set.rows is None else image_set.rows[indices]
+    labels = image_set.labels[indices]
+    description = f"{image_set.description}; {len(indices)} of {len(image_set)} images, {which}"
+    if isinstance(image_set, ResidentImages):
+        return replace(image_set, labels=labels, rows=rows, description=description)
+    return replace(image_set, labels=labels, rows=rows, description=description, bad_indices=set())

@@ -1,0 +1,87 @@
+"""Images of the given indices, in order, on the device."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ssl_sec.batch import Batch
+from ssl_sec.data.image_set import EncodedImages, ImageSet
+from ssl_sec.errors import DataError
+
+
+def batches(
+    image_set: ImageSet,
+    index_batches: Iterable[Int64[Tensor, " batch"]],
+    device: torch.device,
+    num_loader_workers: int,
+    prefetch: int = 2,
+) -> Iterator[Batch]:
+    """One batch for each element of `index_batches`, in that order.
+
+    Resident images are indexed where they lie. Encoded ones are decoded in worker processes, which live as
+    long as the iterator: they end when it is exhausted, closed or forgotten.
+
+    Args:
+        image_set: where the images are read.
+        index_batches: positions in `image_set`, on the CPU; may be endless. It is read ahead by
+            num_loader_workers · prefetch batches.
+        device: where the batches are to be.
+        num_loader_workers: processes that decode; 0 decodes in this one. Without effect on resident images.
+        prefetch: batches that each process keeps ready, ≥ 1.
+
+    Raises:
+        DataError: an image cannot be read and is not to be replaced; at its batch's turn.
+    """
+    if isinstance(image_set, EncodedImages) and num_loader_workers > 0:
+        yield from _decoded_by_workers(image_set, index_batches, device, num_loader_workers, prefetch)
+    else:
+        for indices in index_batches:
+            yield image_set.read(indices).to(device)
+
+
+class _Decoding(Dataset[tuple[Batch, dict[int, str]] | DataError]):
+    """What runs in a worker: a list of indices in, the decoded batch out."""
+
+    def __init__(self, image_set: EncodedImages) -> None:
+        self.image_set = image_set
+
+    def __getitem__(self, index: list[int]) -> tuple[Batch, dict[int, str]] | DataError:
+        # Returned rather than raised: the data loader would wrap it in a traceback of many lines.
+        try:
+            return self.image_set.decode(torch.tensor(index, dtype=torch.int64))
+        except DataError as error:
+            return error
+
+
+def _decoded_by_workers(
+    image_set: EncodedImages,
+    index_batches: Iterable[Int64[Tensor, " batch"]],
+    device: torch.device,
+    num_loader_workers: int,
+    prefetch: int,
+) -> Iterator[Batch]:
+    loader = DataLoader(
+        _Decoding(image_set),
+        # An element of `sampler` is one index to the loader; ours is a whole batch, so it collates nothing.
+        sampler=(indices.tolist() for indices in index_batches),
+        batch_size=None,
+        num_workers=num_loader_workers,
+        prefetch_factor=prefetch,
+        pin_memory=device.type == "cuda",
+        # The loader draws a seed for its workers: from this one, it leaves the global generator alone.
+        generator=torch.Generator(),
+    )
+    loaded = iter(loader)
+    try:
+        for result in loaded:
+            if isinstance(result, DataError):
+                raise result
+            batch, bad = result
+            image_set.record_bad(bad)
+            yield batch.to(device)
+    finally:
+        # The last reference: the loader's iterator ends and joins its processes when it is collected.
+        del loaded

@@ -1,0 +1,126 @@
+r"""Which images are in step t: a function of (seed, t) alone, in memory of one batch.
+
+Epoch e of a set of N images is a permutation π_e of {0, …, N-1}, and the global batch of step t holds
+π_e(jB), …, π_e(jB + B - 1), where B is the global batch size, S = ⌊N / B⌋ the steps of an epoch,
+e = ⌊t / S⌋ and j = t mod S. Different positions give different images because π_e is a bijection, and
+π_e is never stored: it is evaluated where it is needed.
+
+A balanced Feistel network permutes {0, …, 4^k - 1}, with the least k for which 4^k ≥ N. A number is
+split into halves of k bits, (l, r), and round i maps
+
+    (l, r) ↦ (r, l ⊕ f_i(r)),    f_i(r) = mix(r + key_i) mod 2^k,
+
+which is undone by (r, s) ↦ (s ⊕ f_i(r), r), whatever f_i is: each round is a bijection, hence all of
+them. mix is the finaliser of splitmix64 (Steele, Lea and Flood, 2014), and the keys are drawn with it from
+(seed, e, i).
+
+Cycle-walking (Black and Rogaway, 2002) restricts that permutation P to {0, …, N-1}: P is applied until the
+value is below N. Along the cycle of P on which x < N lies, this goes to the next element below N. It ends,
+since x itself lies on that cycle, and two values that start apart arrive apart, since a cycle has one
+predecessor below N for each element below N. As 4^k < 4N, fewer than four applications are expected.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from ssl_sec.errors import ConfigError
+
+NUM_ROUNDS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffledBatches:
+    """Global batches of indices; every epoch visits the images in another order.
+
+    The images of an epoch's last, partial batch are left out; they are others in each epoch.
+
+    Attributes:
+        num_images: number of images, N.
+        global_batch_size: images of one step over all workers, B ≤ N.
+        seed: any int64.
+
+    Raises:
+        ConfigError: there are fewer images than a batch holds.
+    """
+
+    num_images: int
+    global_batch_size: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.global_batch_size <= self.num_images:
+            raise ConfigError(
+                f"global_batch_size = {self.global_batch_size}, but there are {self.num_images} images; "
+                f"allowed: 1 to {self.num_images}"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches in one pass over the images."""
+        return self.num_images // self.global_batch_size
+
+    def indices(self, step: int) -> Int64[Tensor, " global_batch"]:
+        """The images of global step `step` ≥ 0: different ones, 0 ≤ index < num_images, on the CPU."""
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        positions = torch.arange(batch * self.global_batch_size, (batch + 1) * self.global_batch_size)
+        return permute(positions, self.num_images, self.seed, epoch)
+
+
+def worker_rows(global_batch_size: int, rank: int, world_size: int) -> slice:
+    """The contiguous rows of every global batch that belong to one worker.
+
+    Raises:
+        ConfigError: the workers cannot have equal shares; lists the counts that would do.
+    """
+    assert 0 <= rank < world_size
+    if global_batch_size % world_size != 0:
+        counts = [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
+        raise ConfigError(
+            f"{world_size} workers cannot share global_batch_size = {global_batch_size} equally; "
+            f"allowed: {', '.join(map(str, counts))} workers"
+        )
+    rows = global_batch_size // world_size
+    return slice(rank * rows, (rank + 1) * rows)
+
+
+def permute(
+    positions: Int64[Tensor, " positions"], num_images: int, seed: int, epoch: int
+) -> Int64[Tensor, " positions"]:
+    """The images at some positions of an epoch's order: the bijection π_e of the module's docstring.
+
+    Args:
+        positions: 0 ≤ position < num_images.
+        num_images: N, at most 2^62.
+        seed: any int64.
+        epoch: e ≥ 0.
+    """
+    half_bits = ((num_images - 1).bit_length() + 1) // 2
+    keys = _mix(_mix(_mix(torch.tensor([seed])) + epoch) + torch.arange(NUM_ROUNDS)).tolist()
+    images = _feistel(positions, half_bits, keys)
+    while (outside := images >= num_images).any():
+        images[outside] = _feistel(images[outside], half_bits, keys)
+    return images
+
+
+def _feistel(numbers: Int64[Tensor, " n"], half_bits: int, keys: list[int]) -> Int64[Tensor, " n"]:
+    mask = (1 << half_bits) - 1
+    left, right = numbers >> half_bits, numbers & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right + key) & mask)
+    return (left << half_bits) | right
+
+
+def _mix(x: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
+    # The constants of splitmix64 as signed numbers: int64 products wrap to the same bits as unsigned ones.
+    x = x - 0x61C8864680B583EB
+    x = (x ^ _shift_right(x, 30)) * -0x40A7B892E31B1A47
+    x = (x ^ _shift_right(x, 27)) * -0x6B2FB644ECCEEE15
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: Int64[Tensor, " n"], bits: int) -> Int64[Tensor, " n"]:
+    # torch's >> repeats the sign; the mixer needs zeros.
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,429 @@
+"""Opens one split of a data set: digits, CIFAR, folders of images, Parquet files."""
+
+import itertools
+import logging
+import math
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+from jaxtyping import Int64, UInt8
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor
+from torchvision.datasets import CIFAR10, CIFAR100
+
+from ssl_sec.data import parquet
+from ssl_sec.data.decode import OnBadImage, decode_image, first_line, printable
+from ssl_sec.data.image_set import (
+    ArrowStore,
+    EncodedImages,
+    FileStore,
+    ImageSet,
+    ResidentImages,
+    check_shape,
+    mapped_table,
+    subset,
+)
+from ssl_sec.errors import ConfigError, DataError, MissingDataError
+
+logger = logging.getLogger("ssl_sec.data")
+
+Split = Literal["train", "test"]
+
+EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
+
+DIGITS_SPLIT_SEED = 0
+
+# What a thread pool of decoders is given at once: enough to be busy, few enough to hold.
+IMAGES_PER_TASK_LIST = 256
+
+# A label and an image to decode, with the name that errors give it.
+Encoded = tuple[str, Path | bytes, int]
+
+
+def open_digits(split: Split) -> ResidentImages:
+    """The 1,797 handwritten digits that come with scikit-learn, grey, 8 x 8 pixels.
+
+    Their values of 0-16 are scaled to 0-255 and rounded. The set has no official split: a fifth of each class
+    (360 images) is the test split, drawn with a fixed seed.
+    """
+    pixels, targets = load_digits(return_X_y=True)
+    rows = np.arange(len(targets))
+    train, test = train_test_split(rows, test_size=0.2, stratify=targets, random_state=DIGITS_SPLIT_SEED)
+    chosen = np.sort(train if split == "train" else test)
+    images = np.rint(pixels[chosen].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
+    return ResidentImages(
+        images=torch.from_numpy(images),
+        labels=torch.from_numpy(targets[chosen].astype(np.int64)),
+        class_names=tuple(map(str, range(10))),
+        name=f"digits/{split}",
+        description=f"scikit-learn's digits, {split} split of a stratified 80/20 split, seed {DIGITS_SPLIT_SEED}",
+    )
+
+
+def open_cifar10(split: Split, root: str | Path, download: bool) -> ResidentImages:
+    """CIFAR-10: 50,000 and 10,000 RGB images of 32 x 32 pixels in 10 classes.
+
+    Args:
+        split: the official training or test images.
+        root: folder that holds `cifar-10-batches-py`.
+        download: fetch the set into `root` if it is not there.
+
+    Raises:
+        MissingDataError: the set is not there, or not with the right checksums.
+        DataError: it cannot be downloaded.
+    """
+    return _open_cifar(CIFAR10, "cifar10", split, Path(root), download)
+
+
+def open_cifar100(split: Split, root: str | Path, download: bool) -> ResidentImages:
+    """CIFAR-100, with its 100 fine classes: otherwise as `open_cifar10`, from `cifar-100-python`."""
+    return _open_cifar(CIFAR100, "cifar100", split, Path(root), download)
+
+
+def open_folder(
+    split: Split,
+    root: str | Path,
+    image_size_px: int | None = None,
+    num_channels: int = 3,
+    on_bad_image: OnBadImage = "raise",
+    resident_limit_mib: int = 2048,
+) -> ImageSet:
+    """Images in root/train/<class>/ and root/test/<class>/, or root/val/ where there is no test.
+
+    The classes are the folders of `train` in the order of their names, for both splits. Only the files that
+    lie directly in a class folder and have an image's extension are read; names that begin with a dot
+    are ignored.
+
+    Args:
+        split: which part.
+        root: the folder.
+        image_size_px: side that images are resized to; None requires that all have one size.
+        num_channels: 3 for RGB, 1 for grey.
+        on_bad_image: raise an error about an unreadable image, or skip it: drop it from a resident set,
+            replace it in a streamed one.
+        resident_limit_mib: the set is decoded into memory if its pixels need no more than this.
+
+    Raises:
+        MissingDataError: the folder or the split does not exist.
+        DataError: there are no classes, a class without images or unknown to `train`, a link that leads out
+            of `root`, or an image that cannot be read.
+    """
+    _check_format(image_size_px, num_channels)
+    root = Path(root)
+    paths, labels, class_names = _list_folder(root, split)
+    store = FileStore(root=root, paths=pa.array(paths, pa.binary()))
+    encoded = ((store.image_name(row), store.source(row), label) for row, label in enumerate(labels))
+    first, image_shape = _first_shape(encoded, image_size_px, num_channels, on_bad_image)
+    name = f"folder/{split}"
+    description = f"{len(paths)} images of {len(class_names)} classes in {root}, {split} split"
+    if _fits(len(paths), image_shape, resident_limit_mib):
+        images, labels_read, num_bad_images = _decode_all(
+            itertools.chain(first, encoded), len(paths), image_shape, image_size_px, on_bad_image, name
+        )
+        return ResidentImages(
+            images=images,
+            labels=labels_read,
+            class_names=class_names,
+            name=name,
+            description=description,
+            num_bad_images=num_bad_images,
+        )
+    return EncodedImages(
+        store=store,
+        labels=torch.tensor(labels),
+        class_names=class_names,
+        image_shape=image_shape,
+        image_size_px=image_size_px,
+        name=name,
+        description=description,
+        on_bad_image=on_bad_image,
+    )
+
+
+def open_parquet(
+    split: Split,
+    train: parquet.Locations | None,
+    test: parquet.Locations | None,
+    image_column: str | None = None,
+    label_column: str = "label",
+    image_size_px: int | None = None,
+    num_channels: int = 3,
+    on_bad_image: OnBadImage = "raise",
+    resident_limit_mib: int = 2048,
+    cache_folder: str | Path = "~/.cache/ssl_sec",
+) -> ImageSet:
+    """Parquet files in the Hugging Face layout, local or remote.
+
+    Class names are those of the files' metadata, else the labels' numbers.
+
+    Args:
+        split: which part.
+        train: path, glob or fsspec URL of the training files, or a list of them.
+        test: the same for the test files.
+        image_column: column of struct{bytes, path}; None takes the only one of that type.
+        label_column: column of integers, 0 or more.
+        image_size_px: side that images are resized to; None requires that all have one size.
+        num_channels: 3 for RGB, 1 for grey.
+        on_bad_image: raise an error about an unreadable image, or skip it: drop it from a resident set,
+            replace it in a streamed one.
+        resident_limit_mib: the set is decoded into memory if its pixels need no more than this.
+        cache_folder: where a larger set is copied to, to be read by row; needs the space of the files.
+
+    Raises:
+        MissingDataError: no files are given for the split, or they do not exist.
+        DataError: a file is damaged or lacks the columns, a label is wrong, or an image cannot be read.
+    """
+    _check_format(image_size_px, num_channels)
+    locations = train if split == "train" else test
+    if locations is None:
+        raise MissingDataError(f"parquet: no files for the {split} split; set data.{split}")
+    files = parquet.inspect(locations, image_column, label_column)
+    rows = parquet.iterate_rows(files)
+    encoded = (
+        (name, image.as_py(), int(label))
+        for some in rows
+        for name, image, label in zip(some.names, some.encoded, some.labels, strict=True)
+    )
+    first, image_shape = _first_shape(encoded, image_size_px, num_channels, on_bad_image)
+    name = f"parquet/{split}"
+    paths = [path for _, path in files.files]
+    more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
+    description = f"{files.num_rows} images in {paths[0]}{more}, digest {parquet.digest(files)}"
+    if _fits(files.num_rows, image_shape, resident_limit_mib):
+        images, labels, num_bad_images = _decode_all(
+            itertools.chain(first, encoded), files.num_rows, image_shape, image_size_px, on_bad_image, name
+        )
+        return ResidentImages(
+            images=images,
+            labels=labels,
+            class_names=_class_names(files, labels),
+            name=name,
+            description=description,
+            num_bad_images=num_bad_images,
+        )
+    store = ArrowStore(path=parquet.cached_table(files, Path(cache_folder).expanduser()))
+    labels = torch.from_numpy(mapped_table(store.path)["label"].to_numpy().copy())
+    return EncodedImages(
+        store=store,
+        labels=labels,
+        class_names=_class_names(files, labels),
+        image_shape=image_shape,
+        image_size_px=image_size_px,
+        name=name,
+        description=description,
+        on_bad_image=on_bad_image,
+    )
+
+
+def limit_images(image_set: ImageSet, max_images: int, seed: int) -> ImageSet:
+    """A view of at most `max_images` images with as equal numbers of each class as there are images for.
+
+    Args:
+        image_set: resident or encoded images.
+        max_images: how many to keep, ≥ 1; the set itself is returned if it has no more.
+        seed: which images of each class are kept, and which classes get one more.
+
+    Raises:
+        ConfigError: `max_images` is less than 1.
+    """
+    if max_images < 1:
+        raise ConfigError(f"data.max_images = {max_images}; allowed: 1 or more")
+    if max_images >= len(image_set):
+        return image_set
+    order = torch.randperm(len(image_set), generator=torch.Generator().manual_seed(seed))
+    # The n-th image of every class comes before the n+1-st of any: a round of each class in turn.
+    by_class = order[torch.argsort(image_set.labels[order], stable=True)]
+    counts = torch.bincount(image_set.labels)
+    starts = counts.cumsum(0) - counts
+    turns = torch.empty(len(image_set), dtype=torch.int64)
+    turns[by_class] = torch.arange(len(image_set)) - starts[image_set.labels[by_class]]
+    chosen = order[torch.argsort(turns[order], stable=True)][:max_images]
+    return subset(image_set, chosen.sort().values, f"balanced by class, seed {seed}")
+
+
+def _open_cifar(dataset: type[CIFAR10], name: str, split: Split, root: Path, download: bool) -> ResidentImages:
+    looked_for = root / dataset.base_folder
+    try:
+        if download:
+            root.mkdir(parents=True, exist_ok=True)
+            # One process of a machine downloads; the others wait and find the files.
+            with parquet.locked(root / f".{name}.lock"):
+                images = dataset(str(root), train=split == "train", download=True)
+        else:
+            images = dataset(str(root), train=split == "train")
+    # What torchvision raises depends on what went wrong: RuntimeError for wrong checksums and for a page that
+    # is not there, URLError (an OSError) without a network.
+    except (RuntimeError, OSError, ValueError) as error:
+        if download:
+            raise DataError(f"{name}: cannot be downloaded to {root}: {first_line(error)}") from error
+        raise MissingDataError(
+            f"{name}: {looked_for} is missing or incomplete; set data.download=true to fetch it, "
+            "or data.root to the folder that holds it"
+        ) from error
+    return ResidentImages(
+        images=torch.from_numpy(images.data).permute(0, 3, 1, 2).contiguous(),
+        labels=torch.tensor(images.targets),
+        class_names=tuple(images.classes),
+        name=f"{name}/{split}",
+        description=f"{name} by torchvision, official {split} split",
+    )
+
+
+def _check_format(image_size_px: int | None, num_channels: int) -> None:
+    if num_channels not in (1, 3):
+        raise ConfigError(f"data.num_channels = {num_channels}; allowed: 1, 3")
+    if image_size_px is not None and image_size_px < 1:
+        raise ConfigError(f"data.image_size_px = {image_size_px}; allowed: 1 or more, or null")
+
+
+def _list_folder(root: Path, split: Split) -> tuple[list[bytes], list[int], tuple[str, ...]]:
+    """Paths relative to `root` as the file system's bytes, their labels, and the names of the classes."""
+    wanted = "data.root must hold train/<class>/ and test/<class>/"
+    train = root / "train"
+    held_out = root / "test" if (root / "test").is_dir() or not (root / "val").is_dir() else root / "val"
+    folder = train if split == "train" else held_out
+    for path in (root, train, folder):
+        if not path.is_dir():
+            raise MissingDataError(f"{printable(str(path))}: no such folder; {wanted}")
+    try:
+        classes = {name: label for label, name in enumerate(_class_folders(train, root))}
+        found = list(classes) if split == "train" else _class_folders(folder, root)
+        if unknown := [name for name in found if name not in classes]:
+            listed = ", ".join(map(_display, unknown[:5]))
+            raise DataError(f"{printable(str(folder))}: classes that {train.name} does not have: {listed}")
+        paths: list[bytes] = []
+        labels: list[int] = []
+        for name in found:
+            files = _image_files(folder / name, root)
+            paths += [os.fsencode(os.path.join(folder.name, name, file)) for file in files]
+            labels += [classes[name]] * len(files)
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"folder: cannot be read: {first_line(error)}") from error
+    return paths, labels, tuple(map(_display, classes))
+
+
+def _class_folders(folder: Path, root: Path) -> list[str]:
+    names = _inside(folder, root)
+    names = [name for name in names if (folder / name).is_dir()]
+    if not names:
+        raise DataError(f"{printable(str(folder))}: no class folders; it must hold one folder for each class")
+    return names
+
+
+def _image_files(folder: Path, root: Path) -> list[str]:
+    files = [name for name in _inside(folder, root) if os.path.splitext(name)[1].lower() in EXTENSIONS]
+    if not files:
+        raise DataError(f"{printable(str(folder))}: no images; allowed: {', '.join(sorted(EXTENSIONS))}")
+    return files
+
+
+def _inside(folder: Path, root: Path) -> list[str]:
+    """Sorted names in `folder`, without hidden ones; refuses links that lead out of `root`."""
+    real_root = os.path.realpath(root)
+    if not _is_below(os.path.realpath(folder), real_root):
+        raise DataError(f"{printable(str(folder))}: leads out of data.root; copy the files into it")
+    names: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_symlink() and not _is_below(os.path.realpath(entry.path), real_root):
+                raise DataError(f"{printable(entry.path)}: leads out of data.root; copy the file into it")
+            # A pipe or a device would block its reader; a dangling link is left to be named as unreadable.
+            if entry.is_file() or entry.is_dir() or entry.is_symlink():
+                names.append(entry.name)
+    return sorted(names)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return os.path.commonpath((path, folder)) == folder
+
+
+def _display(name: str) -> str:
+    # Names that are not UTF-8 could be neither printed nor logged.
+    return printable(os.fsencode(name).decode("utf-8", "backslashreplace"))
+
+
+def _first_shape(
+    encoded: Iterator[Encoded], image_size_px: int | None, num_channels: int, on_bad_image: OnBadImage
+) -> tuple[list[Encoded], tuple[int, int, int]]:
+    """The shape of all images, and what had to be taken from `encoded` to learn it."""
+    if image_size_px is not None:
+        return [], (num_channels, image_size_px, image_size_px)
+    taken: list[Encoded] = []
+    for item in encoded:
+        taken.append(item)
+        name, source, _ = item
+        try:
+            _, height, width = decode_image(source, name, num_channels).shape
+        except DataError:
+            if on_bad_image == "raise":
+                raise
+        else:
+            return taken, (num_channels, height, width)
+    raise DataError(f"none of the {len(taken)} images can be read, the first being {taken[0][0]}")
+
+
+def _fits(num_images: int, image_shape: tuple[int, int, int], resident_limit_mib: int) -> bool:
+    return num_images * math.prod(image_shape) <= resident_limit_mib * 2**20
+
+
+def _decode_all(
+    encoded: Iterator[Encoded],
+    num_images: int,
+    image_shape: tuple[int, int, int],
+    image_size_px: int | None,
+    on_bad_image: OnBadImage,
+    name: str,
+) -> tuple[UInt8[Tensor, "read channels height width"], Int64[Tensor, " read"], int]:
+    """Pixels and labels of the images that can be read, and how many cannot."""
+
+    def decode(item: Encoded) -> Tensor | DataError:
+        try:
+            return decode_image(item[1], item[0], image_shape[0], image_size_px)
+        except DataError as error:
+            return error
+
+    images = torch.empty((num_images, *image_shape), dtype=torch.uint8)
+    labels: list[int] = []
+    reasons: list[DataError] = []
+    with ThreadPoolExecutor() as pool:
+        while items := list(itertools.islice(encoded, IMAGES_PER_TASK_LIST)):
+            for (image_name, _, label), image in zip(items, pool.map(decode, items), strict=True):
+                if isinstance(image, DataError):
+                    if on_bad_image == "raise":
+                        raise image
+                    reasons.append(image)
+                    continue
+                check_shape(image, image_shape, image_name)
+                images[len(labels)] = image
+                labels.append(label)
+    if reasons:
+        first = "; ".join(map(str, reasons[:3]))
+        logger.warning(
+            "%s: %d of %d images cannot be read and were dropped, first: %s", name, len(reasons), num_images, first
+        )
+    if not labels:
+        raise DataError(f"{name}: none of the {num_images} images can be read, the first: {reasons[0]}")
+    return images[: len(labels)], torch.tensor(labels), len(reasons)
+
+
+def _class_names(files: parquet.ParquetFiles, labels: Int64[Tensor, " images"]) -> tuple[str, ...]:
+    largest = int(labels.max())
+    if files.class_names is None:
+        return tuple(map(str, range(largest + 1)))
+    if largest >= len(files.class_names):
+        raise DataError(
+            f"{files.files[0][1]}: label {largest} in column {files.label_column!r}, but the metadata names "
+            f"{len(files.class_names)} classes; allowed: 0 to {len(files.class_names) - 1}"
+        )
+    return files.class_names

@@ -1,0 +1,82 @@
+"""From a command line to a job, and from an error to one line and an exit code."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from ssl_sec.edges.composition import compose, composed_yaml, options
+from ssl_sec.errors import Stopped, UserError
+from ssl_sec.settings import from_values
+
+C = TypeVar("C")
+
+_PRIMARY_GROUPS = ("experiment", "data", "runtime")
+
+
+def run_job(job: str, config_class: type[C], run: Callable[[C], str], arguments: Sequence[str] | None = None) -> int:
+    """Composes a job's configuration, runs it and prints what it says.
+
+    Args:
+        job: names the primary config.
+        config_class: the dataclass that validates it.
+        run: does the job and returns what is to be printed.
+        arguments: of the command line.
+
+    Returns:
+        The exit code: 0, 2 (configuration), 3 (data), 4 (storage), 130 (stopped), 1 (a bug).
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger("ssl_sec").setLevel(logging.INFO)
+    try:
+        if any(argument in ("--help", "-h") for argument in arguments):
+            print(_help(job))
+        elif "--cfg" in arguments:
+            place = arguments.index("--cfg")
+            overrides = [*arguments[:place], *arguments[place + 2 :]]
+            print(composed_yaml(job, overrides), end="")
+        else:
+            print(run(from_values(config_class, compose(job, arguments))))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except Stopped as stop:
+        print(stop, file=sys.stderr)
+        return stop.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return Stopped.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+def _help(job: str) -> str:
+    lines = [
+        f"usage: python -m jobs.{job} [group=option ...] [key=value ...]",
+        f"       python -m jobs.{job} [...] --cfg job     print the configuration and stop",
+        "",
+    ]
+    primary = composed_yaml(job, [])
+    groups = {
+        group: found
+        for group, found in options().items()
+        if f"\n{group}:" in f"\n{primary}" or (job == "pretrain" and group in ("experiment", "constraint"))
+    }
+    for group in sorted(groups, key=lambda name: (name not in _PRIMARY_GROUPS, name)):
+        lines.append(f"{group}=")
+        width = max(map(len, groups[group]))
+        lines += [f"    {option:<{width}}  {explanation}".rstrip() for option, explanation in groups[group].items()]
+    return "\n".join([*lines, "", "keys and their defaults:", "", *(f"    {line}" for line in primary.splitlines())])
+
+
+def in_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
+    """Rows of cells as a table of aligned columns."""
+    cells = [list(header), *[[str(cell) for cell in row] for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

@@ -1,0 +1,152 @@
+"""Hydra composes a job's configuration from `configs/`; dataclasses validate it.
+
+The rows of `configs/table/*.yaml` become experiments: a key that names a config group chooses one of its options,
+any other is a value.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.settings import flattened
+
+_PACKAGED = Path(__file__).parents[1] / "configs"
+CONFIG_FOLDER = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[2] / "configs"
+
+
+def compose(job: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """The resolved values of a job's configuration.
+
+    Args:
+        job: names the primary config, `configs/<job>.yaml`.
+        overrides: `key=value` or `group=option`, in Hydra's grammar.
+
+    Raises:
+        ConfigError: for a group, an option, a key or a value that does not exist, with the nearest names.
+    """
+    return as_values(_compose(job, overrides))
+
+
+def composed_yaml(job: str, overrides: Sequence[str]) -> str:
+    """The same as YAML; keys that must be given and are not stay `???`."""
+    return OmegaConf.to_yaml(_compose(job, overrides))
+
+
+def as_values(config: DictConfig) -> dict[str, Any]:
+    """Plain nested values of a composed config.
+
+    Raises:
+        ConfigError: for a key that must be given and is not.
+    """
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise ConfigError(f"{missing[0]}: missing; give it as {missing[0]}=<value>")
+    try:
+        values = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_first_line(error)) from error
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def options() -> dict[str, dict[str, str]]:
+    """Group -> option -> its explanation, the first comment line of its file."""
+    found: dict[str, dict[str, str]] = {}
+    for path in sorted(CONFIG_FOLDER.glob("*/*.yaml")):
+        if path.parent.name != "table":
+            found.setdefault(path.parent.name, {})[path.stem] = _explanation(path)
+    for name, row in _table_rows().items():
+        paper = ", ".join(f"{metric} {value}" for metric, value in row.get("paper", {}).items())
+        found["experiment"][name] = f"the paper's: {paper}" if paper else ""
+    return found
+
+
+def published_results(experiment: str) -> Mapping[str, float]:
+    """What the paper reports for an experiment; empty where it reports nothing."""
+    return _table_rows().get(experiment, {}).get("paper", {})
+
+
+def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
+    for override in overrides:
+        if "=" not in override and not override.startswith("~"):
+            raise ConfigError(f"{override!r}: not understood; give key=value, or --help")
+    _register_tables()
+    try:
+        with hydra.initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3", job_name=job):
+            return hydra.compose(job, list(overrides))
+    except MissingConfigException as error:
+        raise ConfigError(_missing_option(overrides) or _first_line(error)) from error
+    except ConfigCompositionException as error:
+        raise ConfigError(_unknown_key(job, overrides) or _first_line(error)) from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_first_line(error)) from error
+
+
+def _missing_option(overrides: Sequence[str]) -> str | None:
+    groups = options()
+    for override in overrides:
+        group, _, option = override.lstrip("+").partition("=")
+        if group in groups and option not in groups[group]:
+            return f"{group}: found {option!r}; {nearest(option, groups[group])}"
+    return None
+
+
+def _unknown_key(job: str, overrides: Sequence[str]) -> str | None:
+    """Names the override whose key does not exist once the groups are chosen."""
+    groups = options()
+    chosen = [override for override in overrides if override.partition("=")[0] in groups]
+    config = as_mapping(_compose(job, chosen)) if len(chosen) < len(overrides) else {}
+    keys = {*flattened(config), *config, *(".".join(key.split(".")[:-1]) for key in flattened(config))} - {""}
+    for override in overrides:
+        key = override.partition("=")[0]
+        if key not in keys and key not in groups and not key.startswith(("+", "~")):
+            return f"{key}: unknown key; {nearest(key, keys | groups.keys())}"
+    return None
+
+
+def as_mapping(config: DictConfig) -> dict[str, Any]:
+    """Nested values with `???` left in."""
+    values = OmegaConf.to_container(config)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def _register_tables() -> None:
+    groups = {path.name for path in CONFIG_FOLDER.iterdir() if path.is_dir()}
+    for name, row in _table_rows().items():
+        keys = {key: value for key, value in row.items() if key != "paper"}
+        defaults = [{f"override /{key}": value} for key, value in keys.items() if key in groups]
+        values = OmegaConf.create({})
+        for key, value in keys.items():
+            if key not in groups:
+                OmegaConf.update(values, key, value, force_add=True)
+        node = {"defaults": [*defaults, "_self_"], "recipe": name, **as_mapping(values)}
+        ConfigStore.instance().store(group="experiment", name=name, node=node, package="_global_")
+
+
+def _table_rows() -> dict[str, dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = {}
+    for path in sorted((CONFIG_FOLDER / "table").glob("*.yaml")):
+        table = OmegaConf.load(path)
+        assert isinstance(table, DictConfig)
+        values = as_mapping(table)
+        rows |= {name: {**values["common"], **row} for name, row in values["rows"].items()}
+    return rows
+
+
+def _explanation(path: Path) -> str:
+    comments: Iterable[str] = (line for line in path.read_text().splitlines() if line.startswith("# "))
+    return next((line[2:] for line in comments if not line.startswith("# @package")), "")
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return re.sub(r"\s+", " ", lines[0]) if lines else type(error).__name__

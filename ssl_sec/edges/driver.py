@@ -1,0 +1,282 @@
+"""A run from its configuration to its results: folder, tracking, workers, artifacts, probe."""
+
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import yaml
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from ssl_sec.config import LocalConfig, PretrainConfig, ProbeJobConfig, RuntimeConfig, TrackingConfig
+from ssl_sec.edges.following import Follower, Progress, Sink
+from ssl_sec.edges.mlflow_tracker import TrackedRun, tracking_uri
+from ssl_sec.edges.pictures import pretraining_pictures, probe_pictures
+from ssl_sec.edges.run_folder import RunFolder
+from ssl_sec.edges.worker import Job, load_encoder, work
+from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError
+from ssl_sec.settings import from_values, to_values
+
+logger = logging.getLogger("ssl_sec")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """What a run leaves.
+
+    Attributes:
+        folder: of the run.
+        uri: of MLflow's store.
+        run_id: in MLflow; None if MLflow was not to be had.
+        metrics: the last value of each.
+    """
+
+    folder: RunFolder
+    uri: str
+    run_id: str | None
+    metrics: Mapping[str, float]
+
+
+def run_pretraining(config: PretrainConfig) -> Finished:
+    """Pretrains, and probes if that is asked for; the probe's figures are then in the result.
+
+    Raises:
+        UserError: for what the user can mend.
+        Stopped: if a stop was asked for; the state is saved.
+    """
+    config = replace(config, run_name=config.run_name or _new_name(f"seed{config.seed}"))
+    assert config.run_name is not None
+    output_dir = Path(config.output_dir).expanduser().resolve()
+    folder = RunFolder(output_dir / config.recipe / config.run_name)
+    values = to_values(config)
+    (folder.resume if config.resume else folder.start)(values)
+    run = _Run(
+        job="pretrain",
+        folder=folder,
+        values=values,
+        runtime=config.runtime,
+        uri=tracking_uri(config.tracking, output_dir),
+        output_dir=output_dir,
+    )
+    finished = run.to_its_end(
+        experiment=config.tracking.experiment or config.recipe,
+        name=config.run_name,
+        epochs=config.epochs,
+        global_batch_size=config.global_batch_size,
+        tags={"recipe": config.recipe, "job": "pretrain"},
+        parent_run_id=None,
+    )
+    if not config.probe.enabled:
+        return finished
+    probe = ProbeJobConfig(
+        run=finished.run_id or "untracked",
+        probe=config.probe,
+        runtime=config.runtime,
+        output_dir=config.output_dir,
+        run_name=f"{config.run_name}-probe",
+        tracking=config.tracking,
+    )
+    probed = _probe(probe, folder.path, config)
+    return replace(finished, metrics={**finished.metrics, **probed.metrics})
+
+
+def run_probe(config: ProbeJobConfig) -> Finished:
+    """Probes the encoder of a pretraining run that MLflow knows, on whichever machine this is.
+
+    Raises:
+        UserError: for what the user can mend.
+    """
+    output_dir = Path(config.output_dir).expanduser().resolve()
+    client = MlflowClient(tracking_uri(config.tracking, output_dir))
+    with tempfile.TemporaryDirectory() as downloads:
+        try:
+            for artifact in ("config.yaml", "encoder.safetensors"):
+                client.download_artifacts(config.run, artifact, downloads)
+        except (MlflowException, OSError) as error:
+            raise ConfigError(
+                f"run: found {config.run!r}, but MLflow at {client.tracking_uri} has no finished pretraining run of "
+                "that id; allowed: a run id that jobs.pretrain printed, with tracking.uri or MLFLOW_TRACKING_URI set "
+                "to its store"
+            ) from error
+        trained = from_values(PretrainConfig, yaml.safe_load((Path(downloads) / "config.yaml").read_text()))
+        return _probe(config, Path(downloads), trained)
+
+
+def _probe(config: ProbeJobConfig, trained_path: Path, trained: PretrainConfig) -> Finished:
+    output_dir = Path(config.output_dir).expanduser().resolve()
+    config = replace(config, run_name=config.run_name or _new_name(f"{config.run[:8]}-probe"))
+    assert config.run_name is not None
+    folder = RunFolder(output_dir / trained.recipe / config.run_name)
+    values = to_values(config)
+    folder.start(values)
+    shutil.copy(trained_path / "encoder.safetensors", folder.encoder_path)
+    shutil.copy(trained_path / "config.yaml", folder.path / "pretrain.yaml")
+    run = _Run(
+        job="probe",
+        folder=folder,
+        values=values,
+        runtime=config.runtime,
+        uri=tracking_uri(config.tracking, output_dir),
+        output_dir=output_dir,
+    )
+    passes = 2 if config.probe.labels_per_class is None else 1
+    return run.to_its_end(
+        experiment=config.tracking.experiment or trained.recipe,
+        name=config.run_name,
+        epochs=passes * config.probe.epochs,
+        global_batch_size=None,
+        tags={"recipe": trained.recipe, "job": "probe"},
+        parent_run_id=None if config.run == "untracked" else config.run,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """A job that is launched, followed and tracked."""
+
+    job: Job
+    folder: RunFolder
+    values: Mapping[str, Any]
+    runtime: RuntimeConfig
+    uri: str
+    output_dir: Path
+
+    def to_its_end(
+        self,
+        *,
+        experiment: str,
+        name: str,
+        epochs: int,
+        global_batch_size: int | None,
+        tags: Mapping[str, str],
+        parent_run_id: str | None,
+    ) -> Finished:
+        tracked = self._tracked(experiment, name, tags, parent_run_id)
+        sinks: list[Sink] = [Progress(epochs, name), *([tracked] if tracked else [])]
+        status = "FAILED"
+        try:
+            with _stopped_by_signals(self.folder):
+                with Follower(self.folder.metrics_path, sinks, on_error=_tell_lost_sink):
+                    self._launch(global_batch_size)
+                told = self.folder.error()
+                if told is not None:
+                    raise told
+                if self.folder.outcome() == "stopped":
+                    raise Stopped(f"stopped; go on with resume=true run_name={name}")
+            self._leave_artifacts(tracked)
+            status = "FINISHED"
+        except (Stopped, KeyboardInterrupt):
+            status = "KILLED"
+            raise
+        except UserError:
+            raise
+        except Exception as error:
+            raise self.folder.error() or error from None
+        finally:
+            if status == "FAILED":
+                self.folder.discard_unstarted()
+            if tracked is not None:
+                _tolerated(lambda: tracked.end(status))
+        return Finished(
+            folder=self.folder,
+            uri=self.uri,
+            run_id=tracked.run_id if tracked else None,
+            metrics={key: value for record in self.folder.records() for key, value in record["metrics"].items()},
+        )
+
+    def _tracked(
+        self, experiment: str, name: str, tags: Mapping[str, str], parent_run_id: str | None
+    ) -> TrackedRun | None:
+        """The MLflow run, made once; None, with a warning, if MLflow is not to be had."""
+        known = self.folder.path / "mlflow_run_id"
+        try:
+            if known.exists():
+                return TrackedRun.take_up(self.uri, known.read_text())
+            tracked = TrackedRun.start(
+                self.uri,
+                experiment=experiment,
+                name=name,
+                values=self.values,
+                output_dir=self.output_dir,
+                tags={**tags, "folder": str(self.folder.path)},
+                parent_run_id=parent_run_id,
+            )
+        except StorageError as error:
+            logger.warning("%s; the figures are in %s", error, self.folder.metrics_path)
+            return None
+        known.write_text(tracked.run_id)
+        return tracked
+
+    def _launch(self, global_batch_size: int | None) -> None:
+        if isinstance(self.runtime, LocalConfig):
+            device = self.runtime.resolve_device()
+            work(self.job, self.values, str(self.folder.path), rank=0, world_size=1, device=device)
+        else:
+            from ssl_sec.edges.ray_runtime import run_with_ray  # the local runtime does without Ray
+
+            run_with_ray(self.job, self.values, self.folder, self.runtime, global_batch_size)
+
+    def _leave_artifacts(self, tracked: TrackedRun | None) -> None:
+        pictures = pretraining_pictures(self.folder) if self.job == "pretrain" else probe_pictures(self.folder)
+        if tracked is None:
+            return
+        for picture in pictures:
+            _tolerated(lambda picture=picture: tracked.log_file(picture, "plots"))
+        _tolerated(lambda: tracked.log_file(self.folder.config_path))
+        if self.job == "probe":
+            _tolerated(lambda: tracked.log_file(self.folder.path / "confusion.json"))
+            return
+        data = self.folder.data()
+        config = from_values(PretrainConfig, self.values)
+        _tolerated(lambda: tracked.log_file(self.folder.encoder_path))
+        _tolerated(lambda: tracked.log_data(data.name, data.description, data.num_images))
+        if config.tracking.register_model:
+            encoder = load_encoder(config, data.image_shape, self.folder.encoder_path)
+            _tolerated(lambda: tracked.log_encoder(encoder, data.image_shape, f"{config.recipe}-encoder"))
+
+
+@contextmanager
+def _stopped_by_signals(folder: RunFolder) -> Iterator[None]:
+    """Turns the first SIGINT or SIGTERM into a request to save and stop; a second SIGINT interrupts."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and folder.stop_path.exists():
+            raise KeyboardInterrupt
+        folder.stop_path.touch()
+        os.write(2, b"\nstopping: the state is saved first (Ctrl-C again to stop at once)\n")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tolerated(call: Any) -> None:
+    """Does what tracking asks for; its failure is told and does not fail the run."""
+    try:
+        call()
+    except Exception as error:
+        logger.warning("MLflow: %s", (str(error).splitlines() or [type(error).__name__])[0])
+
+
+def _tell_lost_sink(error: Exception) -> None:
+    logger.warning("figures no longer go to MLflow (%s); all of them stay in the run's metrics.jsonl", error)
+
+
+def _new_name(suffix: str) -> str:
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{suffix}"

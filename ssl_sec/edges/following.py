@@ -1,0 +1,189 @@
+"""The driver follows a run's figures, for the terminal and for MLflow, in a thread of its own."""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from tqdm import tqdm
+
+Record = dict[str, Any]
+
+
+class Sink(Protocol):
+    """Takes figures as they come."""
+
+    def __call__(self, records: Sequence[Record]) -> None:
+        """Takes the new records, oldest first."""
+        ...
+
+    def close(self) -> None:
+        """Takes note that no more will come."""
+        ...
+
+
+class Follower:
+    """Hands the new lines of a JSONL file to its sinks, until closed; a context manager.
+
+    Args:
+        path: the file; it need not exist yet, and may be cut back by a resume.
+        sinks: who gets the records. One that raises is not asked again, and `on_error` is told.
+        interval_s: between looks at the file.
+        on_error: told of a sink's error; training must not stop for it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        sinks: Sequence[Sink],
+        interval_s: float = 0.5,
+        on_error: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        self._path = path
+        self._sinks = list(sinks)
+        self._interval_s = interval_s
+        self._on_error = on_error
+        self._offset = 0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="follow-figures", daemon=True)
+
+    def __enter__(self) -> "Follower":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._closed.wait(self._interval_s):
+            self._hand_on()
+        self._hand_on()
+        for sink in self._sinks:
+            self._guarded(sink, sink.close)
+
+    def _hand_on(self) -> None:
+        records = self._new_records()
+        if records:
+            for sink in list(self._sinks):
+                self._guarded(sink, lambda sink=sink: sink(records))
+
+    def _new_records(self) -> list[Record]:
+        try:
+            size = self._path.stat().st_size
+        except FileNotFoundError:
+            return []
+        if size < self._offset:
+            self._offset = 0  # a resume cut the file back; sinks leave out what they have
+        if size == self._offset:
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def _guarded(self, sink: Sink, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self._sinks.remove(sink)
+            self._on_error(error)
+
+
+class Progress:
+    """Progress of a run: a bar on a terminal, lines elsewhere.
+
+    Args:
+        epochs: of the run.
+        name: of the run.
+        stream: where it is written.
+    """
+
+    def __init__(self, epochs: int, name: str, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._epochs = epochs
+        self._name = name
+        self._bar: Any = None
+        self._started = time.monotonic()
+        self._first_epoch: float | None = None
+        self._shown: dict[str, float] = {}
+        self._last_step = -1
+
+    def __call__(self, records: Sequence[Record]) -> None:
+        """Shows the newest figures; without a terminal, a line for each report."""
+        on_terminal = self._stream.isatty()
+        for record in records:
+            if record["step"] < self._last_step:
+                continue
+            self._last_step = record["step"]
+            self._shown |= record["metrics"]
+            if not on_terminal:
+                self._stream.write(f"{self._name}: {self._line(record)}\n")
+        self._stream.flush()
+        if on_terminal:
+            self._draw()
+
+    def close(self) -> None:
+        """Leaves the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _epoch(self) -> float:
+        return self._shown.get("train/epoch", self._shown.get("probe/epoch", 0.0))
+
+    def _figures(self, metrics: dict[str, float]) -> list[str]:
+        names = {
+            "train/loss": ("loss", ".4f"),
+            "train/norm_mean": ("norm", ".3g"),
+            "train/norm_std": ("±", ".2g"),
+            "train/eta": ("η", ".3g"),
+            "train/lr": ("lr", ".3g"),
+            "train/images_per_s": ("images/s", ".0f"),
+            "val/knn_top1": ("kNN %", ".2f"),
+            "val/rankme": ("RankMe", ".1f"),
+            "probe/loss": ("loss", ".4f"),
+            "probe/top1": ("top-1 %", ".2f"),
+            "probe/top5": ("top-5 %", ".2f"),
+        }
+        return [f"{label} {metrics[name]:{form}}" for name, (label, form) in names.items() if name in metrics]
+
+    def _line(self, record: Record) -> str:
+        left = self._time_left()
+        return "  ".join(
+            [
+                f"epoch {self._epoch():.2f}/{self._epochs}",
+                f"step {record['step']}",
+                *self._figures(record["metrics"]),
+                *([left] if left and "train/loss" in record["metrics"] else []),
+            ]
+        )
+
+    def _time_left(self) -> str:
+        epoch = self._epoch()
+        if self._first_epoch is None:
+            self._first_epoch, self._started = epoch, time.monotonic()
+            return ""
+        done = epoch - self._first_epoch
+        if done <= 0 or epoch >= self._epochs:
+            return ""
+        seconds = (time.monotonic() - self._started) * (self._epochs - epoch) / done
+        return f"{_duration(seconds)} left"
+
+    def _draw(self) -> None:
+        if self._bar is None:
+            form = "{desc} {percentage:3.0f}%|{bar:20}| epoch {n:.1f}/{total} [{elapsed}<{remaining}] {postfix}"
+            self._bar = tqdm(total=self._epochs, desc=self._name, bar_format=form, file=self._stream, dynamic_ncols=True)
+        self._bar.set_postfix_str("  ".join(self._figures(self._shown)), refresh=False)
+        self._bar.update(min(self._epoch(), self._epochs) - self._bar.n)
+        self._bar.refresh()
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds_left = divmod(round(seconds), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{hours} h {minutes_left:02d} min" if hours else f"{minutes} min {seconds_left:02d} s"

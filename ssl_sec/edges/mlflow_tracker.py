@@ -1,0 +1,201 @@
+"""MLflow: one run for one run, made by the driver, whose state tells the truth.
+
+Tracking never stops training: whatever MLflow says, the figures are in the run's `metrics.jsonl`.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # MLflow asks for git; a machine without it is fine
+
+import mlflow
+import numpy as np
+import torch
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunStatus
+from mlflow.exceptions import MlflowException
+from mlflow.models import ModelSignature
+from mlflow.tracking import MlflowClient
+from mlflow.types import Schema, TensorSpec
+from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT, MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME
+
+from ssl_sec import __version__
+from ssl_sec.config import TrackingConfig
+from ssl_sec.edges.following import Record
+from ssl_sec.encoders import Encoder
+from ssl_sec.errors import StorageError
+from ssl_sec.settings import flattened
+
+logger = logging.getLogger(__name__)
+
+_POINTS_A_CALL = 1000
+_PARAMS_A_CALL = 100
+
+
+def tracking_uri(config: TrackingConfig, output_dir: Path) -> str:
+    """The store's address: the configured one, the environment's, or sqlite in the output folder."""
+    return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{output_dir.resolve()}/mlflow.db"
+
+
+class TrackedRun:
+    """One MLflow run.
+
+    Args:
+        client: of the store.
+        run_id: the run's.
+    """
+
+    def __init__(self, client: MlflowClient, run_id: str) -> None:
+        self.client = client
+        self.run_id = run_id
+        self._newest_step: dict[str, int] = {}
+
+    @classmethod
+    def start(
+        cls,
+        uri: str,
+        *,
+        experiment: str,
+        name: str,
+        values: Mapping[str, Any],
+        output_dir: Path,
+        tags: Mapping[str, str],
+        parent_run_id: str | None = None,
+    ) -> "TrackedRun":
+        """Makes a run with its parameters and tags.
+
+        Raises:
+            StorageError: if the store cannot be used.
+        """
+        try:
+            client = MlflowClient(uri)
+            experiment_id = _experiment_id(client, experiment, uri, output_dir)
+            parent = {} if parent_run_id is None else {MLFLOW_PARENT_RUN_ID: parent_run_id}
+            about = {MLFLOW_RUN_NAME: name, "ssl_sec.version": __version__, **_git_commit(), **tags, **parent}
+            run = client.create_run(experiment_id, tags=about, run_name=name)
+            tracked = cls(client, run.info.run_id)
+            parameters = [Param(key, str(value)) for key, value in flattened(values).items()]
+            for start in range(0, len(parameters), _PARAMS_A_CALL):
+                client.log_batch(run.info.run_id, params=parameters[start : start + _PARAMS_A_CALL])
+        except Exception as error:
+            raise StorageError(f"tracking.uri: MLflow at {uri} cannot be used: {_first_line(error)}") from error
+        return tracked
+
+    @classmethod
+    def take_up(cls, uri: str, run_id: str) -> "TrackedRun":
+        """Goes on with a run, leaving out the points that it has.
+
+        Raises:
+            StorageError: if the store does not know the run.
+        """
+        try:
+            client = MlflowClient(uri)
+            client.update_run(run_id, status=RunStatus.to_string(RunStatus.RUNNING))
+            tracked = cls(client, run_id)
+            for key in client.get_run(run_id).data.metrics:
+                tracked._newest_step[key] = max(point.step for point in client.get_metric_history(run_id, key))
+        except MlflowException as error:
+            raise StorageError(f"MLflow at {uri} has no run {run_id}: {_first_line(error)}") from error
+        return tracked
+
+    def __call__(self, records: Sequence[Record]) -> None:
+        """Logs the figures of new steps."""
+        now = int(time.time() * 1000)
+        points: list[Metric] = []
+        for record in records:
+            for key, value in record["metrics"].items():
+                if record["step"] > self._newest_step.get(key, -1):
+                    self._newest_step[key] = record["step"]
+                    points.append(Metric(key, float(value), now, record["step"]))
+        for start in range(0, len(points), _POINTS_A_CALL):
+            self.client.log_batch(self.run_id, metrics=points[start : start + _POINTS_A_CALL])
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+    def log_data(self, name: str, description: str, num_images: int) -> None:
+        """Names the data set as an input of the run."""
+        digest = hashlib.sha256(f"{description}:{num_images}".encode()).hexdigest()[:8]
+        dataset = Dataset(name, digest, source_type="ssl_sec", source=description, profile=f'{{"images": {num_images}}}')
+        self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
+
+    def log_file(self, path: Path, folder: str | None = None) -> None:
+        """Uploads a file."""
+        self.client.log_artifact(self.run_id, str(path), folder)
+
+    def set_tag(self, key: str, value: str) -> None:
+        """Sets a tag."""
+        self.client.set_tag(self.run_id, key, value)
+
+    def end(self, status: str) -> None:
+        """Ends the run: FINISHED, FAILED or KILLED."""
+        self.client.set_terminated(self.run_id, status)
+
+    def log_encoder(self, encoder: Encoder, image_shape: tuple[int, int, int], name: str | None) -> None:
+        """Logs the encoder as a model (an exported program, no pickle), and registers it as `name` if given.
+
+        Args:
+            encoder: on the CPU.
+            image_shape: channels, height and width that it was trained on.
+            name: of the registered model; its newest version gets the alias `latest`.
+        """
+        example = np.zeros((2, *image_shape), dtype=np.float32)
+        signature = ModelSignature(
+            inputs=Schema([TensorSpec(np.dtype(np.float32), (-1, *image_shape))]),
+            outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, encoder.num_features))]),
+        )
+        # The fluent interface alone logs models; its global address is put back afterwards.
+        before = mlflow.get_tracking_uri()
+        mlflow.set_tracking_uri(self.client.tracking_uri)
+        try:
+            with mlflow.start_run(run_id=self.run_id):
+                logged = mlflow.pytorch.log_model(  # pyright: ignore[reportPrivateImportUsage]
+                    encoder.float().eval(),
+                    name="encoder",
+                    signature=signature,
+                    input_example=example,
+                    pip_requirements=[f"torch=={torch.__version__.split('+')[0]}", f"numpy=={np.__version__}"],
+                )
+        finally:
+            mlflow.set_tracking_uri(before)
+        if name is not None:
+            with contextlib.suppress(MlflowException):  # it is there from an earlier run
+                self.client.create_registered_model(name)
+            version = self.client.create_model_version(name, logged.model_uri, self.run_id, model_id=logged.model_id)
+            self.client.set_registered_model_alias(name, "latest", version.version)
+
+
+def _experiment_id(client: MlflowClient, name: str, uri: str, output_dir: Path) -> str:
+    """The experiment's id; a new one in our own sqlite keeps its artifacts beside it."""
+    experiment = client.get_experiment_by_name(name)
+    if experiment is not None:
+        return str(experiment.experiment_id)
+    beside = uri == f"sqlite:///{output_dir.resolve()}/mlflow.db"
+    location = (output_dir.resolve() / "mlartifacts").as_uri() if beside else None
+    try:
+        return client.create_experiment(name, artifact_location=location)
+    except MlflowException:  # another run was faster
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
+            raise
+        return str(experiment.experiment_id)
+
+
+def _git_commit() -> dict[str, str]:
+    """The commit of the checkout that this package lies in, if it lies in one."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {MLFLOW_GIT_COMMIT: found.stdout.strip()}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,125 @@
+"""Ray Train: one worker for each GPU, or as many as asked for on CPUs."""
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+import torch
+from ray import train
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+
+from ssl_sec.config import RayConfig
+from ssl_sec.data.samplers import worker_rows
+from ssl_sec.edges.run_folder import RunFolder
+from ssl_sec.edges.worker import Job, work
+from ssl_sec.errors import ConfigError
+
+
+def run_with_ray(
+    job: Job, values: Mapping[str, Any], folder: RunFolder, options: RayConfig, global_batch_size: int | None
+) -> None:
+    """Does a job on the workers of a Ray cluster, and waits for its end.
+
+    Args:
+        job: which.
+        values: its configuration.
+        folder: of the run, on storage that all nodes share.
+        options: of the cluster.
+        global_batch_size: which the workers share out; None if they share none.
+
+    Raises:
+        ConfigError: if the cluster has not what is asked for, or the workers do not divide the batch.
+    """
+    connect(options.address)
+    scaling = scaling_for(options, ray.cluster_resources())
+    if global_batch_size is not None:
+        worker_rows(global_batch_size, 0, _num_workers(scaling))
+    trainer = TorchTrainer(
+        _worker,
+        train_loop_config={"job": job, "values": dict(values), "folder": str(folder.path)},
+        torch_config=TorchConfig(backend="nccl" if scaling.use_gpu else "gloo", timeout_s=options.timeout_s),
+        scaling_config=scaling,
+        run_config=RunConfig(
+            name=folder.path.name,
+            storage_path=str(folder.path / "ray"),
+            failure_config=FailureConfig(max_failures=options.max_failures),
+        ),
+    )
+    failures: list[BaseException] = []
+    # In a thread of its own, so that the main one keeps its signals: Ray would abort without a checkpoint.
+    thread = threading.Thread(target=_fit, args=(trainer, failures), daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.2)
+    if failures:
+        raise failures[0]
+
+
+def connect(address: str | None) -> None:
+    """Joins the cluster, or starts one on this machine; a second call is none."""
+    if ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's own warning asks for this setting
+    logging.getLogger("ray").setLevel(logging.WARNING)
+    try:
+        ray.init(address=address, logging_level=logging.WARNING, log_to_driver=True)
+    except ConnectionError as error:
+        raise ConfigError(
+            f"runtime.address: no Ray cluster at {address or os.environ.get('RAY_ADDRESS')}; start one with "
+            "`ray start --head`, or leave the address out to start Ray here"
+        ) from error
+
+
+def scaling_for(options: RayConfig, resources: Mapping[str, float]) -> ScalingConfig:
+    """How many workers there are, and what each gets.
+
+    Raises:
+        ConfigError: if the cluster has not as much.
+    """
+    num_gpus, num_cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
+    use_gpu = options.device == "cuda" or (options.device == "auto" and num_gpus > 0)
+    available, kind = (num_gpus, "GPU") if use_gpu else (num_cpus, "CPU")
+    num_workers = options.num_workers or (max(1, num_gpus) if use_gpu else 1)
+    cpus = options.cpus_per_worker or max(1, num_cpus // num_workers)
+    if num_workers > available:
+        raise ConfigError(
+            f"runtime.num_workers: found {num_workers}, but the cluster has {available} {kind}s; "
+            f"allowed: 1 to {available}"
+        )
+    if num_workers * cpus > num_cpus:
+        raise ConfigError(
+            f"runtime.cpus_per_worker: found {cpus} for {num_workers} workers, but the cluster has {num_cpus} CPUs; "
+            f"allowed: 1 to {num_cpus // num_workers}"
+        )
+    return ScalingConfig(num_workers=num_workers, use_gpu=use_gpu, resources_per_worker={"CPU": cpus})
+
+
+def _num_workers(scaling: ScalingConfig) -> int:
+    assert isinstance(scaling.num_workers, int)
+    return scaling.num_workers
+
+
+def _fit(trainer: TorchTrainer, failures: list[BaseException]) -> None:
+    try:
+        trainer.fit()
+    except BaseException as error:
+        failures.append(error)
+
+
+def _worker(settings: dict[str, Any]) -> None:
+    """Runs in each of Ray's worker processes."""
+    context = train.get_context()
+    device = train.torch.get_device()
+    assert isinstance(device, torch.device)
+    work(
+        settings["job"],
+        settings["values"],
+        settings["folder"],
+        context.get_world_rank(),
+        context.get_world_size(),
+        device,
+    )

@@ -1,0 +1,208 @@
+"""The folder of a run: what it is, its figures, its checkpoints and what it leaves.
+
+All workers and the driver see the same folder, so on a cluster it lies on shared storage. Figures go to
+`metrics.jsonl` first, one JSON object a line; the driver follows that file for the console and for MLflow.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from ssl_sec.checkpoint import load_checkpoint, newest_checkpoint
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.errors import ConfigError, StorageError, UserError
+from ssl_sec.settings import flattened
+
+# A run may be resumed elsewhere, with other settings of these.
+_FREE_KEYS = ("runtime.", "tracking.", "resume", "output_dir", "log_every_steps", "checkpoint.", "monitor.", "probe.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataDescription:
+    """A training set, in words and numbers.
+
+    Attributes:
+        name: of the set.
+        description: where it came from.
+        num_images: that are trained on.
+        num_bad_images: that could not be read.
+        image_shape: channels, height, width.
+        class_names: by label.
+    """
+
+    name: str
+    description: str
+    num_images: int
+    num_bad_images: int
+    image_shape: tuple[int, int, int]
+    class_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of a run's folder and what is written there.
+
+    Attributes:
+        path: absolute.
+    """
+
+    path: Path
+
+    @property
+    def config_path(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_path(self) -> Path:
+        """The figures."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        """The checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def encoder_path(self) -> Path:
+        """The encoder's weights, once training has ended."""
+        return self.path / "encoder.safetensors"
+
+    @property
+    def features_path(self) -> Path:
+        """Features of some training images, once training has ended."""
+        return self.path / "features.pt"
+
+    @property
+    def stop_path(self) -> Path:
+        """There while a stop is asked for."""
+        return self.path / "stop"
+
+    def start(self, values: Mapping[str, Any]) -> None:
+        """Makes the folder for a new run.
+
+        Raises:
+            ConfigError: if it holds a run already.
+            StorageError: if it cannot be made.
+        """
+        if self.config_path.exists():
+            raise ConfigError(
+                f"run_name: {self.path} already holds a run; allowed: another run_name, or resume=true to go on with it"
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.config_path.write_text(yaml.safe_dump(dict(values), sort_keys=False))
+        except OSError as error:
+            raise StorageError(f"output_dir: {self.path} cannot be written: {error.strerror}") from error
+
+    def resume(self, values: Mapping[str, Any]) -> None:
+        """Checks that the folder holds this run.
+
+        Raises:
+            ConfigError: if it holds none, or one with other settings.
+        """
+        if not self.config_path.is_file():
+            raise ConfigError(f"resume: {self.path} holds no run; allowed: resume=false, or the run_name of a run")
+        before = flattened(yaml.safe_load(self.config_path.read_text()))
+        now = flattened(values)
+        for key in sorted(before.keys() | now.keys()):
+            if not key.startswith(_FREE_KEYS) and before.get(key) != now.get(key):
+                raise ConfigError(f"{key}: found {now.get(key)!r}, but the run to resume has {before.get(key)!r}")
+        for left_over in (self.stop_path, self._outcome_path, self._error_path):
+            left_over.unlink(missing_ok=True)
+
+    def discard_unstarted(self) -> None:
+        """Removes the folder of a run that ended before its first checkpoint."""
+        if newest_checkpoint(self.checkpoints_path).path is None and not self.encoder_path.exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def restored_state(self, device: torch.device) -> Mapping[str, Any] | None:
+        """The state of the newest whole checkpoint, or None at the start of a run.
+
+        Raises:
+            StorageError: if there are checkpoints and none is whole; a run never starts again silently.
+        """
+        found = newest_checkpoint(self.checkpoints_path)
+        if found.path is None:
+            if found.skipped:
+                raise StorageError(f"no whole checkpoint in {self.checkpoints_path}: {'; '.join(found.skipped)}")
+            return None
+        return load_checkpoint(found.path, device)
+
+    def describe_data(self, image_set: ImageSet) -> None:
+        """Keeps what the driver tells of the training set."""
+        about = DataDescription(
+            name=image_set.name,
+            description=image_set.description,
+            num_images=len(image_set),
+            num_bad_images=image_set.num_bad_images,
+            image_shape=image_set.image_shape,
+            class_names=image_set.class_names,
+        )
+        self._data_path.write_text(json.dumps(asdict(about)))
+
+    def data(self) -> DataDescription:
+        """What the workers told of the training set."""
+        told = json.loads(self._data_path.read_text())
+        return DataDescription(
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in told.items()}
+        )
+
+    @property
+    def _data_path(self) -> Path:
+        return self.path / "data.json"
+
+    def append_record(self, record: Mapping[str, Any]) -> None:
+        """Adds a line to the figures."""
+        with self.metrics_path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def records(self) -> list[dict[str, Any]]:
+        """All figures so far; a last line that a crash cut off is left out."""
+        if not self.metrics_path.exists():
+            return []
+        lines = self.metrics_path.read_text().split("\n")[:-1]
+        return [json.loads(line) for line in lines]
+
+    def forget_records_from(self, step: int) -> None:
+        """Drops figures of steps that will be taken again."""
+        kept = [record for record in self.records() if record["step"] < step]
+        temporary = self.metrics_path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        os.replace(temporary, self.metrics_path)
+
+    @property
+    def _outcome_path(self) -> Path:
+        return self.path / "outcome"
+
+    def write_outcome(self, outcome: str) -> None:
+        """Says how the workers ended: "finished" or "stopped"."""
+        self._outcome_path.write_text(outcome)
+
+    def outcome(self) -> str | None:
+        """How the workers ended; None if they did not say."""
+        return self._outcome_path.read_text() if self._outcome_path.exists() else None
+
+    @property
+    def _error_path(self) -> Path:
+        return self.path / "error.json"
+
+    def write_error(self, error: UserError) -> None:
+        """Keeps an error that the user can mend, for the driver to tell."""
+        self._error_path.write_text(json.dumps({"message": str(error), "exit_code": error.exit_code}))
+
+    def error(self) -> UserError | None:
+        """The error that a worker told, if any."""
+        if not self._error_path.exists():
+            return None
+        told = json.loads(self._error_path.read_text())
+        error = UserError(told["message"])
+        error.exit_code = told["exit_code"]
+        return error

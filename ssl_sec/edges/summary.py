@@ -1,0 +1,33 @@
+"""What a job prints at its end."""
+
+import os
+import sys
+from pathlib import Path
+
+from ssl_sec.edges.driver import Finished
+
+_TOLD = {
+    "train/loss": "last loss",
+    "val/knn_top1": "kNN top-1 on held-out training images (%)",
+    "val/rankme": "RankMe",
+    "probe/top1": "linear probe top-1 on the test set (%)",
+    "probe/top5": "linear probe top-5 on the test set (%)",
+    "probe/knn_top1": "kNN top-1 on the test set (%)",
+    "probe/learning_rate": "learning rate of the probe, chosen on held-out training images",
+}
+
+
+def summary(finished: Finished) -> str:
+    """Results, folder, and how to look at the run in MLflow."""
+    figures = [f"{label}: {finished.metrics[key]:.4g}" for key, label in _TOLD.items() if key in finished.metrics]
+    run = [f"MLflow run: {finished.run_id}"] if finished.run_id else ["MLflow run: none; see the warning above"]
+    return "\n".join([*figures, f"folder: {finished.folder.path}", *run, how_to_look(finished.uri)])
+
+
+def how_to_look(uri: str) -> str:
+    """The command and the address of the MLflow UI."""
+    if uri.startswith(("http://", "https://")):
+        return f"MLflow UI: {uri}"
+    program = Path(sys.executable).parent / "mlflow"
+    shown = os.path.relpath(program) if program.exists() else "mlflow"
+    return f"MLflow UI: {shown} ui --backend-store-uri {uri}    then open http://127.0.0.1:5000"

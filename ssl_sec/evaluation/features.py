@@ -1,0 +1,58 @@
+"""Features of a data set by an encoder, its images shared out among the workers."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from ssl_sec.augment import unit_range
+from ssl_sec.collectives import gather_rows, rank, world_size
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.loading import batches
+
+
+@torch.no_grad()
+def extract_features(
+    encoder: nn.Module,
+    image_set: ImageSet,
+    indices: Int64[Tensor, " images"],
+    device: torch.device,
+    *,
+    batch_size: int = 512,
+    num_loader_workers: int = 0,
+    on_batch: Callable[[int], None] = lambda done: None,
+) -> tuple[Float[Tensor, "images dim"], Int64[Tensor, " images"]]:
+    """Features and labels of the images at `indices`, in that order, on every worker.
+
+    Args:
+        encoder: images in [0, 1] -> features; put into evaluation mode and back.
+        image_set: where the images come from.
+        indices: at least one.
+        device: where the encoder is.
+        batch_size: images of a forward pass on one worker.
+        num_loader_workers: processes that decode a streamed set.
+        on_batch: told how many images this worker has done.
+
+    Returns:
+        Features in float32 or the encoder's float64, and labels, both on `device`.
+    """
+    per_worker = -(-len(indices) // world_size())
+    # The last worker repeats images from the start so that all gather the same number of rows.
+    padded = indices.repeat(-(-per_worker * world_size() // len(indices)))[: per_worker * world_size()]
+    own = padded[rank() * per_worker : (rank() + 1) * per_worker]
+    was_training = encoder.training
+    encoder.eval()
+    dtype = next((p.dtype for p in encoder.parameters()), torch.float32)
+    features: list[Tensor] = []
+    labels: list[Tensor] = []
+    done = 0
+    for batch in batches(image_set, list(own.split(batch_size)), device, num_loader_workers):
+        rows = encoder(unit_range(batch.images).to(dtype))
+        features.append(rows if rows.dtype == torch.float64 else rows.float())
+        labels.append(batch.labels)
+        done += len(rows)
+        on_batch(done)
+    encoder.train(was_training)
+    gathered = gather_rows(torch.cat(features)), gather_rows(torch.cat(labels))
+    return gathered[0][: len(indices)], gathered[1][: len(indices)]

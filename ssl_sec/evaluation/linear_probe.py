@@ -1,0 +1,247 @@
+"""Linear evaluation: what a linear classifier reads from frozen features.
+
+The protocol is the one of SEC's appendix B.3 for SimCLR: SGD with momentum 0.9, batches of 256, 100 epochs,
+the learning rate divided by 5 at epochs 60, 75 and 90 and tuned in {1, 2, 5, 10}; no weight decay. The paper
+does not say on what the rate is tuned. Here images held out of the training set choose it, and the test
+set is seen once, by the chosen probe.
+
+The classifiers of all learning rates are trained at once over the same batches. For logits z = W x + b and
+cross-entropy the gradient is known, (softmax(z) - onehot(y)) xᵀ averaged over the batch, so one step for all
+rates is two matrix products.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional
+
+from ssl_sec.errors import DataError
+from ssl_sec.seeding import derived_seed
+
+FeatureBatch = tuple[Float[Tensor, "batch dim"], Int64[Tensor, " batch"]]
+
+
+@dataclass(frozen=True, eq=False)
+class LinearProbes:
+    """One linear classifier for each learning rate.
+
+    Attributes:
+        weight: the classifiers' weights.
+        bias: the classifiers' biases.
+        learning_rates: the base learning rate of each, distinct, > 0.
+    """
+
+    weight: Float[Tensor, "rates classes dim"]
+    bias: Float[Tensor, "rates classes"]
+    learning_rates: tuple[float, ...]
+
+    def logits(self, features: Float[Tensor, "images dim"]) -> Float[Tensor, "rates images classes"]:
+        """What every classifier answers for `features`."""
+        rates, num_classes, dim = self.weight.shape
+        features = features.to(self.weight)
+        flat = functional.linear(features, self.weight.reshape(-1, dim), self.bias.flatten())
+        return flat.reshape(len(features), rates, num_classes).transpose(0, 1)
+
+    def only(self, learning_rate: float) -> "LinearProbes":
+        """The one classifier trained with `learning_rate`, which must be among `learning_rates`."""
+        row = self.learning_rates.index(learning_rate)
+        return LinearProbes(self.weight[row : row + 1], self.bias[row : row + 1], (learning_rate,))
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeResult:
+    """What a linear evaluation reports.
+
+    Attributes:
+        learning_rate: the base learning rate that the held-out images chose.
+        held_out_top1: accuracy on the held-out images for each learning rate, in [0, 1].
+        top1: accuracy on the test set, in [0, 1].
+        top5: the same for the five best classes, or for all classes where there are fewer than five.
+        confusion: number of test images by true class (row) and predicted class (column).
+    """
+
+    learning_rate: float
+    held_out_top1: dict[float, float]
+    top1: float
+    top5: float
+    confusion: Int64[Tensor, "classes classes"]
+
+
+def shuffled(
+    features: Float[Tensor, "images dim"], labels: Int64[Tensor, " images"], batch_size: int, seed: int
+) -> Callable[[int], Iterator[FeatureBatch]]:
+    """Batches of cached features, in an order that depends on (seed, epoch) alone.
+
+    Args:
+        features: one row for each training image.
+        labels: class of each image.
+        batch_size: rows of a batch, ≥ 1; the last batch of an epoch has what is left.
+        seed: decides the order.
+
+    Returns:
+        A function that gives the batches of an epoch.
+    """
+
+    def batches(epoch: int) -> Iterator[FeatureBatch]:
+        generator = torch.Generator().manual_seed(derived_seed(seed, "probe", epoch))
+        order = torch.randperm(len(labels), generator=generator)
+        for indices in order.to(features.device).split(batch_size):
+            yield features[indices], labels[indices.to(labels.device)]
+
+    return batches
+
+
+@torch.no_grad()
+def train_linear_probes(
+    feature_batches: Callable[[int], Iterable[FeatureBatch]],
+    *,
+    num_classes: int,
+    dim: int,
+    learning_rates: Sequence[float] = (1.0, 2.0, 5.0, 10.0),
+    epochs: int = 100,
+    momentum: float = 0.9,
+    decay_epochs: Sequence[int] = (60, 75, 90),
+    decay_factor: float = 5.0,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    on_epoch: Callable[[int, Tensor], None] | None = None,
+) -> LinearProbes:
+    """Train a linear classifier for every learning rate at once (SEC, appendix B.3).
+
+    Each follows the trajectory that `torch.optim.SGD` without weight decay gives it alone. They start from
+    zero: the problem is convex, so the start decides nothing but the need for another seed.
+
+    Args:
+        feature_batches: gives the batches of an epoch, counted from 0: `shuffled` for cached features, or
+            the encodings of freshly augmented images. It runs without gradients.
+        num_classes: labels are below it.
+        dim: columns of the features.
+        learning_rates: base learning rates, distinct, > 0.
+        epochs: passes over the training images.
+        momentum: of SGD, without dampening.
+        decay_epochs: the learning rate is divided before each of these epochs. They are taken as they
+            are, whatever `epochs` is: one that is never reached divides nothing.
+        decay_factor: by how much it is divided.
+        device: where the classifiers are trained; the CPU by default. Batches are brought there.
+        dtype: of the classifiers; batches are converted to it.
+        on_epoch: called after each epoch with its number and the mean training loss of each learning
+            rate, with shape (rates,), in nats.
+
+    Raises:
+        DataError: an epoch has no images.
+    """
+    rates = len(learning_rates)
+    base = torch.tensor(learning_rates, device=device, dtype=dtype).repeat_interleave(num_classes)
+    weight = torch.zeros(rates * num_classes, dim, device=device, dtype=dtype)
+    bias = torch.zeros(rates * num_classes, device=device, dtype=dtype)
+    weight_velocity, bias_velocity = torch.zeros_like(weight), torch.zeros_like(bias)
+    for epoch in range(epochs):
+        step_size = base / decay_factor ** sum(epoch >= decayed for decayed in decay_epochs)
+        total_loss, num_images = torch.zeros(rates, device=device, dtype=dtype), 0
+        for batch, batch_labels in feature_batches(epoch):
+            features, labels = batch.to(weight), batch_labels.to(weight.device)
+            logits = functional.linear(features, weight, bias).view(-1, rates, num_classes)
+            log_probabilities = logits.log_softmax(dim=2)
+            onehot = functional.one_hot(labels, num_classes).to(dtype).unsqueeze(1)
+            gradient = (log_probabilities.exp() - onehot).flatten(1) / len(labels)
+            weight_velocity.mul_(momentum).addmm_(gradient.T, features)
+            bias_velocity.mul_(momentum).add_(gradient.sum(0))
+            weight.addcmul_(weight_velocity, step_size.unsqueeze(1), value=-1)
+            bias.addcmul_(bias_velocity, step_size, value=-1)
+            total_loss -= log_probabilities[torch.arange(len(labels)), :, labels].sum(0)
+            num_images += len(labels)
+        if not num_images:
+            raise DataError("the linear probe was given no training images")
+        if on_epoch is not None:
+            on_epoch(epoch, total_loss / num_images)
+    return LinearProbes(weight.view(rates, num_classes, dim), bias.view(rates, num_classes), tuple(learning_rates))
+
+
+def select_learning_rate(
+    probes: LinearProbes,
+    held_out_features: Float[Tensor, "images dim"],
+    held_out_labels: Int64[Tensor, " images"],
+) -> tuple[float, dict[float, float]]:
+    """The learning rate with the highest accuracy on held-out training images; the smallest of equals.
+
+    Args:
+        probes: the trained classifiers.
+        held_out_features: features of images that were neither trained on nor belong to the test set.
+        held_out_labels: their classes.
+
+    Returns:
+        The learning rate, and the top-1 accuracy of each in [0, 1]; a classifier that diverged has 0.
+
+    Raises:
+        DataError: every classifier diverged.
+    """
+    is_finite = probes.weight.isfinite().all(2).all(1) & probes.bias.isfinite().all(1)
+    if not is_finite.any():
+        rates = ", ".join(f"{rate:g}" for rate in probes.learning_rates)
+        raise DataError(f"the linear probe diverged at every learning rate ({rates}); are the features finite?")
+    accuracies = {
+        rate: top_k_accuracy(probes.only(rate).logits(held_out_features)[0], held_out_labels, 1)
+        for rate in probes.learning_rates
+    }
+    finite = [rate for rate, kept in zip(probes.learning_rates, is_finite.tolist(), strict=True) if kept]
+    return min(finite, key=lambda rate: (-accuracies[rate], rate)), accuracies
+
+
+def evaluate_probe(
+    probes: LinearProbes,
+    learning_rate: float,
+    held_out_top1: dict[float, float],
+    test_features: Float[Tensor, "images dim"],
+    test_labels: Int64[Tensor, " images"],
+) -> ProbeResult:
+    """Report the chosen classifier on the test set.
+
+    Args:
+        probes: the trained classifiers.
+        learning_rate: the chosen one, from `select_learning_rate`.
+        held_out_top1: what it was chosen by, from there too.
+        test_features: features of the test images.
+        test_labels: their classes.
+    """
+    logits = probes.only(learning_rate).logits(test_features)[0]
+    num_classes = logits.shape[1]
+    return ProbeResult(
+        learning_rate=learning_rate,
+        held_out_top1=held_out_top1,
+        top1=top_k_accuracy(logits, test_labels, 1),
+        top5=top_k_accuracy(logits, test_labels, min(5, num_classes)),
+        confusion=_confusion(logits, test_labels),
+    )
+
+
+def top_k_accuracy(logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"], k: int) -> float:
+    """Share of the images whose class is among the k with the highest logits, in [0, 1].
+
+    A class that ties with the right one counts as higher, and a row with a logit that is not finite
+    counts as wrong, so a collapsed encoder cannot score by the order of the classes.
+
+    Args:
+        logits: any scores, higher is likelier.
+        labels: the right classes.
+        k: 1 to the number of classes; at that number every finite row is right.
+    """
+    return _is_in_top_k(logits, labels.to(logits.device), k).double().mean().item()
+
+
+def _is_in_top_k(logits: Tensor, labels: Tensor, k: int) -> Tensor:
+    assert 1 <= k <= logits.shape[1], f"k is {k} for {logits.shape[1]} classes"
+    right = logits.gather(1, labels.unsqueeze(1))
+    num_as_high = (logits >= right).sum(1) - 1
+    return (num_as_high < k) & logits.isfinite().all(1)
+
+
+def _confusion(logits: Tensor, labels: Tensor) -> Int64[Tensor, "classes classes"]:
+    """Counts by true and predicted class, whose diagonal is what `top_k_accuracy` calls right."""
+    labels, num_classes = labels.to(logits.device), logits.shape[1]
+    others = logits.nan_to_num().scatter(1, labels.unsqueeze(1), -torch.inf)
+    predicted = torch.where(_is_in_top_k(logits, labels, 1), labels, others.argmax(1))
+    counts = torch.bincount(labels * num_classes + predicted, minlength=num_classes**2)
+    return counts.view(num_classes, num_classes).cpu()

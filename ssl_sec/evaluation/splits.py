@@ -1,0 +1,74 @@
+"""Which images are held out to choose a learning rate, and which few keep their labels."""
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from ssl_sec.errors import ConfigError
+from ssl_sec.seeding import derived_seed
+
+
+def stratified_split(
+    labels: Int64[Tensor, " images"], fraction: float, seed: int
+) -> tuple[Int64[Tensor, " rest"], Int64[Tensor, " held_out"]]:
+    """Hold out the same share of every class, drawn by `seed`.
+
+    A class with two or more images gives at least one and keeps at least one; a class with a single
+    image keeps it.
+
+    Args:
+        labels: class of each image, ≥ 0.
+        fraction: share of each class to hold out, in (0, 1), rounded to whole images.
+        seed: decides the draw.
+
+    Returns:
+        Indices of the rest and of the held-out images, each ascending, on the CPU.
+
+    Raises:
+        ConfigError: `fraction` is outside (0, 1).
+    """
+    if not 0 < fraction < 1:
+        raise ConfigError(f"held-out fraction = {fraction}; allowed: between 0 and 1, both excluded")
+    is_held_out = torch.zeros(len(labels), dtype=torch.bool)
+    for indices in _shuffled_by_class(labels, derived_seed(seed, "held out")).values():
+        if len(indices) >= 2:
+            count = min(max(round(fraction * len(indices)), 1), len(indices) - 1)
+            is_held_out[indices[:count]] = True
+    return (~is_held_out).nonzero().squeeze(1), is_held_out.nonzero().squeeze(1)
+
+
+def labelled_subset(labels: Int64[Tensor, " images"], labels_per_class: int, seed: int) -> Int64[Tensor, " chosen"]:
+    """The images that keep their labels in a probe with few of them.
+
+    For one seed the subsets are nested: those of 10 labels per class contain those of 5.
+
+    Args:
+        labels: class of each image, ≥ 0.
+        labels_per_class: how many of each class to choose, ≥ 1.
+        seed: decides the draw.
+
+    Returns:
+        Indices of the chosen images, ascending, on the CPU.
+
+    Raises:
+        ConfigError: `labels_per_class` is below 1 or above the number of images of some class.
+    """
+    if labels_per_class < 1:
+        raise ConfigError(f"probe.labels_per_class = {labels_per_class}; allowed: 1 or more")
+    chosen: list[Tensor] = []
+    for label, indices in _shuffled_by_class(labels, derived_seed(seed, "labelled")).items():
+        if len(indices) < labels_per_class:
+            raise ConfigError(
+                f"probe.labels_per_class = {labels_per_class}, but class {label} has {len(indices)} images"
+            )
+        chosen.append(indices[:labels_per_class])
+    return torch.cat(chosen).sort().values
+
+
+def _shuffled_by_class(labels: Int64[Tensor, " images"], seed: int) -> dict[int, Tensor]:
+    """The indices of each class that occurs, in an order drawn by `seed`."""
+    labels = labels.cpu()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    by_class = order[labels[order].argsort(stable=True)]
+    classes, counts = labels.unique(return_counts=True)
+    return dict(zip(classes.tolist(), by_class.split(counts.tolist()), strict=True))

@@ -1,0 +1,101 @@
+"""Batch normalisation by the statistics of the global batch.
+
+Worker w has n_w values a channel with mean m_w and sum of squared deviations M_w. Over all of them (Chan et al.)
+
+    m = Σ n_w m_w / n,    M = Σ (M_w + n_w (m_w − m)²),    x̂ = (x − m) / √(M/n + ε),    y = γ x̂ + β .
+
+Backward, with sums over the values of all workers,
+
+    ∂x = γ / √(M/n + ε) · (∂y − Σ∂y / n − x̂ · Σ(∂y x̂) / n) .
+
+One gather forward and one sum backward; `state_dict` is that of `torch.nn.BatchNorm2d`. SimCLR calls this
+global BN; SEC uses it (appendix B.3).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+
+from ssl_sec.collectives import gather_rows, sum_over_workers, world_size
+
+
+class _GlobalBatchNormFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, ...]:
+        axes = [0, *range(2, images.dim())]
+        values = images if images.dtype == torch.float64 else images.float()
+        count = values.new_full((1,), float(values.numel() // values.shape[1]))
+        variance, mean = torch.var_mean(values, axes, correction=0)
+        # One gather carries all that a worker has to say.
+        mine = torch.cat([count, mean, variance * count])
+        counts, means, deviations = gather_rows(mine.unsqueeze(0)).split([1, len(mean), len(mean)], dim=1)
+        total = counts.sum()
+        mean = (counts * means).sum(0) / total
+        variance = (deviations + counts * (means - mean).square()).sum(0) / total
+        scale = torch.rsqrt(variance + eps)
+        shape = [1, -1, *[1] * (images.dim() - 2)]
+        normalised = (values - mean.view(shape)) * scale.view(shape)
+        ctx.save_for_backward(images, weight, mean, scale, total)
+        outputs = (normalised * weight.view(shape) + bias.view(shape)).to(images.dtype)
+        ctx.mark_non_differentiable(mean, variance, total)
+        return outputs, mean, variance, total
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        images, weight, mean, scale, total = ctx.saved_tensors
+        axes = [0, *range(2, images.dim())]
+        shape = [1, -1, *[1] * (images.dim() - 2)]
+        grad = grad_outputs[0].to(mean.dtype)
+        normalised = (images.to(mean.dtype) - mean.view(shape)) * scale.view(shape)
+        grad_bias = grad.sum(axes)
+        grad_weight = (grad * normalised).sum(axes)
+        sum_bias, sum_weight = sum_over_workers(torch.stack([grad_bias, grad_weight])) / total
+        centred = grad - sum_bias.view(shape) - normalised * sum_weight.view(shape)
+        grad_images = (centred * (weight * scale).view(shape)).to(images.dtype)
+        return grad_images, grad_weight, grad_bias, None
+
+
+class GlobalBatchNorm(_BatchNorm):
+    """Batch normalisation of [batch, channels, ...] by the global batch; plain batch norm with one worker."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"GlobalBatchNorm: found {input.dim()} dimensions, needs [batch, channels, ...]")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalises by the batch's statistics in training, by the running ones in evaluation.
+
+        Args:
+            input: [batch, channels, ...]; this worker's rows.
+        """
+        if world_size() == 1 or not self.training:
+            return super().forward(input)
+        self._check_input_dim(input)
+        weight = self.weight if self.weight is not None else input.new_ones(input.shape[1])
+        bias = self.bias if self.bias is not None else input.new_zeros(input.shape[1])
+        outputs, mean, variance, total = _GlobalBatchNormFunction.apply(input, weight, bias, self.eps)  # pyright: ignore[reportGeneralTypeIssues]
+        if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
+            with torch.no_grad():
+                assert self.num_batches_tracked is not None
+                self.num_batches_tracked += 1
+                pace = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), pace)
+                self.running_var.lerp_((variance * total / (total - 1)).to(self.running_var.dtype), pace)
+        return outputs
+
+
+def globalise_batch_norm(module: nn.Module) -> nn.Module:
+    """Replaces every batch norm in `module` by the global one, keeping parameters, buffers and names."""
+    if isinstance(module, _BatchNorm) and not isinstance(module, GlobalBatchNorm):
+        replacement = GlobalBatchNorm(
+            module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
+        )
+        replacement.weight, replacement.bias = module.weight, module.bias
+        replacement.running_mean, replacement.running_var = module.running_mean, module.running_var
+        replacement.num_batches_tracked = module.num_batches_tracked
+        return replacement.train(module.training)
+    for name, child in module.named_children():
+        module.add_module(name, globalise_batch_norm(child))
+    return module

@@ -1,0 +1,30 @@
+"""Heads: features -> raw embeddings, which losses normalise and the norm constraint sees as they are."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class ProjectionHead(nn.Module):
+    """SimCLR's projection MLP: (linear, batch norm, ReLU) for each hidden layer, then a linear layer.
+
+    No batch norm stands after the last layer: it would hold the norms of the embeddings, which are what the
+    spherical constraint acts on.
+
+    Args:
+        num_features: width of the encoder's features.
+        hidden_dim: width of the hidden layers.
+        dim: width of the embeddings.
+        num_layers: linear layers, 2 or 3.
+    """
+
+    def __init__(self, num_features: int, hidden_dim: int, dim: int = 128, num_layers: int = 2) -> None:
+        super().__init__()
+        widths = [num_features, *[hidden_dim] * (num_layers - 1)]
+        layers: list[nn.Module] = []
+        for inputs, outputs in zip(widths[:-1], widths[1:], strict=True):
+            layers += [nn.Linear(inputs, outputs, bias=False), nn.BatchNorm1d(outputs), nn.ReLU(inplace=True)]
+        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], dim))
+
+    def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
+        """Raw embeddings."""
+        return self.layers(features)

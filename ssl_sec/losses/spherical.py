@@ -1,0 +1,77 @@
+"""The spherical embedding constraint: it pulls the norms of a batch towards one radius.
+
+    L_sec = (1/N) Σ_i (‖f_i‖ − μ)²                                           (SEC, Eq. 17)
+
+with μ the mean norm of the batch (SEC, Eqs. 17-18), its exponential moving average
+μ_t = (1 − ρ) μ_{t−1} + ρ · mean (SEC-EMA, Eq. 31), a constant radius (Fig. 6), or 0 (L²-reg, Eq. 30).
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ssl_sec.losses.geometry import norms
+
+
+def spherical_constraint(lengths: Float[Tensor, " batch"], radius: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    """Mean squared distance of embedding norms from a sphere's radius (SEC, Eq. 17).
+
+    Args:
+        lengths: L2 norms of the raw embeddings, ≥ 0.
+        radius: the sphere's radius; detached, so only the norms are pulled.
+    """
+    return (lengths - radius.detach()).square().mean()
+
+
+class SphericalConstraint(nn.Module):
+    """The norm constraint in its four uses.
+
+    Args:
+        rho: weight of the batch's mean in μ, in (0, 1]; 1 is SEC, less is SEC-EMA.
+        radius: a fixed μ ≥ 0 instead; 0 is L²-reg.
+    """
+
+    mean_norm: Tensor
+    started: Tensor
+
+    def __init__(self, rho: float = 1.0, radius: float | None = None) -> None:
+        super().__init__()
+        if not 0 < rho <= 1:
+            raise ValueError(f"rho: found {rho}, must be in (0, 1]")
+        if radius is not None and not radius >= 0:
+            raise ValueError(f"radius: found {radius}, must be ≥ 0")
+        self.rho = rho
+        self.radius = radius
+        # Float64, so that the average does not depend on the precision of the run that resumes it.
+        self.register_buffer("mean_norm", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("started", torch.zeros((), dtype=torch.bool))
+
+    def extra_repr(self) -> str:
+        """The values that define the constraint."""
+        return f"rho={self.rho}" if self.radius is None else f"radius={self.radius}"
+
+    def forward(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, ""]:
+        """The constraint's value; in training mode the running μ moves first.
+
+        Args:
+            embeddings: raw rows of the global batch.
+        """
+        with torch.autocast(embeddings.device.type, enabled=False):
+            lengths = norms(embeddings)
+            return spherical_constraint(lengths, self._radius_for(lengths.detach()))
+
+    @torch.no_grad()
+    def _radius_for(self, lengths: Tensor) -> Tensor:
+        if self.radius is not None:
+            return lengths.new_full((), self.radius)
+        mean = lengths.mean()
+        if self.rho == 1:
+            return mean
+        moved = torch.where(
+            self.started, (1 - self.rho) * self.mean_norm + self.rho * mean.double(), mean.double()
+        )
+        if self.training:
+            self.mean_norm.copy_(moved)
+            self.started.fill_(True)
+            return moved.to(lengths.dtype)
+        return torch.where(self.started, self.mean_norm, mean.double()).to(lengths.dtype)

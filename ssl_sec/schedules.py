@@ -1,0 +1,50 @@
+"""Quantities that follow the global step t of a run of T steps: the learning rate and the constraint's weight η.
+
+cosine        (1 + cos(π t / T)) / 2 · value, after an optional linear warm-up
+linear ramp   value · t / T                                              (SEC, Eq. 29)
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Schedule = Callable[[int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The same value at every step."""
+
+    value: float
+
+    def __call__(self, step: int) -> float:
+        """The value at the 0-based global step."""
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Cosine:
+    """From `value` to 0 along half a cosine, after `warmup_steps` of linear rise."""
+
+    value: float
+    total_steps: int
+    warmup_steps: int = 0
+
+    def __call__(self, step: int) -> float:
+        """The value at the 0-based global step."""
+        if step < self.warmup_steps:
+            return self.value * (step + 1) / self.warmup_steps
+        progress = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
+        return self.value * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class LinearRamp:
+    """From 0 to `value` over the whole run: value · t / T (SEC, Eq. 29)."""
+
+    value: float
+    total_steps: int
+
+    def __call__(self, step: int) -> float:
+        """The value at the 0-based global step."""
+        return self.value * step / self.total_steps

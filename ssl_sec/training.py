@@ -1,0 +1,236 @@
+"""One training step and the loop around it, the same for every recipe, runtime and number of workers.
+
+Everything is a function of the global step t: the samples, their views, the learning rate and η. A resume needs
+the state that `save` was given, and t.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ssl_sec.batch import Batch
+from ssl_sec.collectives import any_worker
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.loading import batches
+from ssl_sec.data.samplers import ShuffledBatches, worker_rows
+from ssl_sec.diagnostics import NormHistogram, norm_histogram
+from ssl_sec.errors import Stopped
+from ssl_sec.objective import Objective, Terms
+from ssl_sec.optimisers import set_learning_rate
+from ssl_sec.schedules import Schedule
+
+Precision = Literal["float32", "bfloat16", "float64"]
+
+
+class Runtime(Protocol):
+    """What training sees of the machine that it runs on."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    def report(self, step: int, metrics: Mapping[str, float], norms: NormHistogram | None = None) -> None:
+        """Records metrics at a 0-based global step; one worker's word counts."""
+        ...
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Saves a checkpoint after `step` steps."""
+        ...
+
+    def stop_requested(self) -> bool:
+        """Whether someone asked this worker to stop."""
+        ...
+
+
+class Views(Protocol):
+    """Images of a worker's rows -> their views."""
+
+    def __call__(self, images: Tensor, step: int, rows: slice, global_batch_size: int) -> Tensor:
+        """The views of the rows, as a function of (seed, step) and the images."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """All that a run trains, and how.
+
+    Attributes:
+        encoder: images in [0, 1] -> features.
+        head: features -> raw embeddings.
+        model: head(encoder(images)), with the gradients of all workers averaged.
+        objective: loss and constraint on the global batch.
+        optimiser: over the parameters of all three.
+        learning_rate: by global step.
+        image_set: where images come from.
+        sampler: which of them are in step t.
+        views: how they are augmented.
+        row_labels: labels of the rows of the views, from a batch and its rows in the global batch.
+        total_steps: T.
+        precision: of the forward pass.
+        channels_last: whether views are laid out so.
+        num_loader_workers: processes that decode a streamed set.
+    """
+
+    encoder: nn.Module
+    head: nn.Module
+    model: nn.Module
+    objective: Objective
+    optimiser: Optimizer
+    learning_rate: Schedule
+    image_set: ImageSet
+    sampler: ShuffledBatches
+    views: Views
+    row_labels: Callable[[Batch, slice], Tensor]
+    total_steps: int
+    precision: Precision = "float32"
+    channels_last: bool = False
+    num_loader_workers: int = 0
+
+    def state(self, step: int) -> dict[str, Any]:
+        """All that a resume after `step` steps needs."""
+        return {
+            "step": step,
+            "encoder": self.encoder.state_dict(),
+            "head": self.head.state_dict(),
+            "objective": self.objective.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> int:
+        """Takes up a saved state; returns the steps taken so far."""
+        self.encoder.load_state_dict(state["encoder"])
+        self.head.load_state_dict(state["head"])
+        self.objective.load_state_dict(state["objective"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        return int(state["step"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cadence:
+    """How often the loop reports, saves and monitors.
+
+    Attributes:
+        log_every_steps: ≥ 1.
+        save_every_epochs: ≥ 1.
+        monitor_every_epochs: ≥ 1.
+    """
+
+    log_every_steps: int
+    save_every_epochs: int
+    monitor_every_epochs: int
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
+    """The forward pass in bfloat16 where that is asked for; the objective leaves it again."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bfloat16" else nullcontext()
+
+
+def image_labels(batch: Batch, rows: slice, num_views: int) -> Int64[Tensor, " views"]:
+    """Labels of self-supervision: the views of one image of the global batch share its row number."""
+    numbers = torch.arange(rows.start, rows.stop, device=batch.images.device)
+    return numbers.repeat(num_views)
+
+
+def train_step(
+    recipe: Recipe,
+    views: Float[Tensor, "views channels height width"],
+    labels: Int64[Tensor, " views"],
+    step: int,
+) -> Terms:
+    """One step of the optimiser on this worker's views of global step `step`."""
+    set_learning_rate(recipe.optimiser, recipe.learning_rate(step))
+    recipe.optimiser.zero_grad(set_to_none=True)
+    with autocast(views.device, recipe.precision):
+        embeddings = recipe.model(views)
+    terms = recipe.objective(embeddings, labels, step)
+    terms.total.backward()
+    recipe.optimiser.step()
+    return terms
+
+
+def train(
+    recipe: Recipe,
+    runtime: Runtime,
+    cadence: Cadence,
+    monitor: Callable[[], Mapping[str, float]],
+    first_step: int = 0,
+) -> None:
+    """Trains from `first_step` to the recipe's last, reporting, monitoring and saving on the way.
+
+    Args:
+        recipe: what is trained.
+        runtime: where.
+        cadence: how often to report, save and monitor.
+        monitor: figures of the encoder, asked for at the end of an epoch by every worker.
+        first_step: steps already taken.
+
+    Raises:
+        Stopped: after a save, if a stop was asked for.
+        FloatingPointError: if the objective is not finite at a step that is reported.
+    """
+    sampler = recipe.sampler
+    rows = worker_rows(sampler.global_batch_size, runtime.rank, runtime.world_size)
+    steps = range(first_step, recipe.total_steps)
+    flow = batches(
+        recipe.image_set,
+        (sampler.indices(step)[rows] for step in steps),
+        runtime.device,
+        recipe.num_loader_workers,
+    )
+    layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+    dtype = torch.float64 if recipe.precision == "float64" else torch.float32
+    recipe.model.train()
+    recipe.objective.train()
+    clock, clock_step, saved_step = time.perf_counter(), first_step, first_step
+    for step, batch in zip(steps, flow, strict=True):
+        views = recipe.views(batch.images, step, rows, sampler.global_batch_size)
+        views = views.to(dtype=dtype, memory_format=layout)
+        terms = train_step(recipe, views, recipe.row_labels(batch, rows), step)
+        epoch, in_epoch = divmod(step + 1, sampler.steps_per_epoch)
+        last = step + 1 == recipe.total_steps
+        at_epoch_end = in_epoch == 0
+        if step % cadence.log_every_steps and not at_epoch_end and not last:
+            continue
+        figures = _figures(terms, recipe.learning_rate(step), step)
+        now = time.perf_counter()
+        figures["train/images_per_s"] = (step + 1 - clock_step) * sampler.global_batch_size / (now - clock)
+        figures["train/epoch"] = (step + 1) / sampler.steps_per_epoch
+        with_histogram = at_epoch_end or last or step == first_step
+        runtime.report(step, figures, norm_histogram(terms.norms.cpu(), step) if with_histogram else None)
+        if last or (at_epoch_end and epoch % cadence.monitor_every_epochs == 0):
+            runtime.report(step, monitor())
+            recipe.model.train()
+        if last or (at_epoch_end and epoch % cadence.save_every_epochs == 0):
+            runtime.save(step + 1, recipe.state(step + 1))
+            saved_step = step + 1
+        if not last and any_worker(runtime.stop_requested(), runtime.device):
+            if saved_step != step + 1:
+                runtime.save(step + 1, recipe.state(step + 1))
+            raise Stopped(f"stopped after step {step}; the state is saved")
+        clock, clock_step = time.perf_counter(), step + 1
+
+
+def _figures(terms: Terms, learning_rate: float, step: int) -> dict[str, float]:
+    """What is reported of a step; the one place where the device is waited for."""
+    total = float(terms.total.detach())
+    if not total == total or total in (float("inf"), float("-inf")):
+        raise FloatingPointError(
+            f"the objective is {total} at step {step} (metric loss {float(terms.metric_loss)}, "
+            f"constraint {float(terms.constraint)}, learning rate {learning_rate})"
+        )
+    return {
+        "train/loss": total,
+        "train/metric_loss": float(terms.metric_loss),
+        "train/constraint": float(terms.constraint),
+        "train/eta": terms.eta,
+        "train/lr": learning_rate,
+        "train/norm_mean": float(terms.norms.mean()),
+        "train/norm_std": float(terms.norms.std(correction=0)),
+    }

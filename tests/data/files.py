@@ -1,0 +1,67 @@
+"""Small image files, good and bad, and Parquet files that hold them."""
+
+import json
+import struct
+import zlib
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+
+def encode(image: Image.Image, image_format: str = "PNG", **options) -> bytes:
+    file = BytesIO()
+    image.save(file, image_format, **options)
+    return file.getvalue()
+
+
+def plain(value: int, width: int = 8, height: int = 8) -> bytes:
+    """A PNG of one grey value."""
+    return encode(Image.new("RGB", (width, height), (value, value, value)))
+
+
+def noise(width: int = 64, height: int = 64) -> Image.Image:
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def bomb(width: int = 20_000, height: int = 20_000) -> bytes:
+    """A PNG of a few bytes whose header claims many pixels."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def write_parquet(
+    path: Path,
+    images: list[bytes | None],
+    labels: list | pa.Array,
+    class_names: list[str] | None = None,
+    image_column: str = "image",
+    label_column: str = "label",
+) -> Path:
+    column = pa.array(
+        [None if image is None else {"bytes": image, "path": "a.png"} for image in images],
+        pa.struct({"bytes": pa.binary(), "path": pa.string()}),
+    )
+    labels = labels if isinstance(labels, pa.Array) else pa.array(labels, pa.int64())
+    table = pa.table({image_column: column, label_column: labels})
+    if class_names is not None:
+        features = {image_column: {"_type": "Image"}, label_column: {"names": class_names, "_type": "ClassLabel"}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(table, path, row_group_size=4)
+    return path
+
+
+def write_folder(root: Path, images: dict[str, bytes]) -> Path:
+    for name, image in images.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image)
+    return root

@@ -1,0 +1,189 @@
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFile
+
+from ssl_sec.data.decode import MAX_PIXELS, decode_image, printable
+from ssl_sec.errors import DataError
+from tests.data.files import bomb, encode, noise, plain
+
+
+def error_line(source, **options) -> str:
+    with pytest.raises(DataError) as caught:
+        decode_image(source, "x.png", 3, **options)
+    message = str(caught.value)
+    assert "\n" not in message and message.startswith("x.png: ")
+    return message
+
+
+def test_rgb_and_grey_are_exact():
+    image = noise(5, 7)
+    rgb = decode_image(encode(image), "x", 3)
+    assert rgb.dtype == torch.uint8 and rgb.is_contiguous()
+    assert np.array_equal(rgb.permute(1, 2, 0).numpy(), np.asarray(image))
+    grey = decode_image(encode(image), "x", 1)
+    assert np.array_equal(grey[0].numpy(), np.asarray(image.convert("L")))
+    assert torch.equal(decode_image(encode(image.convert("L")), "x", 3), grey.expand(3, -1, -1))
+
+
+def test_file_equals_bytes(tmp_path):
+    (tmp_path / "x.png").write_bytes(encode(noise()))
+    assert torch.equal(decode_image(tmp_path / "x.png", "x", 3), decode_image(encode(noise()), "x", 3))
+
+
+@pytest.mark.parametrize("num_channels", [1, 3])
+def test_cmyk_jpeg(num_channels):
+    # Cyan ink alone is (0, 255, 255).
+    pixels = decode_image(encode(Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "JPEG"), "x", num_channels)
+    expected = [0.299 * 0 + 0.587 * 255 + 0.114 * 255] if num_channels == 1 else [0, 255, 255]
+    assert torch.allclose(pixels.float().mean((1, 2)), torch.tensor(expected), atol=3)
+
+
+def test_one_bit():
+    image = Image.new("1", (2, 1))
+    image.putpixel((1, 0), 1)
+    assert decode_image(encode(image), "x", 1).tolist() == [[[0, 255]]]
+
+
+@pytest.mark.parametrize("image_format", ["PNG", "TIFF", "PPM"])
+def test_16_bit_grey_is_scaled_and_not_clipped(image_format):
+    values = np.array([[0, 255, 256, 0x7F00, 0x8000, 65535]], dtype=np.uint16)
+    pixels = decode_image(encode(Image.fromarray(values), image_format), "x", 1)
+    assert pixels[0, 0].tolist() == [0, 0, 1, 0x7F, 0x80, 255]
+
+
+@pytest.mark.parametrize("value", [np.int32(7), np.float32(0.5)])
+def test_32_bit_is_refused(value):
+    assert "32-bit" in error_line(encode(Image.fromarray(np.full((2, 2), value)), "TIFF"))
+
+
+@pytest.mark.parametrize("transparency", [None, 1, bytes([255, 0, 128])])
+def test_palette(transparency):
+    image = Image.new("P", (3, 1))
+    image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90])
+    for x in range(3):
+        image.putpixel((x, 0), x)
+    options = {} if transparency is None else {"transparency": transparency}
+    pixels = decode_image(encode(image, **options), "x", 3)
+    assert pixels[:, 0].T.tolist() == [[10, 20, 30], [40, 50, 60], [70, 80, 90]]
+
+
+@pytest.mark.parametrize(("mode", "colour"), [("RGBA", (9, 9, 9, 0)), ("LA", (9, 0))])
+@pytest.mark.parametrize("num_channels", [1, 3])
+def test_alpha_is_dropped(mode, colour, num_channels):
+    pixels = decode_image(encode(Image.new(mode, (2, 2), colour)), "x", num_channels)
+    assert pixels.shape == (num_channels, 2, 2) and (pixels == 9).all()
+
+
+def test_animation_gives_the_first_frame():
+    frames = [Image.new("L", (4, 4), value) for value in (50, 200)]
+    for image_format in ("GIF", "PNG"):
+        encoded = encode(frames[0], image_format, save_all=True, append_images=frames[1:])
+        assert (decode_image(encoded, "x", 1) == 50).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("image_format", ["PNG", "TIFF"])
+def test_exif_orientation(orientation, image_format):
+    stored = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    # EXIF 2.3: which side of the scene the stored row 0 and column 0 are.
+    upright = {
+        1: stored,
+        2: stored[:, ::-1],
+        3: stored[::-1, ::-1],
+        4: stored[::-1],
+        5: stored.T,
+        6: np.rot90(stored, -1),
+        7: stored[::-1, ::-1].T,
+        8: np.rot90(stored),
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    assert np.array_equal(decode_image(encode(Image.fromarray(stored), image_format, exif=exif), "x", 1)[0], upright)
+
+
+def test_broken_exif_is_ignored():
+    assert decode_image(encode(noise(), "JPEG", exif=b"Exif\0\0nonsense"), "x", 3).shape == (3, 64, 64)
+
+
+def test_resizing_takes_the_centred_square():
+    pixels = np.zeros((4, 12), dtype=np.uint8)
+    pixels[:, 4:8] = 200
+    assert (decode_image(encode(Image.fromarray(pixels)), "x", 1, image_size_px=2) == 200).all()
+    assert (decode_image(encode(Image.fromarray(pixels.T.copy())), "x", 1, image_size_px=9) == 200).all()
+
+
+def test_resizing_is_antialiased():
+    stripes = np.zeros((64, 64), dtype=np.uint8)
+    stripes[:, ::2] = 255
+    small = decode_image(encode(Image.fromarray(stripes)), "x", 1, image_size_px=8).float()
+    assert (small - 127.5).abs().max() < 8
+
+
+def test_an_image_of_the_right_size_is_untouched():
+    encoded = encode(noise(16, 16))
+    assert torch.equal(decode_image(encoded, "x", 3, image_size_px=16), decode_image(encoded, "x", 3))
+
+
+def test_a_strip_needs_no_long_intermediate():
+    # Its short side resized first would give 64 x 1,280,000 pixels.
+    strip = encode(Image.new("L", (20_000, 1), 7))
+    assert (decode_image(strip, "x", 1, image_size_px=64) == 7).all()
+
+
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP"])
+def test_truncated(image_format):
+    encoded = encode(noise(), image_format)
+    error_line(encoded[: len(encoded) // 2])
+
+
+@pytest.mark.parametrize("encoded", [b"", b"hello, world", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"])
+def test_what_is_no_image(encoded):
+    message = error_line(encoded)
+    assert "not an image" in message and "PNG" in message
+
+
+def test_missing_file(tmp_path):
+    assert "No such file" in error_line(tmp_path / "x.png")
+
+
+def test_bombs_are_refused_from_the_header():
+    message = error_line(bomb())
+    assert "400000000" in message and str(MAX_PIXELS) in message
+    # Below Pillow's own limit, ours names the size.
+    message = error_line(bomb(9_000, 9_000))
+    assert "9000 x 9000" in message and str(MAX_PIXELS) in message
+    assert "at most 63 allowed" in error_line(plain(0), max_pixels=63)
+    assert decode_image(plain(0), "x", 3, max_pixels=64).shape == (3, 8, 8)
+
+
+def test_errors_stay_on_one_line():
+    with pytest.raises(DataError) as caught:
+        decode_image(b"", "a\nb\x1b[31m\u00e9", 3)
+    assert str(caught.value).startswith("a\\nb\\x1b[31m\u00e9: ")
+    assert printable("caf\u00e9 1") == "caf\u00e9 1"
+
+
+def test_threads_and_global_state():
+    before = (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES)
+    encoded = [plain(value) for value in range(64)]
+    with ThreadPoolExecutor(8) as pool:
+        images = list(pool.map(lambda image: decode_image(image, "x", 3), encoded))
+    assert [int(image[0, 0, 0]) for image in images] == list(range(64))
+    assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES) == before
+
+
+def test_random_damage_raises_nothing_else():
+    encoded = encode(noise(16, 16), "PNG")
+    random = np.random.default_rng(0)
+    for image_format in ("JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP", "PPM"):
+        encoded = np.frombuffer(encode(noise(16, 16), image_format), dtype=np.uint8)
+        for _ in range(60):
+            damaged = encoded.copy()
+            damaged[random.integers(0, min(len(damaged), 300), 3)] = random.integers(0, 256, 3)
+            try:
+                decode_image(damaged.tobytes(), "x", 3, image_size_px=8)
+            except DataError as error:
+                assert "\n" not in str(error)

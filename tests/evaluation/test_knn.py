@@ -1,0 +1,83 @@
+import math
+
+import lightly.utils.benchmarking.knn as lightly_knn
+import pytest
+import torch
+from torch.nn import functional
+
+from ssl_sec.evaluation.knn import knn_predict, knn_top1
+
+NUM_CLASSES = 5
+
+
+@pytest.fixture
+def sets():
+    """Overlapping clusters: bank, its labels, queries, their labels."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(NUM_CLASSES, 8, generator=generator)
+
+    def draw(count):
+        labels = torch.randint(NUM_CLASSES, (count,), generator=generator)
+        features = centres[labels] + 1.2 * torch.randn(count, 8, generator=generator)
+        return features * (0.1 + 10 * torch.rand(count, 1, generator=generator)), labels
+
+    return *draw(400), *draw(97)
+
+
+def slowly(bank, bank_labels, query, k, temperature):
+    cosines = [
+        sum(a * b for a, b in zip(query, row, strict=True)) / (math.hypot(*query) * math.hypot(*row)) for row in bank
+    ]
+    votes = [0.0] * NUM_CLASSES
+    for i in sorted(range(len(bank)), key=lambda i: -cosines[i])[:k]:
+        votes[bank_labels[i]] += math.exp(cosines[i] / temperature)
+    return votes.index(max(votes))
+
+
+@pytest.mark.parametrize(("k", "temperature"), [(1, 0.1), (7, 0.1), (50, 0.5), (10_000, 0.07)])
+def test_predictions_are_those_of_the_slow_loop(sets, k, temperature):
+    bank, bank_labels, queries, query_labels = sets
+    expected = [slowly(bank.tolist(), bank_labels.tolist(), query, k, temperature) for query in queries.tolist()]
+    settings = {"num_classes": NUM_CLASSES, "k": k, "temperature": temperature}
+    assert knn_predict(bank, bank_labels, queries, **settings).tolist() == expected
+    accuracy = sum(map(int.__eq__, expected, query_labels.tolist())) / len(expected)
+    assert 0.4 < accuracy < 1
+    assert knn_top1(bank, bank_labels, queries, query_labels, **settings) == pytest.approx(accuracy)
+
+
+def test_predictions_are_lightlys(sets):
+    bank, bank_labels, queries, _ = sets
+    theirs = lightly_knn.knn_predict(
+        functional.normalize(queries), functional.normalize(bank).T, bank_labels, NUM_CLASSES, knn_k=200
+    )
+    assert torch.equal(knn_predict(bank, bank_labels, queries, num_classes=NUM_CLASSES), theirs[:, 0])
+
+
+@pytest.mark.parametrize("chunk_size", [1, 96, 97, 1000])
+def test_chunks_change_nothing(sets, chunk_size):
+    bank, bank_labels, queries, _ = sets
+    whole = knn_predict(bank, bank_labels, queries, num_classes=NUM_CLASSES, chunk_size=97)
+    parts = knn_predict(bank, bank_labels, queries, num_classes=NUM_CLASSES, chunk_size=chunk_size)
+    assert torch.equal(parts, whole)
+
+
+def test_a_low_temperature_leaves_the_nearest_neighbour(sets):
+    bank, bank_labels, queries, _ = sets
+    cold = knn_predict(bank, bank_labels, queries, num_classes=NUM_CLASSES, temperature=1e-6)
+    assert torch.equal(cold, knn_predict(bank, bank_labels, queries, num_classes=NUM_CLASSES, k=1))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -2.0])
+@pytest.mark.parametrize("k", [1, 20, 200])
+def test_collapsed_features_do_not_score_above_chance(value, k):
+    labels = torch.arange(NUM_CLASSES).repeat_interleave(20)
+    features = torch.full((len(labels), 8), value)
+    assert knn_top1(features, labels, features, labels, num_classes=NUM_CLASSES, k=k) <= 1 / NUM_CLASSES
+
+
+def test_features_that_are_not_finite_score_0(sets):
+    bank, bank_labels, queries, query_labels = sets
+    nowhere = torch.full_like(queries, torch.nan)
+    assert knn_top1(bank, bank_labels, nowhere, query_labels, num_classes=NUM_CLASSES) == 0
+    bank[3] = torch.nan
+    assert knn_top1(bank, bank_labels, queries, query_labels, num_classes=NUM_CLASSES) == 0

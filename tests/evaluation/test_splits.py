@@ -1,0 +1,69 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssl_sec.errors import ConfigError
+from ssl_sec.evaluation.splits import labelled_subset, stratified_split
+
+LABELS = torch.tensor([2, 0, 1, 1, 0, 1, 0, 1, 1, 0, 1, 1, 1, 1])  # 4, 9 and 1 of the classes 0, 1 and 2
+
+
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=1, max_size=60),
+    fraction=st.floats(0.01, 0.99),
+    seed=st.integers(-5, 2**62),
+)
+def test_a_split_is_a_partition_with_every_class_on_both_sides(labels, fraction, seed):
+    labels = torch.tensor(labels)
+    rest, held_out = stratified_split(labels, fraction, seed)
+    assert sorted([*rest.tolist(), *held_out.tolist()]) == list(range(len(labels)))
+    assert rest.tolist() == sorted(rest.tolist())
+    assert held_out.tolist() == sorted(held_out.tolist())
+    for label, count in enumerate(labels.bincount().tolist()):
+        num_held_out = int((labels[held_out] == label).sum())
+        if count >= 2:
+            assert 1 <= num_held_out <= count - 1
+            assert abs(num_held_out - fraction * count) <= 1
+        else:
+            assert num_held_out == 0
+
+
+def test_a_split_is_drawn_by_its_seed():
+    labels = torch.arange(10).repeat(50)
+    first = stratified_split(labels, 0.1, seed=3)
+    assert all(map(torch.equal, first, stratified_split(labels, 0.1, seed=3)))
+    assert not torch.equal(first[1], stratified_split(labels, 0.1, seed=4)[1])
+    assert labels[first[1]].bincount().tolist() == [5] * 10
+
+
+def test_a_split_does_not_follow_the_order_of_the_images():
+    _, held_out = stratified_split(torch.zeros(1000, dtype=torch.int64), 0.5, seed=0)
+    assert held_out.double().mean().item() == pytest.approx(499.5, abs=50)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 1.5, float("nan")])
+def test_a_fraction_that_leaves_nothing_is_refused(fraction):
+    with pytest.raises(ConfigError, match=f"fraction = {fraction}"):
+        stratified_split(LABELS, fraction, seed=0)
+
+
+def test_a_labelled_subset_has_the_same_number_of_each_class():
+    labels = torch.arange(7).repeat(20)
+    chosen = labelled_subset(labels, 3, seed=1)
+    assert labels[chosen].bincount().tolist() == [3] * 7
+    assert chosen.tolist() == sorted(set(chosen.tolist()))
+    assert torch.equal(chosen, labelled_subset(labels, 3, seed=1))
+    assert not torch.equal(chosen, labelled_subset(labels, 3, seed=2))
+
+
+def test_labelled_subsets_of_one_seed_are_nested():
+    labels = torch.arange(4).repeat(10)
+    assert set(labelled_subset(labels, 2, seed=0).tolist()) < set(labelled_subset(labels, 5, seed=0).tolist())
+
+
+def test_a_class_with_too_few_images_is_named():
+    with pytest.raises(ConfigError, match=r"probe\.labels_per_class = 2, but class 2 has 1 image"):
+        labelled_subset(LABELS, 2, seed=0)
+    with pytest.raises(ConfigError, match=r"probe\.labels_per_class = 0"):
+        labelled_subset(LABELS, 0, seed=0)

@@ -1,0 +1,218 @@
+import dataclasses
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from ssl_sec.diagnostics import (
+    NormHistogram,
+    confusion_figure,
+    curves_figure,
+    features_figure,
+    norm_histogram,
+    norm_histograms_figure,
+)
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.texts]
+
+
+def rendered(figure: Figure) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=40, metadata={"Software": None})
+    return file.getvalue()
+
+
+def points_of(figure: Figure) -> np.ndarray:
+    return np.concatenate([dots.get_offsets() for dots in figure.axes[0].collections])
+
+
+def test_a_norm_histogram_counts_every_norm_and_survives_json():
+    histogram = norm_histogram(10 + draw(500), step=7, num_bins=12)
+    assert (histogram.step, len(histogram.counts), sum(histogram.counts)) == (7, 12, 500)
+    expected, edges = np.histogram((10 + draw(500)).double().numpy(), bins=12)
+    assert histogram.counts == expected.tolist()
+    assert histogram.edges == pytest.approx(edges.tolist())
+    assert NormHistogram(**json.loads(json.dumps(dataclasses.asdict(histogram)))) == histogram
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-30, 1.0, 12.5, 1e30])
+def test_equal_norms_have_bins_with_a_width(norm):
+    histogram = norm_histogram(torch.full((9,), norm), step=0)
+    assert sum(histogram.counts) == 9
+    assert all(low < high for low, high in zip(histogram.edges, histogram.edges[1:], strict=False))
+    assert histogram.edges[0] == pytest.approx(norm)
+    assert len(rendered(norm_histograms_figure([histogram]))) > 1000
+
+
+def test_norms_that_are_not_finite_are_left_out():
+    assert sum(norm_histogram(torch.tensor([1.0, torch.nan, torch.inf, 2.0]), step=0).counts) == 2
+    assert sum(norm_histogram(torch.full((3,), torch.nan), step=0).counts) == 0
+
+
+def test_a_histogram_needs_one_edge_more_than_bins():
+    with pytest.raises(AssertionError, match="one edge more"):
+        NormHistogram(0, [0.0, 1.0], [1, 2])
+
+
+def test_each_metric_has_a_panel_with_labelled_axes():
+    history = {
+        "train/loss": [(20, 1.0), (0, 3.0), (10, 2.0)],
+        "train/lr": [(0, 0.5), (10, 0.1)],
+        "train/other": [(0, 1.0)],
+        "train/empty": [],
+        "train/norm_mean": [(0, 9.0), (10, 8.0)],
+        "train/norm_std": [(0, 2.0), (10, 1.0)],
+    }
+    figure = curves_figure(history, title="a run")
+    names = [axes.get_ylabel() for axes in figure.axes]
+    assert names == ["total loss", "learning rate", "train/other", "embedding norm (L2)"]
+    assert {axes.get_xlabel() for axes in figure.axes} == {"global step"}
+    assert figure.axes[0].lines[0].get_xydata().tolist() == [[0, 3], [10, 2], [20, 1]]
+    (band,) = figure.axes[3].collections
+    corners = band.get_paths()[0].vertices
+    assert {tuple(corner) for corner in corners} == {(0, 7), (0, 11), (10, 7), (10, 9)}
+    assert figure.get_suptitle() == "a run"
+    assert len(rendered(figure)) > 1000
+
+
+def test_a_std_without_a_mean_is_a_curve_and_a_mean_without_a_std_has_no_band():
+    (axes,) = curves_figure({"train/norm_std": [(0, 1.0), (1, 2.0)]}).axes
+    assert (axes.get_ylabel(), len(axes.lines)) == ("train/norm_std", 1)
+    (axes,) = curves_figure({"train/norm_mean": [(0, 1.0), (1, 2.0)]}).axes
+    assert (len(axes.lines), len(axes.collections)) == (1, 0)
+
+
+def test_values_that_are_not_finite_are_drawn_as_gaps():
+    figure = curves_figure({"train/loss": [(0, 1.0), (1, float("nan")), (2, float("inf"))]})
+    assert len(rendered(figure)) > 1000
+
+
+@pytest.mark.parametrize("history", [{}, {"train/loss": []}])
+def test_a_history_without_points_says_so(history):
+    assert texts(curves_figure(history)) == ["no metric was recorded"]
+
+
+def test_the_heat_map_keeps_all_embeddings_of_each_step():
+    histograms = [norm_histogram(10 + draw(300, seed=step) / (1 + step), step) for step in (5, 0, 20)]
+    figure = norm_histograms_figure(histograms, num_bins=30)
+    heat_axes, outline_axes, _ = figure.axes
+    shares = heat_axes.collections[0].get_array()
+    assert shares.shape == (30, 3)
+    assert shares.sum(axis=0).tolist() == pytest.approx([100, 100, 100])
+    legend = [text.get_text() for text in outline_axes.get_legend().get_texts()]
+    assert legend == ["step 0", "step 20"]
+    assert heat_axes.get_xlim() == (-2.5, 27.5)
+    assert (heat_axes.get_xlabel(), heat_axes.get_ylabel()) == ("global step", "embedding norm (L2)")
+    assert len(rendered(figure)) > 1000
+
+
+def test_common_bins_share_a_bin_out_evenly():
+    histograms = [NormHistogram(0, [0.0, 2.0, 4.0], [3, 1]), NormHistogram(1, [2.0, 4.0], [8])]
+    heat_axes = norm_histograms_figure(histograms, num_bins=4).axes[0]
+    shares = heat_axes.collections[0].get_array().filled(0)
+    assert shares.T.tolist() == [[37.5, 37.5, 12.5, 12.5], [0, 0, 50, 50]]
+
+
+def test_the_later_of_two_histograms_of_a_step_counts():
+    histograms = [NormHistogram(3, [0.0, 1.0, 2.0], [1, 0]), NormHistogram(3, [0.0, 1.0, 2.0], [0, 1])]
+    heat_axes, outline_axes, _ = norm_histograms_figure(histograms, num_bins=2).axes
+    assert heat_axes.collections[0].get_array().filled(0).ravel().tolist() == [0, 100]
+    assert len(outline_axes.get_legend().get_texts()) == 1
+
+
+@pytest.mark.parametrize("histograms", [[], [NormHistogram(0, [0.0, 1.0], [0])]])
+def test_no_norms_say_so(histograms):
+    assert texts(norm_histograms_figure(histograms)) == ["no norms were recorded"]
+
+
+def test_features_are_drawn_by_class_and_the_same_for_one_seed():
+    labels = torch.arange(3).repeat(20)
+    features = 4 * draw(3, 8, seed=1)[labels] + draw(60, 8)
+    names = ["cat", "dog", "horse"]
+    figure = features_figure(features, labels, names, seed=-4, max_points=45)
+    points = points_of(figure)
+    assert points.shape == (45, 2)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == names
+    assert np.array_equal(points, points_of(features_figure(features, labels, names, -4, max_points=45)))
+    assert not np.array_equal(points, points_of(features_figure(features, labels, names, 5, max_points=45)))
+    shown = [np.asarray(dots.get_offsets()) for dots in figure.axes[0].collections]
+    centres = np.stack([points.mean(axis=0) for points in shown])
+    for label, points in enumerate(shown):
+        nearest = np.linalg.norm(points[:, None] - centres, axis=2).argmin(axis=1)
+        assert (nearest == label).mean() > 0.9
+
+
+def test_features_of_twenty_classes_look_different_and_of_more_have_a_colour_bar():
+    labels = torch.arange(20).repeat(2)
+    named = features_figure(draw(40, 4), labels, [f"class {label}" for label in range(20)], seed=0)
+    looks = {(tuple(dots.get_facecolor()[0]), dots.get_paths()[0].vertices.shape) for dots in named.axes[0].collections}
+    assert len(looks) == 20
+    numbered = features_figure(draw(40, 4), labels, [f"class {label}" for label in range(21)], seed=0)
+    assert numbered.legends == []
+    assert numbered.axes[1].get_ylabel() == "number of the class"
+    assert len(rendered(numbered)) > 1000
+
+
+@pytest.mark.parametrize("count", [5, 6, 31])
+def test_few_features_are_drawn_with_a_lower_perplexity(count):
+    figure = features_figure(draw(count, 3), torch.arange(count) % 2, ["a", "b"], seed=0)
+    assert points_of(figure).shape == (count, 2)
+    assert np.isfinite(points_of(figure)).all()
+
+
+@pytest.mark.parametrize(
+    ("features", "text"),
+    [
+        (draw(4, 3), "too few"),
+        (draw(50, 1), "too few"),
+        (torch.zeros(50, 3), "same direction"),
+        (torch.ones(50, 3) * torch.arange(1.0, 51).unsqueeze(1), "same direction"),
+        (torch.full((50, 3), torch.nan), "not finite"),
+    ],
+)
+def test_features_that_cannot_be_drawn_say_why(features, text):
+    figure = features_figure(features, torch.zeros(len(features), dtype=torch.int64), ["a"], seed=0)
+    assert text in texts(figure)[0]
+
+
+def test_a_confusion_is_shown_in_percent_of_the_true_class():
+    confusion = torch.tensor([[30, 10, 0], [0, 0, 0], [1, 1, 998]])
+    figure = confusion_figure(confusion, ["cat", "dog", "horse"])
+    axes = figure.axes[0]
+    expected = [[75, 25, 0], [0, 0, 0], [0.1, 0.1, 99.8]]
+    assert np.allclose(np.asarray(axes.images[0].get_array()), expected)
+    written = {text.get_position(): text.get_text() for text in axes.texts}
+    assert written == {(0, 0): "75", (1, 0): "25", (2, 2): "100"}
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["cat", "dog", "horse"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted class", "true class")
+    assert len(rendered(figure)) > 1000
+
+
+@pytest.mark.parametrize(("num_classes", "num_named"), [(100, 100), (101, 51), (1000, 100)])
+def test_many_classes_have_no_numbers_and_at_most_100_names(num_classes, num_named):
+    confusion = torch.eye(num_classes, dtype=torch.int64)
+    axes = confusion_figure(confusion, [f"class {label}" for label in range(num_classes)]).axes[0]
+    assert len(axes.texts) == 0
+    assert len(axes.get_xticklabels()) == num_named
+
+
+def test_a_confusion_needs_a_name_for_each_class():
+    with pytest.raises(AssertionError, match="1 names for 2 classes"):
+        confusion_figure(torch.eye(2, dtype=torch.int64), ["cat"])
+
+
+def test_figures_touch_no_global_state():
+    code = "import sys, ssl_sec.diagnostics; print([m for m in ('matplotlib.pyplot', 'sklearn') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
