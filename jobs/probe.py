@@ -1,17 +1,20 @@
 """Linear evaluation of a pretraining run: python -m jobs.probe run=<MLflow run id>."""
 
 import sys
+from collections.abc import Sequence
 
 from ssl_sec.config import ProbeJobConfig
 from ssl_sec.edges.command_line import run_job
+from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_probe
 from ssl_sec.edges.summary import summary
+from ssl_sec.settings import from_values
 
 
-def main() -> int:
-    """Runs the job of the command line."""
-    return run_job("probe", ProbeJobConfig, lambda config: summary(run_probe(config)))
+def probe(overrides: Sequence[str]) -> str:
+    """Runs the job and tells its results."""
+    return summary(run_probe(from_values(ProbeJobConfig, compose("probe", overrides))))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_job("probe", probe))

@@ -15,6 +15,7 @@ from kornia.augmentation import (
     RandomHorizontalFlip,
     RandomResizedCrop,
 )
+from kornia.augmentation.base import _AugmentationBase  # pyright: ignore[reportPrivateUsage]
 from kornia.augmentation.container.params import ParamItem
 from torch import Tensor, nn
 
@@ -58,7 +59,7 @@ class SimCLRAugmentation(nn.Module):
         super().__init__()
         self.seed = seed
         self.num_views = num_views
-        transforms: list[nn.Module] = [
+        transforms: list[_AugmentationBase] = [
             # Without align_corners this is torchvision's crop and resize; resampling is twice as fast as slicing.
             RandomResizedCrop(
                 (image_size_px, image_size_px),
@@ -101,9 +102,7 @@ class SimCLRAugmentation(nn.Module):
         global_shape = torch.Size((global_batch_size, *images.shape[1:]))
         return torch.cat(
             [
-                self.transforms(
-                    pixels, params=_rows_of(self._draw(global_shape, step, view), rows, len(images))
-                )
+                self.transforms(pixels, params=_rows_of(self._draw(global_shape, step, view), rows, len(images)))
                 for view in range(self.num_views)
             ]
         )

@@ -55,9 +55,7 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep_last
             torch.save(dict(state), file)
             file.flush()
             os.fsync(file.fileno())
-        manifest = {
-            _STATE: {"bytes": (temporary / _STATE).stat().st_size, "sha256": _sha256(temporary / _STATE)}
-        }
+        manifest = {_STATE: {"bytes": (temporary / _STATE).stat().st_size, "sha256": _sha256(temporary / _STATE)}}
         with (temporary / _MANIFEST).open("w") as file:
             json.dump({"step": step, "files": manifest}, file)
             file.flush()

@@ -103,6 +103,4 @@ def average_gradients(model: nn.Module, device: torch.device) -> nn.Module:
         return model
     # Buffers move by global statistics, so they are already equal everywhere.
     device_ids = [device.index] if device.type == "cuda" else None
-    return DistributedDataParallel(
-        model, device_ids=device_ids, broadcast_buffers=False, gradient_as_bucket_view=True
-    )
+    return DistributedDataParallel(model, device_ids=device_ids, broadcast_buffers=False, gradient_as_bucket_view=True)

@@ -178,9 +178,7 @@ class AugmentConfig:
         check(0 <= self.flip_probability <= 1, "augment.flip_probability", self.flip_probability, "in [0, 1]")
         check(self.colour_strength >= 0, "augment.colour_strength", self.colour_strength, "≥ 0")
 
-    def build(
-        self, image_size_px: int, num_channels: int, seed: int, num_views: int = 2
-    ) -> SimCLRAugmentation:
+    def build(self, image_size_px: int, num_channels: int, seed: int, num_views: int = 2) -> SimCLRAugmentation:
         """The augmentation for images of one size."""
         return SimCLRAugmentation(
             image_size_px=image_size_px,
@@ -294,16 +292,32 @@ class NTXentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConstraintConfig:
+class NoConstraintConfig:
+    """No norm constraint."""
+
+    name: Literal["none"] = "none"
+
+    def build(self) -> None:
+        """Nothing to build."""
+
+    def weight(self, total_steps: int) -> Schedule:
+        """η = 0."""
+        return Constant(0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SphericalConfig:
     """The norm constraint and the schedule of its weight; see `ssl_sec.losses.spherical`.
 
     Attributes:
+        name: the use, for people; what it is follows from rho and radius.
         eta: η ≥ 0.
         ramp: "linear" for η t / T (SEC, Eq. 29), "constant" for η.
         rho: weight of the batch's mean in μ; 1 is SEC, less is SEC-EMA.
         radius: a fixed μ; 0 is L²-reg.
     """
 
+    name: Literal["sec", "sec_ema", "l2reg", "fixed_radius"]
     eta: float
     ramp: Literal["linear", "constant"] = "linear"
     rho: float = 1.0
@@ -322,6 +336,9 @@ class ConstraintConfig:
     def weight(self, total_steps: int) -> Schedule:
         """η by global step."""
         return LinearRamp(self.eta, total_steps) if self.ramp == "linear" else Constant(self.eta)
+
+
+ConstraintConfig = NoConstraintConfig | SphericalConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,9 +405,7 @@ class LocalConfig(_RuntimeConfig):
         """The device of this process."""
         has_gpu = torch.cuda.is_available()
         if self.device == "cuda" and not has_gpu:
-            raise ConfigError(
-                "runtime.device: found 'cuda', but this machine has no usable GPU; allowed here: cpu"
-            )
+            raise ConfigError("runtime.device: found 'cuda', but this machine has no usable GPU; allowed here: cpu")
         return torch.device("cuda", 0) if has_gpu and self.device != "cpu" else torch.device("cpu")
 
 
@@ -499,9 +514,7 @@ class ProbeConfig:
         check(self.epochs >= 1, "probe.epochs", self.epochs, "≥ 1")
         check(self.batch_size >= 1, "probe.batch_size", self.batch_size, "≥ 1")
         check(len(self.learning_rates) > 0, "probe.learning_rates", self.learning_rates, "one value or more")
-        check(
-            all(rate > 0 for rate in self.learning_rates), "probe.learning_rates", self.learning_rates, "> 0"
-        )
+        check(all(rate > 0 for rate in self.learning_rates), "probe.learning_rates", self.learning_rates, "> 0")
         check(0 <= self.momentum < 1, "probe.momentum", self.momentum, "in [0, 1)")
         check(self.decay_factor > 0, "probe.decay_factor", self.decay_factor, "> 0")
         if self.labels_per_class is not None:
@@ -529,7 +542,7 @@ class PretrainConfig:
     encoder: EncoderConfig
     head: HeadConfig
     loss: NTXentConfig
-    constraint: ConstraintConfig | None
+    constraint: ConstraintConfig
     optimiser: OptimiserConfig
     runtime: RuntimeConfig
     epochs: int

@@ -45,9 +45,7 @@ class Objective(nn.Module):
         self.constraint = constraint
         self.eta = eta
 
-    def forward(
-        self, embeddings: Float[Tensor, "rows dim"], labels: Int64[Tensor, " rows"], step: int
-    ) -> Terms:
+    def forward(self, embeddings: Float[Tensor, "rows dim"], labels: Int64[Tensor, " rows"], step: int) -> Terms:
         """The objective of the global batch.
 
         Args:

@@ -14,9 +14,7 @@ def parameter_groups(modules: Iterable[nn.Module], weight_decay: float) -> list[
         modules: the modules whose parameters are trained.
         weight_decay: coupled L2 decay of the weights, ≥ 0.
     """
-    parameters = [
-        parameter for module in modules for parameter in module.parameters() if parameter.requires_grad
-    ]
+    parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
     groups: list[dict[str, object]] = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
@@ -24,9 +22,7 @@ def parameter_groups(modules: Iterable[nn.Module], weight_decay: float) -> list[
     return [group for group in groups if group["params"]]
 
 
-def sgd(
-    modules: Iterable[nn.Module], momentum: float, weight_decay: float, nesterov: bool = False
-) -> Optimizer:
+def sgd(modules: Iterable[nn.Module], momentum: float, weight_decay: float, nesterov: bool = False) -> Optimizer:
     """SGD with momentum, the optimiser of SEC's contrastive runs."""
     # The rate is set at every step; one that is left unset must not train.
     return SGD(parameter_groups(modules, weight_decay), lr=0.0, momentum=momentum, nesterov=nesterov)

@@ -11,7 +11,7 @@ from torch import nn
 
 from ssl_sec.collectives import average_gradients
 from ssl_sec.config import PretrainConfig
-from ssl_sec.data.image_set import ImageSet, ResidentImages, subset
+from ssl_sec.data.image_set import ImageSet, ResidentImages
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
 from ssl_sec.encoders import save_weights
 from ssl_sec.evaluation.features import extract_features
@@ -31,8 +31,15 @@ NUM_VIEWS = 2
 class RunStore(Protocol):
     """Where a run keeps what outlives it."""
 
-    encoder_path: Path
-    features_path: Path
+    @property
+    def encoder_path(self) -> Path:
+        """Where the encoder's weights are left."""
+        ...
+
+    @property
+    def features_path(self) -> Path:
+        """Where features of some training images are left."""
+        ...
 
     def describe_data(self, image_set: ImageSet) -> None:
         """Keeps what is to be told of the training set."""
@@ -89,12 +96,9 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
     torch.manual_seed(derived_seed(config.seed, "weights"))
     encoder = config.encoder.build(num_channels, min(height, width))
     head = config.head.build(encoder.num_features)
-    sampler = ShuffledBatches(
-        num_images=len(image_set), global_batch_size=config.global_batch_size, seed=config.seed
-    )
+    sampler = ShuffledBatches(num_images=len(image_set), global_batch_size=config.global_batch_size, seed=config.seed)
     total_steps = config.epochs * sampler.steps_per_epoch
-    eta = config.constraint.weight(total_steps) if config.constraint else (lambda step: 0.0)
-    objective = Objective(config.loss.build(), config.constraint.build() if config.constraint else None, eta)
+    objective = Objective(config.loss.build(), config.constraint.build(), config.constraint.weight(total_steps))
     options = config.runtime
     network: nn.Module = nn.Sequential(encoder, head)
     if runtime.world_size > 1:
@@ -113,9 +117,7 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
         learning_rate=config.optimiser.schedule(sampler.steps_per_epoch, total_steps),
         image_set=image_set,
         sampler=sampler,
-        views=config.augment.build(min(height, width), num_channels, config.seed, NUM_VIEWS).to(
-            runtime.device
-        ),
+        views=config.augment.build(min(height, width), num_channels, config.seed, NUM_VIEWS).to(runtime.device),
         row_labels=partial(image_labels, num_views=NUM_VIEWS),
         total_steps=total_steps,
         precision=options.precision,
@@ -127,9 +129,7 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
 class _Monitor:
     """kNN accuracy and RankMe of the encoder on images of the training set, a tenth of them as queries."""
 
-    def __init__(
-        self, config: PretrainConfig, encoder: nn.Module, image_set: ImageSet, runtime: Runtime
-    ) -> None:
+    def __init__(self, config: PretrainConfig, encoder: nn.Module, image_set: ImageSet, runtime: Runtime) -> None:
         images = torch.arange(len(image_set))
         if len(images) > config.monitor.max_images:
             share = config.monitor.max_images / len(images)

@@ -51,9 +51,7 @@ class ProbeFindings:
 
     def metrics(self) -> dict[str, float]:
         """Percentages by metric name."""
-        held_out = {
-            f"probe/held_out_top1_lr_{lr:g}": 100 * top1 for lr, top1 in self.probe.held_out_top1.items()
-        }
+        held_out = {f"probe/held_out_top1_lr_{lr:g}": 100 * top1 for lr, top1 in self.probe.held_out_top1.items()}
         return {
             "probe/top1": 100 * self.probe.top1,
             "probe/top5": 100 * self.probe.top5,
@@ -100,9 +98,7 @@ def linear_evaluation(
     if config.labels_per_class is None:
         everything = torch.cat([kept, held_out])
         kept_rows = (torch.cat([kept_rows[0], held_out_rows[0]]), torch.cat([kept_rows[1], held_out_rows[1]]))
-        probes = training(
-            subset(train_set, everything), kept_rows, (learning_rate,), first_epoch=config.epochs
-        )
+        probes = training(subset(train_set, everything), kept_rows, (learning_rate,), first_epoch=config.epochs)
     test_rows = features_of(test_set, torch.arange(len(test_set)))
     return ProbeFindings(
         probe=evaluate_probe(probes, learning_rate, held_out_top1, *test_rows),
@@ -125,9 +121,7 @@ class _Training:
     runtime: Runtime
     num_classes: int
 
-    def __call__(
-        self, image_set: ImageSet, rows: Rows, rates: tuple[float, ...], first_epoch: int
-    ) -> LinearProbes:
+    def __call__(self, image_set: ImageSet, rows: Rows, rates: tuple[float, ...], first_epoch: int) -> LinearProbes:
         config, (features, labels) = self.config, rows
         feature_batches = (
             self._augmented(image_set)
@@ -153,15 +147,9 @@ class _Training:
     def _augmented(self, image_set: ImageSet) -> Callable[[int], Iterator[Rows]]:
         """Features of crops and flips, drawn anew in every epoch (SimCLR, appendix B.6)."""
         channels, height, width = image_set.image_shape
-        batch_size = min(
-            self.config.batch_size, len(image_set) // self.runtime.world_size * self.runtime.world_size
-        )
-        sampler = ShuffledBatches(
-            num_images=len(image_set), global_batch_size=batch_size, seed=self.config.seed
-        )
-        augment = AugmentConfig(colour_strength=0.0).build(
-            min(height, width), channels, self.config.seed, num_views=1
-        )
+        batch_size = min(self.config.batch_size, len(image_set) // self.runtime.world_size * self.runtime.world_size)
+        sampler = ShuffledBatches(num_images=len(image_set), global_batch_size=batch_size, seed=self.config.seed)
+        augment = AugmentConfig(colour_strength=0.0).build(min(height, width), channels, self.config.seed, num_views=1)
         own = worker_rows(batch_size, self.runtime.rank, self.runtime.world_size)
         dtype = next((p.dtype for p in self.encoder.parameters()), torch.float32)
 

@@ -7,7 +7,7 @@ or a union of dataclasses, told apart by the field `name` that each declares as 
 import dataclasses
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from ssl_sec.errors import ConfigError, nearest
 
@@ -32,11 +32,10 @@ def from_values(cls: type[T], values: Any, path: str = "") -> T:
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # pyright: ignore[reportArgumentType]
     for key in values:
         if key not in fields:
-            raise ConfigError(f"{_join(path, str(key))}: unknown key; {nearest(str(key), fields)}")
+            kind = f" for {values['name']!r}" if "name" in values and "name" in fields else ""
+            raise ConfigError(f"{_join(path, str(key))}: unknown key{kind}; {nearest(str(key), fields)}")
     hints = get_type_hints(cls)
-    arguments = {
-        name: _value(hints[name], values[name], _join(path, name)) for name in fields if name in values
-    }
+    arguments = {name: _value(hints[name], values[name], _join(path, name)) for name in fields if name in values}
     for name, field in fields.items():
         if name not in arguments and field.default is field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"{_join(path, name)}: missing; it has no default")
@@ -84,8 +83,7 @@ def _value(hint: Any, value: Any, path: str) -> Any:
             raise ConfigError(f"{path}: found {value!r}, must be a list")
         return tuple(_value(options[0], item, f"{path}[{place}]") for place, item in enumerate(value))
     if dataclasses.is_dataclass(hint):
-        assert isinstance(hint, type)
-        return from_values(hint, value, path)
+        return from_values(cast(type[Any], hint), value, path)
     number_as_float = hint is float and isinstance(value, int) and not isinstance(value, bool)
     if number_as_float:
         return float(value)
@@ -112,6 +110,4 @@ def _member(options: tuple[Any, ...], value: Any, path: str) -> Any:
                 return _value(member, value, path)
             except ConfigError:
                 continue
-    raise ConfigError(
-        f"{path}: found {value!r}, must be {' or '.join(_PLAIN.get(m, str(m)) for m in members)}"
-    )
+    raise ConfigError(f"{path}: found {value!r}, must be {' or '.join(_PLAIN.get(m, str(m)) for m in members)}")

@@ -1,7 +1,7 @@
 """One training step and the loop around it, the same for every recipe, runtime and number of workers.
 
-Everything is a function of the global step t: the samples, their views, the learning rate and η. A resume needs
-the state that `save` was given, and t.
+Everything is a function of the global step t: the samples, their views, the learning rate and η. A resume
+needs the state that `save` was given, and t.
 """
 
 import time
@@ -32,9 +32,20 @@ Precision = Literal["float32", "bfloat16", "float64"]
 class Runtime(Protocol):
     """What training sees of the machine that it runs on."""
 
-    rank: int
-    world_size: int
-    device: torch.device
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """The number of workers."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """This worker's device."""
+        ...
 
     def report(self, step: int, metrics: Mapping[str, float], norms: NormHistogram | None = None) -> None:
         """Records metrics at a 0-based global step; one worker's word counts."""

@@ -122,18 +122,6 @@ class ResidentImages:
         )
 
 
-class ImageStore(Protocol):
-    """Encoded images by row; small to pickle, since every loader worker may receive a copy."""
-
-    def image_name(self, row: int) -> str:
-        """What errors call the image."""
-        ...
-
-    def source(self, row: int) -> Path | bytes:
-        """The image's file, or its encoded bytes."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class FileStore:
     """Image files of a folder.
@@ -203,7 +191,7 @@ class EncodedImages:
         bad_indices: the unreadable images met so far.
     """
 
-    store: ImageStore
+    store: FileStore | ArrowStore
     labels: Int64[Tensor, " images"]
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 from jaxtyping import Int64
 
-from ssl_sec.data.decode import first_line
+from ssl_sec.data.decode import first_line, printable
 from ssl_sec.errors import DataError, MissingDataError, nearest
 
 # Rows held at once while reading; large images make this some tens of MiB.
@@ -246,10 +246,10 @@ def _one_line(what: str) -> Iterator[None]:
     except DataError:
         raise
     except FileNotFoundError:
-        raise MissingDataError(f"{what}: no such file; set data.train and data.test") from None
+        raise MissingDataError(f"{printable(what)}: no such file; set data.train and data.test") from None
     # pyarrow, fsspec and its many back ends have no base class of errors in common.
     except Exception as error:
-        raise DataError(f"{what}: cannot be read: {first_line(error)}") from error
+        raise DataError(f"{printable(what)}: cannot be read: {first_line(error)}") from error
 
 
 def _listed(files: Sequence[tuple[AbstractFileSystem, str]]) -> str:

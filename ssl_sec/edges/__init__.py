@@ -1,0 +1,1 @@
+"""What knows the frameworks: Hydra, Ray, MLflow, and how they meet in a run."""

@@ -4,23 +4,19 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from ssl_sec.edges.composition import compose, composed_yaml, options
+from ssl_sec.edges.composition import composed_yaml, options
 from ssl_sec.errors import Stopped, UserError
-from ssl_sec.settings import from_values
-
-C = TypeVar("C")
 
 _PRIMARY_GROUPS = ("experiment", "data", "runtime")
 
 
-def run_job(job: str, config_class: type[C], run: Callable[[C], str], arguments: Sequence[str] | None = None) -> int:
-    """Composes a job's configuration, runs it and prints what it says.
+def run_job(job: str, run: Callable[[Sequence[str]], str], arguments: Sequence[str] | None = None) -> int:
+    """Runs a job with the overrides of the command line and prints what it says.
 
     Args:
         job: names the primary config.
-        config_class: the dataclass that validates it.
         run: does the job and returns what is to be printed.
         arguments: of the command line.
 
@@ -39,7 +35,7 @@ def run_job(job: str, config_class: type[C], run: Callable[[C], str], arguments:
             overrides = [*arguments[:place], *arguments[place + 2 :]]
             print(composed_yaml(job, overrides), end="")
         else:
-            print(run(from_values(config_class, compose(job, arguments))))
+            print(run(arguments))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -65,7 +61,7 @@ def _help(job: str) -> str:
     groups = {
         group: found
         for group, found in options().items()
-        if f"\n{group}:" in f"\n{primary}" or (job == "pretrain" and group in ("experiment", "constraint"))
+        if f"\n{group}:" in f"\n{primary}" or (job in ("pretrain", "ablate") and group == "experiment")
     }
     for group in sorted(groups, key=lambda name: (name not in _PRIMARY_GROUPS, name)):
         lines.append(f"{group}=")

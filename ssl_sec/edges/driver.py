@@ -18,7 +18,7 @@ import yaml
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from ssl_sec.config import LocalConfig, PretrainConfig, ProbeJobConfig, RuntimeConfig, TrackingConfig
+from ssl_sec.config import LocalConfig, PretrainConfig, ProbeJobConfig, RuntimeConfig
 from ssl_sec.edges.following import Follower, Progress, Sink
 from ssl_sec.edges.mlflow_tracker import TrackedRun, tracking_uri
 from ssl_sec.edges.pictures import pretraining_pictures, probe_pictures
@@ -54,7 +54,7 @@ def run_pretraining(config: PretrainConfig) -> Finished:
         UserError: for what the user can mend.
         Stopped: if a stop was asked for; the state is saved.
     """
-    config = replace(config, run_name=config.run_name or _new_name(f"seed{config.seed}"))
+    config = replace(config, run_name=config.run_name or new_name(f"seed{config.seed}"))
     assert config.run_name is not None
     output_dir = Path(config.output_dir).expanduser().resolve()
     folder = RunFolder(output_dir / config.recipe / config.run_name)
@@ -114,7 +114,7 @@ def run_probe(config: ProbeJobConfig) -> Finished:
 
 def _probe(config: ProbeJobConfig, trained_path: Path, trained: PretrainConfig) -> Finished:
     output_dir = Path(config.output_dir).expanduser().resolve()
-    config = replace(config, run_name=config.run_name or _new_name(f"{config.run[:8]}-probe"))
+    config = replace(config, run_name=config.run_name or new_name(f"{config.run[:8]}-probe"))
     assert config.run_name is not None
     folder = RunFolder(output_dir / trained.recipe / config.run_name)
     values = to_values(config)
@@ -278,5 +278,6 @@ def _tell_lost_sink(error: Exception) -> None:
     logger.warning("figures no longer go to MLflow (%s); all of them stay in the run's metrics.jsonl", error)
 
 
-def _new_name(suffix: str) -> str:
+def new_name(suffix: str) -> str:
+    """A name that starts with the time."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{suffix}"

@@ -122,7 +122,7 @@ class Progress:
                 continue
             self._last_step = record["step"]
             self._shown |= record["metrics"]
-            if not on_terminal:
+            if not on_terminal and self._worth_a_line(record):
                 self._stream.write(f"{self._name}: {self._line(record)}\n")
         self._stream.flush()
         if on_terminal:
@@ -132,6 +132,10 @@ class Progress:
         """Leaves the bar as it stands."""
         if self._bar is not None:
             self._bar.close()
+
+    def _worth_a_line(self, record: Record) -> bool:
+        epoch = record["metrics"].get("probe/epoch")
+        return epoch is None or epoch % 10 == 0
 
     def _epoch(self) -> float:
         return self._shown.get("train/epoch", self._shown.get("probe/epoch", 0.0))
@@ -177,7 +181,9 @@ class Progress:
     def _draw(self) -> None:
         if self._bar is None:
             form = "{desc} {percentage:3.0f}%|{bar:20}| epoch {n:.1f}/{total} [{elapsed}<{remaining}] {postfix}"
-            self._bar = tqdm(total=self._epochs, desc=self._name, bar_format=form, file=self._stream, dynamic_ncols=True)
+            self._bar = tqdm(
+                total=self._epochs, desc=self._name, bar_format=form, file=self._stream, dynamic_ncols=True
+            )
         self._bar.set_postfix_str("  ".join(self._figures(self._shown)), refresh=False)
         self._bar.update(min(self._epoch(), self._epochs) - self._bar.n)
         self._bar.refresh()

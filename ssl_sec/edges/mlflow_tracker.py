@@ -9,7 +9,7 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunStatus
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
+from mlflow.pytorch import log_model
 from mlflow.tracking import MlflowClient
 from mlflow.types import Schema, TensorSpec
 from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT, MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME
@@ -122,7 +123,9 @@ class TrackedRun:
     def log_data(self, name: str, description: str, num_images: int) -> None:
         """Names the data set as an input of the run."""
         digest = hashlib.sha256(f"{description}:{num_images}".encode()).hexdigest()[:8]
-        dataset = Dataset(name, digest, source_type="ssl_sec", source=description, profile=f'{{"images": {num_images}}}')
+        dataset = Dataset(
+            name, digest, source_type="ssl_sec", source=description, profile=f'{{"images": {num_images}}}'
+        )
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
 
     def log_file(self, path: Path, folder: str | None = None) -> None:
@@ -137,38 +140,45 @@ class TrackedRun:
         """Ends the run: FINISHED, FAILED or KILLED."""
         self.client.set_terminated(self.run_id, status)
 
-    def log_encoder(self, encoder: Encoder, image_shape: tuple[int, int, int], name: str | None) -> None:
+    def log_encoder(self, encoder: Encoder, image_shape: tuple[int, ...], name: str | None) -> None:
         """Logs the encoder as a model (an exported program, no pickle), and registers it as `name` if given.
 
         Args:
             encoder: on the CPU.
             image_shape: channels, height and width that it was trained on.
-            name: of the registered model; its newest version gets the alias `latest`.
+            name: of the registered model, whose newest version MLflow finds as `models:/<name>/latest`.
         """
         example = np.zeros((2, *image_shape), dtype=np.float32)
         signature = ModelSignature(
             inputs=Schema([TensorSpec(np.dtype(np.float32), (-1, *image_shape))]),
             outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, encoder.num_features))]),
         )
-        # The fluent interface alone logs models; its global address is put back afterwards.
-        before = mlflow.get_tracking_uri()
-        mlflow.set_tracking_uri(self.client.tracking_uri)
-        try:
-            with mlflow.start_run(run_id=self.run_id):
-                logged = mlflow.pytorch.log_model(  # pyright: ignore[reportPrivateImportUsage]
-                    encoder.float().eval(),
-                    name="encoder",
-                    signature=signature,
-                    input_example=example,
-                    pip_requirements=[f"torch=={torch.__version__.split('+')[0]}", f"numpy=={np.__version__}"],
-                )
-        finally:
-            mlflow.set_tracking_uri(before)
+        with _fluent(self.client.tracking_uri), mlflow.start_run(run_id=self.run_id):
+            logged = log_model(
+                encoder.float().eval(),
+                name="encoder",
+                signature=signature,
+                input_example=example,
+                pip_requirements=[f"torch=={torch.__version__.split('+')[0]}", f"numpy=={np.__version__}"],
+            )
         if name is not None:
             with contextlib.suppress(MlflowException):  # it is there from an earlier run
                 self.client.create_registered_model(name)
-            version = self.client.create_model_version(name, logged.model_uri, self.run_id, model_id=logged.model_id)
-            self.client.set_registered_model_alias(name, "latest", version.version)
+            self.client.create_model_version(name, logged.model_uri, self.run_id, model_id=logged.model_id)
+
+
+@contextlib.contextmanager
+def _fluent(uri: str) -> Iterator[None]:
+    """The fluent interface, which alone logs models, at `uri`; its global address is put back afterwards."""
+    before = os.environ.get("MLFLOW_TRACKING_URI")
+    mlflow.set_tracking_uri(uri)
+    try:
+        yield
+    finally:
+        # Setting the address writes the variable, and the next run of this process would read it.
+        mlflow.set_tracking_uri(None)  # pyright: ignore[reportArgumentType]
+        if before is not None:
+            os.environ["MLFLOW_TRACKING_URI"] = before
 
 
 def _experiment_id(client: MlflowClient, name: str, uri: str, output_dir: Path) -> str:

@@ -10,7 +10,7 @@ import ray
 import torch
 from ray import train
 from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
 from ssl_sec.config import RayConfig
 from ssl_sec.data.samplers import worker_rows
@@ -113,7 +113,7 @@ def _fit(trainer: TorchTrainer, failures: list[BaseException]) -> None:
 def _worker(settings: dict[str, Any]) -> None:
     """Runs in each of Ray's worker processes."""
     context = train.get_context()
-    device = train.torch.get_device()
+    device = get_device()
     assert isinstance(device, torch.device)
     work(
         settings["job"],

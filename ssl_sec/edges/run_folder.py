@@ -18,7 +18,7 @@ import yaml
 from ssl_sec.checkpoint import load_checkpoint, newest_checkpoint
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.errors import ConfigError, StorageError, UserError
-from ssl_sec.settings import flattened
+from ssl_sec.settings import flattened, from_values
 
 # A run may be resumed elsewhere, with other settings of these.
 _FREE_KEYS = ("runtime.", "tracking.", "resume", "output_dir", "log_every_steps", "checkpoint.", "monitor.", "probe.")
@@ -41,7 +41,7 @@ class DataDescription:
     description: str
     num_images: int
     num_bad_images: int
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[int, ...]
     class_names: tuple[str, ...]
 
 
@@ -150,10 +150,7 @@ class RunFolder:
 
     def data(self) -> DataDescription:
         """What the workers told of the training set."""
-        told = json.loads(self._data_path.read_text())
-        return DataDescription(
-            **{key: tuple(value) if isinstance(value, list) else value for key, value in told.items()}
-        )
+        return from_values(DataDescription, json.loads(self._data_path.read_text()))
 
     @property
     def _data_path(self) -> Path:

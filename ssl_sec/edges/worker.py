@@ -112,8 +112,7 @@ def _probe(config: ProbeJobConfig, folder: RunFolder, rank: int, world_size: int
         (folder.path / "confusion.json").write_text(json.dumps(confusion))
 
 
-def load_encoder(trained: PretrainConfig, image_shape: tuple[int, int, int], weights: Path) -> Encoder:
+def load_encoder(trained: PretrainConfig, image_shape: tuple[int, ...], weights: Path) -> Encoder:
     """The encoder of a run, with its final weights."""
     channels, height, width = image_shape
     return replace(trained.encoder, weights=str(weights)).build(channels, min(height, width))
-

@@ -33,9 +33,7 @@ class Encoder(nn.Module):
         self.register_buffer("mean", torch.tensor(list(mean)).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(list(std)).view(-1, 1, 1), persistent=False)
 
-    def forward(
-        self, images: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch features"]:
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch features"]:
         """Features of the images.
 
         Args:

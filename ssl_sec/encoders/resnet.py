@@ -53,9 +53,7 @@ class ResNet(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def forward(
-        self, images: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch features"]:
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch features"]:
         """Features after the global average pool."""
         maps = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         maps = self.layer4(self.layer3(self.layer2(self.layer1(maps))))

@@ -5,9 +5,7 @@ from torch import nn
 from ssl_sec.errors import ConfigError, nearest
 
 
-def timm_backbone(
-    model: str, pretrained: bool, num_channels: int, image_size_px: int
-) -> tuple[nn.Module, int]:
+def timm_backbone(model: str, pretrained: bool, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
     """A timm backbone without its classifier, and the width of its features.
 
     Args:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError
@@ -38,13 +39,10 @@ def load_weights(backbone: nn.Module, path: Path) -> None:
     if not path.is_file():
         raise MissingDataError(f"encoder.weights: no file {path}")
     try:
-        tensors = (
-            load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-        )
-    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, torch.serialization.pickle.UnpicklingError) as error:  # fmt: skip
-        raise StorageError(
-            f"encoder.weights: {path} cannot be read as weights: {str(error).splitlines()[0]}"
-        ) from error
+        tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, UnpicklingError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise StorageError(f"encoder.weights: {path} cannot be read as weights: {why}") from error
     if isinstance(tensors, dict) and isinstance(tensors.get("state_dict"), dict):
         tensors = tensors["state_dict"]
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
@@ -53,8 +51,7 @@ def load_weights(backbone: nn.Module, path: Path) -> None:
     tensors = {
         name.removeprefix("module."): value
         for name, value in tensors.items()
-        if name.removeprefix("module.") in wanted
-        or not name.removeprefix("module.").startswith(_CLASSIFIER_KEYS)
+        if name.removeprefix("module.") in wanted or not name.removeprefix("module.").startswith(_CLASSIFIER_KEYS)
     }
     problems = [
         *(f"{name} is missing" for name in wanted.keys() - tensors.keys()),

@@ -151,7 +151,8 @@ def train_linear_probes(
             bias_velocity.mul_(momentum).add_(gradient.sum(0))
             weight.addcmul_(weight_velocity, step_size.unsqueeze(1), value=-1)
             bias.addcmul_(bias_velocity, step_size, value=-1)
-            total_loss -= log_probabilities[torch.arange(len(labels)), :, labels].sum(0)
+            right = labels.view(-1, 1, 1).expand(-1, rates, 1)
+            total_loss -= log_probabilities.gather(2, right).sum((0, 2))
             num_images += len(labels)
         if not num_images:
             raise DataError("the linear probe was given no training images")

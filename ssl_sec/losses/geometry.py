@@ -16,7 +16,8 @@ def in_full_precision(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "
 
 def norms(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, " batch"]:
     """L2 norm of each row, ≥ 0; its gradient at a zero row is zero."""
-    return torch.linalg.vector_norm(in_full_precision(embeddings), dim=1)
+    # torch ships no type for it.
+    return torch.linalg.vector_norm(in_full_precision(embeddings), dim=1)  # pyright: ignore
 
 
 def directions(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:

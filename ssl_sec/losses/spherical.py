@@ -67,9 +67,7 @@ class SphericalConstraint(nn.Module):
         mean = lengths.mean()
         if self.rho == 1:
             return mean
-        moved = torch.where(
-            self.started, (1 - self.rho) * self.mean_norm + self.rho * mean.double(), mean.double()
-        )
+        moved = torch.where(self.started, (1 - self.rho) * self.mean_norm + self.rho * mean.double(), mean.double())
         if self.training:
             self.mean_norm.copy_(moved)
             self.started.fill_(True)

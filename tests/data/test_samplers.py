@@ -22,11 +22,10 @@ def test_permutations_at_powers_of_two(num_images):
     assert torch.equal(images.sort().values, torch.arange(num_images))
 
 
-@given(num_images=st.integers(1, 500), global_batch_size=st.integers(1, 500), epoch=st.integers(0, 5))
-@settings(max_examples=50, deadline=None)
+@given(num_images=st.integers(1, 100), global_batch_size=st.integers(1, 100), epoch=st.integers(0, 5))
+@settings(max_examples=30, deadline=None)
 def test_batches_of_an_epoch_are_disjoint(num_images, global_batch_size, epoch):
-    if global_batch_size > num_images:
-        return
+    global_batch_size = min(global_batch_size, num_images)
     batches = ShuffledBatches(num_images=num_images, global_batch_size=global_batch_size, seed=3)
     first = epoch * batches.steps_per_epoch
     images = torch.cat([batches.indices(first + step) for step in range(batches.steps_per_epoch)])
@@ -36,7 +35,9 @@ def test_batches_of_an_epoch_are_disjoint(num_images, global_batch_size, epoch):
 
 
 def test_a_batch_depends_on_seed_and_step_alone():
-    make = lambda seed: ShuffledBatches(num_images=1000, global_batch_size=32, seed=seed)  # noqa: E731
+    def make(seed):
+        return ShuffledBatches(num_images=1000, global_batch_size=32, seed=seed)
+
     expected = [make(5).indices(step) for step in range(70)]
     torch.manual_seed(123)
     for step in reversed(range(70)):
@@ -60,9 +61,9 @@ def test_epochs_differ():
     assert abs((agreements.sum() - 50 * 512) / (50 * 49) - 1) < 0.2
 
 
-@pytest.mark.parametrize("num_images", [3, 7, 10, 16, 50])
+@pytest.mark.parametrize("num_images", [3, 10, 40])
 def test_positions_are_uniform(num_images):
-    epochs = 4000
+    epochs = 500
     orders = torch.stack([permute(torch.arange(num_images), num_images, 1, epoch) for epoch in range(epochs)])
     counts = torch.stack([(orders == image).sum(0) for image in range(num_images)]).double()
     expected = epochs / num_images

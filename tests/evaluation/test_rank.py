@@ -23,6 +23,11 @@ def test_rankme_is_the_entropy_of_numpys_singular_values(rows, columns):
     assert rankme(features) == pytest.approx(by_numpy(features), rel=1e-4)
 
 
+def test_epsilon_is_added_for_each_singular_value_that_there_is():
+    features = draw(20, 64)
+    assert rankme(features, epsilon=1e-2) == pytest.approx(by_numpy(features, epsilon=1e-2), rel=1e-6)
+
+
 def test_rankme_of_features_on_a_line_is_1():
     features = draw(500, 1) * draw(1, 256, seed=1)
     assert rankme(features) == pytest.approx(1, abs=1e-2)

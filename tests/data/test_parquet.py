@@ -1,0 +1,162 @@
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import fsspec
+import pyarrow as pa
+import pytest
+
+from ssl_sec.data import parquet
+from ssl_sec.errors import DataError, MissingDataError
+from tests.data.files import plain, write_parquet
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write_parquet(tmp_path / "a.parquet", [plain(i) for i in range(10)], [i % 2 for i in range(10)])
+
+
+def inspect(*locations, image_column=None, label_column="label"):
+    return parquet.inspect(list(locations), image_column, label_column)
+
+
+def test_rows_come_in_order(tmp_path, file, monkeypatch):
+    monkeypatch.setattr(parquet, "ROWS_PER_BATCH", 3)
+    other = write_parquet(tmp_path / "b.parquet", [b"x"], [7])
+    files = inspect(file, other)
+    rows = list(parquet.iterate_rows(files))
+    assert files.num_rows == 11 and max(len(some.names) for some in rows) == 3
+    assert [image for some in rows for image in some.encoded.to_pylist()] == [*(plain(i) for i in range(10)), b"x"]
+    assert [int(label) for some in rows for label in some.labels] == [*(i % 2 for i in range(10)), 7]
+    names = [name for some in rows for name in some.names]
+    assert names[9:] == [f"{file} row 9", f"{other} row 0"]
+
+
+def test_missing_bytes_are_empty(tmp_path):
+    images = pa.array([None, {"bytes": None, "path": "a"}, {"bytes": b"x", "path": None}], parquet_image())
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(pa.table({"image": images, "label": [0, 1, 2]}), path)
+    (rows,) = parquet.iterate_rows(inspect(path))
+    assert rows.encoded.to_pylist() == [b"", b"", b"x"]
+
+
+def parquet_image():
+    return pa.struct({"bytes": pa.binary(), "path": pa.string()})
+
+
+@pytest.mark.parametrize("integers", [pa.int8(), pa.uint16(), pa.int64(), pa.uint64()])
+def test_integer_types(tmp_path, integers):
+    path = write_parquet(tmp_path / "a.parquet", [b"x", b"y"], pa.array([3, 100], pa.int64()).cast(integers))
+    (rows,) = parquet.iterate_rows(inspect(path))
+    assert rows.labels.dtype == "int64" and rows.labels.tolist() == [3, 100]
+
+
+def test_globs_lists_and_urls(tmp_path, file):
+    write_parquet(tmp_path / "b[1].parquet", [b"x"], [0])
+
+    def names(location):
+        return [os.path.basename(path) for _, path in parquet.find_files(location)]
+
+    assert names(str(tmp_path / "*.parquet")) == ["a.parquet", "b[1].parquet"]
+    assert names(tmp_path / "b[1].parquet") == ["b[1].parquet"]
+    assert names([file, f"file://{tmp_path}/b*.parquet"]) == ["a.parquet", "b[1].parquet"]
+
+
+def test_remote_files(tmp_path, file):
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/ssl_sec_test/a.parquet", file.read_bytes())
+    files = inspect("memory://ssl_sec_test/*.parquet")
+    assert files.num_rows == 10
+    cached = parquet.cached_table(files, tmp_path / "cache")
+    assert pa.ipc.open_file(pa.memory_map(str(cached))).read_all()["encoded"][4].as_py() == plain(4)
+    memory.rm("/ssl_sec_test", recursive=True)
+
+
+def lines(action) -> str:
+    with pytest.raises(DataError) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_missing_files(tmp_path):
+    for location in (tmp_path / "no.parquet", tmp_path / "no*.parquet", "memory://none/a.parquet"):
+        with pytest.raises(MissingDataError, match="data.train"):
+            inspect(location)
+    with pytest.raises(MissingDataError, match="empty"):
+        inspect()
+    assert "nosuch" in lines(lambda: inspect("nosuch://a/b.parquet"))
+
+
+def test_columns(tmp_path, file):
+    assert "did you mean 'label'" in lines(lambda: inspect(file, label_column="labels"))
+    assert "did you mean 'image'" in lines(lambda: inspect(file, image_column="images"))
+    assert "int64" in lines(lambda: inspect(file, image_column="label"))
+    path = tmp_path / "b.parquet"
+    pa.parquet.write_table(pa.table({"pixels": [b"x"], "label": [1]}), path)
+    assert "columns: pixels, label" in lines(lambda: inspect(path))
+    both = pa.array([{"bytes": b"x", "path": ""}], parquet_image())
+    pa.parquet.write_table(pa.table({"left": both, "right": both, "label": [1]}), path)
+    assert "left, right; set data.image_column" in lines(lambda: inspect(path))
+    assert inspect(path, image_column="right").image_column == "right"
+    text = write_parquet(tmp_path / "c.parquet", [b"x"], pa.array(["cat"]))
+    assert "is string; allowed: integers" in lines(lambda: inspect(text))
+    assert "no rows" in lines(lambda: inspect(write_parquet(tmp_path / "d.parquet", [], [])))
+
+
+@pytest.mark.parametrize(("label", "found"), [(-1, "label -1"), (2**40, "label 1099511627776"), (None, "no label")])
+def test_labels(tmp_path, label, found):
+    path = write_parquet(tmp_path / "a.parquet", [b"x"] * 3, [0, 1, label])
+    message = lines(lambda: list(parquet.iterate_rows(inspect(path))))
+    assert message.startswith(f"{path} row 2: {found}")
+
+
+def test_class_names(tmp_path):
+    named = write_parquet(tmp_path / "a.parquet", [b"x"], [0], class_names=["cat", "dog"])
+    assert inspect(named).class_names == ("cat", "dog")
+    for metadata in ("{", "[]", '{"info": null}', '{"info": {"features": {"label": {"names": "cat"}}}}'):
+        table = pa.parquet.read_table(named).replace_schema_metadata({"huggingface": metadata})
+        pa.parquet.write_table(table, tmp_path / "b.parquet")
+        assert inspect(tmp_path / "b.parquet").class_names is None
+
+
+def test_damaged_files(tmp_path, file):
+    whole = file.read_bytes()
+    for damaged in (b"", b"text", whole[: len(whole) // 2], b"PAR1" + b"\xff" * 100 + b"PAR1"):
+        file.write_bytes(damaged)
+        assert str(file) in lines(lambda: list(parquet.iterate_rows(inspect(file))))
+    body = bytearray(whole)
+    body[4:200] = b"\xff" * 196
+    file.write_bytes(body)
+    assert str(file) in lines(lambda: list(parquet.iterate_rows(inspect(file))))
+
+
+def test_the_cache_is_made_once_and_follows_the_files(tmp_path, file):
+    first = parquet.cached_table(inspect(file), tmp_path / "cache")
+    made = first.stat().st_mtime_ns
+    assert parquet.cached_table(inspect(file), tmp_path / "cache") == first and first.stat().st_mtime_ns == made
+    os.utime(file, ns=(0, 0))
+    assert parquet.cached_table(inspect(file), tmp_path / "cache") != first
+    table = pa.ipc.open_file(pa.memory_map(str(first))).read_all()
+    assert table["label"].to_pylist() == [i % 2 for i in range(10)]
+    assert table["encoded"].to_pylist() == [plain(i) for i in range(10)]
+    assert table["name"][3].as_py() == f"{file} row 3"
+
+
+def test_a_cache_is_whole_or_absent(tmp_path, file):
+    path = write_parquet(tmp_path / "b.parquet", [b"x"] * 3, [0, 1, -1])
+    lines(lambda: parquet.cached_table(inspect(file, path), tmp_path / "cache"))
+    assert [entry.suffix for entry in (tmp_path / "cache").iterdir()] == [".lock"]
+    (tmp_path / "occupied").write_text("a file")
+    assert "occupied" in lines(lambda: parquet.cached_table(inspect(file), tmp_path / "occupied"))
+
+
+def test_several_make_the_cache_at_once(tmp_path, file, monkeypatch):
+    written = []
+    write = parquet._write_table
+    monkeypatch.setattr(parquet, "_write_table", lambda *args: (written.append(threading.get_ident()), write(*args)))
+    files = inspect(file)
+    with ThreadPoolExecutor(6) as pool:
+        paths = list(pool.map(lambda _: parquet.cached_table(files, tmp_path / "cache"), range(6)))
+    assert len(set(paths)) == 1 and len(written) == 1
+    assert not list((tmp_path / "cache").glob("*.tmp"))

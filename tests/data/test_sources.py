@@ -1,0 +1,290 @@
+import hashlib
+import logging
+import os
+import pickle
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.datasets import CIFAR10, CIFAR100
+
+from ssl_sec.data.image_set import EncodedImages, ResidentImages
+from ssl_sec.data.sources import (
+    limit_images,
+    open_cifar10,
+    open_cifar100,
+    open_digits,
+    open_folder,
+    open_parquet,
+)
+from ssl_sec.errors import ConfigError, DataError, MissingDataError
+from tests.data.files import encode, noise, plain, write_folder, write_parquet
+from tests.data.test_image_set import encoded, resident, values
+
+
+def line(action, kind=DataError) -> str:
+    with pytest.raises(kind) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_digits():
+    train, test = open_digits("train"), open_digits("test")
+    assert len(train) == 1437 and len(test) == 360
+    assert train.image_shape == (1, 8, 8) and train.images.max() == 255 and train.images.min() == 0
+    # 16 levels and nought: 0, 16, 32, 48, 64, 80, 96, 112, 128, 143, …
+    assert train.images.unique().tolist() == np.rint(np.arange(17) * 255 / 16).astype(int).tolist()
+    counts = train.labels.bincount() / (train.labels.bincount() + test.labels.bincount())
+    assert ((counts - 0.8).abs() < 0.01).all()
+    assert torch.equal(open_digits("test").images, test.images)
+    every = torch.cat((train.images, test.images)).flatten(1)
+    assert len(every.unique(dim=0)) == 1797
+
+
+def write_cifar(root, monkeypatch, dataset, label_key, class_key) -> None:
+    """A CIFAR of 4 training and 2 test images, with the checksums that torchvision is to expect."""
+    folder = root / dataset.base_folder
+    folder.mkdir(parents=True)
+
+    def write(name, content) -> str:
+        (folder / name).write_bytes(pickle.dumps(content))
+        return hashlib.md5((folder / name).read_bytes()).hexdigest()
+
+    def images(first, count):
+        return {"data": np.arange(first, first + count * 3072).reshape(count, 3072).astype(np.uint8)}
+
+    train = write("part_1", images(0, 4) | {label_key: [0, 1, 1, 0]})
+    test = write("part_2", images(9, 2) | {label_key: [1, 0]})
+    meta = write("names", {class_key: ["cat", "dog"]})
+    monkeypatch.setattr(dataset, "train_list", [["part_1", train]])
+    monkeypatch.setattr(dataset, "test_list", [["part_2", test]])
+    monkeypatch.setattr(dataset, "meta", {"filename": "names", "key": class_key, "md5": meta})
+
+
+@pytest.mark.parametrize(
+    ("opener", "dataset", "label_key", "class_key"),
+    [
+        (open_cifar10, CIFAR10, "labels", "label_names"),
+        (open_cifar100, CIFAR100, "fine_labels", "fine_label_names"),
+    ],
+)
+def test_cifar(tmp_path, monkeypatch, opener, dataset, label_key, class_key):
+    write_cifar(tmp_path, monkeypatch, dataset, label_key, class_key)
+    for download in (False, True):
+        train, test = opener("train", tmp_path, download), opener("test", tmp_path, download)
+        assert train.labels.tolist() == [0, 1, 1, 0] and test.labels.tolist() == [1, 0]
+        assert train.image_shape == (3, 32, 32) and train.class_names == ("cat", "dog")
+        assert torch.equal(train.images[0].flatten(), torch.arange(3072).to(torch.uint8))
+    (tmp_path / dataset.base_folder / "part_1").write_bytes(b"damaged")
+    assert "incomplete" in line(lambda: opener("train", tmp_path, download=False), MissingDataError)
+
+
+def test_missing_cifar(tmp_path, monkeypatch):
+    message = line(lambda: open_cifar10("train", tmp_path, download=False), MissingDataError)
+    assert str(tmp_path / "cifar-10-batches-py") in message and "data.download=true" in message
+
+    def fail(self):
+        raise URLError("no network\nreally")
+
+    monkeypatch.setattr(CIFAR10, "download", fail)
+    message = line(lambda: open_cifar10("train", tmp_path / "new", download=True))
+    assert "cannot be downloaded" in message and "no network" in message
+
+
+FOLDER = {
+    "train/cat/1.png": plain(1),
+    "train/cat/2.PNG": plain(2),
+    "train/dog/3.jpg": encode(Image.new("RGB", (8, 8), (3, 3, 3)), "JPEG"),
+    "train/dog/notes.txt": b"no image",
+    "train/dog/._3.jpg": b"left by another system",
+    "train/.cache/9.png": plain(9),
+    "test/dog/4.png": plain(4),
+}
+
+
+@pytest.mark.parametrize("resident_limit_mib", [0, 1])
+def test_folder(tmp_path, resident_limit_mib):
+    write_folder(tmp_path, FOLDER)
+    train = open_folder("train", tmp_path, resident_limit_mib=resident_limit_mib)
+    test = open_folder("test", str(tmp_path), resident_limit_mib=resident_limit_mib)
+    assert isinstance(train, ResidentImages if resident_limit_mib else EncodedImages)
+    assert values(train.read(torch.arange(3))) == [1, 2, 3] and train.labels.tolist() == [0, 0, 1]
+    assert values(test.read(torch.arange(1))) == [4] and test.labels.tolist() == [1]
+    assert train.class_names == test.class_names == ("cat", "dog")
+    assert (train.name, test.name) == ("folder/train", "folder/test") and str(tmp_path) in train.description
+
+
+def test_folder_with_val(tmp_path):
+    write_folder(tmp_path, {"train/cat/1.png": plain(1), "val/cat/2.png": plain(2)})
+    assert values(open_folder("test", tmp_path).read(torch.arange(1))) == [2]
+
+
+@pytest.mark.parametrize("resident_limit_mib", [0, 1])
+@pytest.mark.parametrize("num_channels", [1, 3])
+def test_folder_resizes(tmp_path, resident_limit_mib, num_channels):
+    write_folder(tmp_path, {"train/a/1.png": plain(1, 9, 30), "train/a/2.png": plain(2, 31, 16)})
+    images = open_folder(
+        "train", tmp_path, image_size_px=12, num_channels=num_channels, resident_limit_mib=resident_limit_mib
+    )
+    assert images.image_shape == (num_channels, 12, 12)
+    assert values(images.read(torch.arange(2))) == [1, 2]
+
+
+def test_folder_errors(tmp_path):
+    assert str(tmp_path / "no") in line(lambda: open_folder("train", tmp_path / "no"), MissingDataError)
+    assert "train" in line(lambda: open_folder("train", tmp_path), MissingDataError)
+    (tmp_path / "train").mkdir()
+    assert "no class folders" in line(lambda: open_folder("train", tmp_path))
+    (tmp_path / "train" / "cat").mkdir()
+    assert "cat: no images" in line(lambda: open_folder("train", tmp_path))
+    write_folder(tmp_path, {"train/cat/1.png": plain(1)})
+    assert "test: no such folder" in line(lambda: open_folder("test", tmp_path), MissingDataError)
+    write_folder(tmp_path, {"test/cat/1.png": plain(1), "test/cow/2.png": plain(2)})
+    assert "classes that train does not have: cow" in line(lambda: open_folder("test", tmp_path))
+    assert "data.num_channels = 2" in line(lambda: open_folder("train", tmp_path, num_channels=2), ConfigError)
+    assert "data.image_size_px = 0" in line(lambda: open_folder("train", tmp_path, image_size_px=0), ConfigError)
+
+
+@pytest.mark.parametrize("link", ["train", "train/cat", "train/cat/2.png"])
+def test_links_out_of_the_folder_are_refused(tmp_path, link):
+    outside = write_folder(tmp_path / "outside", {"a/1.png": plain(1), "1.png": plain(1)})
+    root = tmp_path / "root"
+    write_folder(root, {} if link == "train" else {"train/dog/1.png": plain(1)})
+    if link.endswith("png"):
+        write_folder(root, {"train/cat/1.png": plain(1)})
+    (root / link).parent.mkdir(parents=True, exist_ok=True)
+    (root / link).symlink_to(outside / "1.png" if link.endswith("png") else outside)
+    assert "leads out of data.root" in line(lambda: open_folder("train", root))
+
+
+def test_links_within_the_folder_are_followed(tmp_path):
+    root = write_folder(tmp_path / "root", {"train/cat/1.png": plain(1)})
+    (root / "train/cat/2.png").symlink_to("1.png")
+    (tmp_path / "alias").symlink_to(root)
+    assert len(open_folder("train", tmp_path / "alias")) == 2
+    (root / "train/cat/3.png").symlink_to("gone.png")
+    assert "3.png: cannot be decoded: [Errno 2]" in line(lambda: open_folder("train", root))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    write_folder(tmp_path, {"train/cat/1.png": plain(1)})
+    os.mkfifo(tmp_path / "train/cat/2.png")
+    assert len(open_folder("train", tmp_path)) == 1
+
+
+@pytest.mark.parametrize("image_size_px", [None, 8])
+def test_bad_images_of_a_resident_folder(tmp_path, image_size_px, caplog):
+    names = ["0.png", "2.jpg", "4.png"]
+    bad = {f"train/cat/{name}": encode(noise(), "JPEG")[:700] if name[-1] == "g" else b"" for name in names}
+    good = {f"train/{path}": plain(int(path[4])) for path in ("cat/1.png", "cat/3.png", "dog/5.png")}
+    write_folder(tmp_path, bad | good)
+    assert "0.png" in line(lambda: open_folder("train", tmp_path, image_size_px))
+    with caplog.at_level(logging.WARNING, "ssl_sec.data"):
+        images = open_folder("train", tmp_path, image_size_px, on_bad_image="skip")
+    assert values(images.read(torch.arange(3))) == [1, 3, 5] and images.labels.tolist() == [0, 0, 1]
+    assert images.num_bad_images == 3 and len(images) == 3
+    (message,) = caplog.messages
+    assert "3 of 6 images" in message and all(name in message for name in names)
+
+
+@pytest.mark.parametrize("resident_limit_mib", [0, 1])
+@pytest.mark.parametrize("image_size_px", [None, 8])
+def test_nothing_readable(tmp_path, resident_limit_mib, image_size_px):
+    write_folder(tmp_path, {"train/cat/1.png": b"", "train/cat/2.png": b""})
+    message = line(
+        lambda: open_folder(
+            "train", tmp_path, image_size_px, on_bad_image="skip", resident_limit_mib=resident_limit_mib
+        ).read(torch.tensor([0]))
+    )
+    assert "1.png" in message
+
+
+@pytest.mark.parametrize("on_bad_image", ["raise", "skip"])
+def test_sizes_must_agree(tmp_path, on_bad_image):
+    write_folder(tmp_path, {"train/cat/1.png": plain(1), "train/cat/2.png": plain(2, 8, 9)})
+    message = line(lambda: open_folder("train", tmp_path, on_bad_image=on_bad_image))
+    assert "2.png: 8 x 9 pixels" in message and "data.image_size_px" in message
+
+
+@pytest.mark.parametrize("resident_limit_mib", [0, 1])
+@pytest.mark.parametrize("image_size_px", [None, 6])
+def test_parquet(tmp_path, resident_limit_mib, image_size_px):
+    write_parquet(tmp_path / "0.parquet", [plain(i) for i in range(5)], [0, 1, 2, 0, 1], ["a", "b", "c"], "img")
+    write_parquet(tmp_path / "1.parquet", [plain(i) for i in range(5, 9)], [2, 0, 1, 2], ["a", "b", "c"], "img")
+    images = open_parquet(
+        "train",
+        train=str(tmp_path / "?.parquet"),
+        test=None,
+        image_size_px=image_size_px,
+        resident_limit_mib=resident_limit_mib,
+        cache_folder=tmp_path / "cache",
+    )
+    assert isinstance(images, ResidentImages if resident_limit_mib else EncodedImages)
+    assert values(images.read(torch.arange(9))) == list(range(9))
+    assert images.labels.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2] and images.class_names == ("a", "b", "c")
+    assert images.image_shape == (3, image_size_px or 8, image_size_px or 8)
+    assert (tmp_path / "cache").exists() == (resident_limit_mib == 0)
+    batch = pickle.loads(pickle.dumps(images)).read(torch.tensor([8, 3]))
+    assert values(batch) == [8, 3]
+
+
+@pytest.mark.parametrize("resident_limit_mib", [0, 1])
+def test_parquet_with_bad_images(tmp_path, resident_limit_mib, caplog):
+    path = write_parquet(tmp_path / "a.parquet", [None, plain(1), b"text", plain(3)], [0, 1, 5, 3])
+
+    def opened(on_bad_image):
+        return open_parquet(
+            "test",
+            train=None,
+            test=path,
+            on_bad_image=on_bad_image,
+            resident_limit_mib=resident_limit_mib,
+            cache_folder=tmp_path,
+        )
+
+    assert f"{path} row 0: " in line(lambda: opened("raise"))
+    with caplog.at_level(logging.WARNING, "ssl_sec.data"):
+        images = opened("skip")
+        read = images.read(torch.arange(len(images)))
+    assert values(read) == ([1, 3] if resident_limit_mib else [1, 1, 3, 3]) == read.labels.tolist()
+    assert images.num_bad_images == 2
+    assert f"{path} row 2" in " ".join(caplog.messages)
+
+
+def test_parquet_without_class_names(tmp_path):
+    path = write_parquet(tmp_path / "a.parquet", [plain(1), plain(2)], [0, 3])
+    assert open_parquet("train", path, None).class_names == ("0", "1", "2", "3")
+    path = write_parquet(tmp_path / "b.parquet", [plain(1), plain(2)], [0, 3], class_names=["a", "b", "c"])
+    assert "label 3" in line(lambda: open_parquet("train", path, None))
+
+
+def test_parquet_without_files(tmp_path):
+    assert "set data.test" in line(lambda: open_parquet("test", "a.parquet", None), MissingDataError)
+    assert "no such file" in line(lambda: open_parquet("train", tmp_path / "a.parquet", None), MissingDataError)
+
+
+def test_limits_are_balanced_and_repeatable(tmp_path):
+    labels = torch.tensor([0] * 50 + [1] * 30 + [2] * 3 + [4] * 17)
+    images = ResidentImages(
+        images=torch.zeros(100, 1, 1, 1, dtype=torch.uint8),
+        labels=labels[torch.randperm(100, generator=torch.Generator().manual_seed(0))],
+        class_names=tuple("abcde"),
+        name="x",
+        description="made up",
+    )
+    limited = limit_images(images, 24, seed=1)
+    # Three of the smallest class are all it has; seven of each other make 24.
+    assert limited.labels.bincount().tolist() == [7, 7, 3, 0, 7]
+    assert limited.description.endswith("24 of 100 images, balanced by class, seed 1")
+    assert isinstance(limited, ResidentImages) and limited.rows is not None
+    assert limited.rows.tolist() == sorted(set(limited.rows.tolist()))
+    again, other = limit_images(images, 24, seed=1), limit_images(images, 24, seed=2)
+    assert isinstance(again, ResidentImages) and isinstance(other, ResidentImages)
+    assert again.rows.tolist() == limited.rows.tolist() != other.rows.tolist()
+    assert limit_images(images, 100, seed=0) is images
+    assert max(limit_images(images, 2, seed=0).labels.bincount()) == 1
+    assert len(limit_images(encoded(tmp_path), 4, seed=0)) == 4
+    assert "data.max_images = 0" in line(lambda: limit_images(resident(), 0, seed=0), ConfigError)
