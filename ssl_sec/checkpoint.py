@@ -50,6 +50,7 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep_last
     final = folder / f"step-{step:09d}"
     temporary = folder / f".{final.name}.{os.getpid()}"
     try:
+        shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed and had the same number
         temporary.mkdir(parents=True)
         with (temporary / _STATE).open("wb") as file:
             torch.save(dict(state), file)
@@ -64,10 +65,14 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep_last
             shutil.rmtree(final)
         temporary.rename(final)
         _sync_folder(folder)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise StorageError(f"checkpoint of step {step}: cannot be written to {folder}: {error}") from error
-    for old in sorted(folder.glob("step-*"))[:-keep_last]:
+        # On a full disk torch raises a RuntimeError of its own while it handles the OSError.
+        why = error.__context__ if isinstance(error.__context__, OSError) else error
+        raise StorageError(f"checkpoint of step {step}: cannot be written to {folder}: {why}") from error
+    # Later ones were skipped on resume, as not whole: they must not count as what is kept.
+    taken = sorted(path for path in folder.glob("step-*") if path.name <= final.name)
+    for old in [*taken[:-keep_last], *folder.glob(".step-*")]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 
@@ -98,19 +103,19 @@ def load_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
 def _defect(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None if it is whole."""
     try:
-        files: dict[str, dict[str, Any]] = json.loads((path / _MANIFEST).read_text())["files"]
+        expected = json.loads((path / _MANIFEST).read_text())["files"][_STATE]
+        num_bytes, sha256 = expected["bytes"], expected["sha256"]
     except FileNotFoundError:
         return "no manifest"
     except (OSError, ValueError, KeyError, TypeError):
         return "unreadable manifest"
-    for name, expected in files.items():
-        file = path / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != expected["bytes"]:
-            return f"{name} has {file.stat().st_size} bytes instead of {expected['bytes']}"
-        if _sha256(file) != expected["sha256"]:
-            return f"{name} does not match its hash"
+    file = path / _STATE
+    if not file.is_file():
+        return f"{_STATE} is missing"
+    if file.stat().st_size != num_bytes:
+        return f"{_STATE} has {file.stat().st_size} bytes instead of {num_bytes}"
+    if _sha256(file) != sha256:
+        return f"{_STATE} does not match its hash"
     return None
 
 

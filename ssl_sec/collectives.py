@@ -6,6 +6,7 @@ the backward pass of a gather and of a sum is a sum over workers. Without a proc
 of a single worker.
 """
 
+import inspect
 from typing import Any
 
 import torch
@@ -101,6 +102,8 @@ def average_gradients(model: nn.Module, device: torch.device) -> nn.Module:
     """The model, with its gradients averaged over workers during the backward pass (DDP)."""
     if world_size() == 1:
         return model
-    # Buffers move by global statistics, so they are already equal everywhere.
+    # Buffers move by global statistics, so they are already equal everywhere. torch renamed the argument.
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
     device_ids = [device.index] if device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=device_ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+    return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True, **options)

@@ -75,7 +75,7 @@ def _value(hint: Any, value: Any, path: str) -> Any:
     if origin in (Union, types.UnionType):
         return _member(options, value, path)
     if origin is Literal:
-        if value not in options or isinstance(value, bool) != any(isinstance(o, bool) for o in options):
+        if not any(type(value) is type(option) and value == option for option in options):
             raise ConfigError(f"{path}: found {value!r}; {nearest(str(value), map(str, options))}")
         return value
     if origin is tuple:
@@ -98,12 +98,17 @@ def _member(options: tuple[Any, ...], value: Any, path: str) -> Any:
     members = [option for option in options if option is not type(None)]
     if len(members) == 1:
         return _value(members[0], value, path)
-    groups = {get_args(get_type_hints(m)["name"])[0]: m for m in members if dataclasses.is_dataclass(m)}
+    groups = {
+        name: member
+        for member in members
+        if dataclasses.is_dataclass(member)
+        for name in get_args(get_type_hints(member)["name"])
+    }
     if isinstance(value, Mapping) and groups:
         name = value.get("name")
-        if name not in groups:
+        if not isinstance(name, str) or name not in groups:
             raise ConfigError(f"{_join(path, 'name')}: found {name!r}; {nearest(str(name), groups)}")
-        return from_values(groups[name], value, path)
+        return from_values(cast(type[Any], groups[name]), value, path)
     for member in members:
         if member not in groups.values():
             try:

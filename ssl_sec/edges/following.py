@@ -10,6 +10,7 @@ from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
+# {"step": int, "metrics": {name: value}, ...}, or {"message": str}.
 Record = dict[str, Any]
 
 
@@ -118,6 +119,9 @@ class Progress:
         """Shows the newest figures; without a terminal, a line for each report."""
         on_terminal = self._stream.isatty()
         for record in records:
+            if "message" in record:
+                tqdm.write(record["message"], file=self._stream)
+                continue
             if record["step"] < self._last_step:
                 continue
             self._last_step = record["step"]

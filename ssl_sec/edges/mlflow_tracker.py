@@ -34,6 +34,9 @@ from ssl_sec.errors import StorageError
 from ssl_sec.settings import flattened
 
 logger = logging.getLogger(__name__)
+# It tells of its tables whenever it makes a database; errors still come through.
+logging.getLogger("mlflow").setLevel(logging.ERROR)
+logging.getLogger("alembic").setLevel(logging.ERROR)
 
 _POINTS_A_CALL = 1000
 _PARAMS_A_CALL = 100
@@ -110,7 +113,7 @@ class TrackedRun:
         now = int(time.time() * 1000)
         points: list[Metric] = []
         for record in records:
-            for key, value in record["metrics"].items():
+            for key, value in record.get("metrics", {}).items():
                 if record["step"] > self._newest_step.get(key, -1):
                     self._newest_step[key] = record["step"]
                     points.append(Metric(key, float(value), now, record["step"]))
@@ -154,17 +157,14 @@ class TrackedRun:
             outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, encoder.num_features))]),
         )
         with _fluent(self.client.tracking_uri), mlflow.start_run(run_id=self.run_id):
-            logged = log_model(
+            log_model(
                 encoder.float().eval(),
                 name="encoder",
                 signature=signature,
                 input_example=example,
                 pip_requirements=[f"torch=={torch.__version__.split('+')[0]}", f"numpy=={np.__version__}"],
+                registered_model_name=name,
             )
-        if name is not None:
-            with contextlib.suppress(MlflowException):  # it is there from an earlier run
-                self.client.create_registered_model(name)
-            self.client.create_model_version(name, logged.model_uri, self.run_id, model_id=logged.model_id)
 
 
 @contextlib.contextmanager

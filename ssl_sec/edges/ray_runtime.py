@@ -4,12 +4,13 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
 import torch
 from ray import train
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
 from ssl_sec.config import RayConfig
@@ -47,6 +48,7 @@ def run_with_ray(
             name=folder.path.name,
             storage_path=str(folder.path / "ray"),
             failure_config=FailureConfig(max_failures=options.max_failures),
+            logging_config=LoggingConfig(log_level="WARNING"),
         ),
     )
     failures: list[BaseException] = []
@@ -63,10 +65,12 @@ def connect(address: str | None) -> None:
     """Joins the cluster, or starts one on this machine; a second call is none."""
     if ray.is_initialized():
         return
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's own warning asks for this setting
-    logging.getLogger("ray").setLevel(logging.WARNING)
+    # What the workers have to say comes through the run's folder. A Ray of our own keeps the rest in its log files;
+    # of a cluster the rest may tell why nothing starts.
+    started_here = address is None and "RAY_ADDRESS" not in os.environ
+    logging.getLogger("ray").setLevel(logging.ERROR)
     try:
-        ray.init(address=address, logging_level=logging.WARNING, log_to_driver=True)
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=not started_here)
     except ConnectionError as error:
         raise ConfigError(
             f"runtime.address: no Ray cluster at {address or os.environ.get('RAY_ADDRESS')}; start one with "
@@ -103,6 +107,18 @@ def _num_workers(scaling: ScalingConfig) -> int:
     return scaling.num_workers
 
 
+class _FolderHandler(logging.Handler):
+    """Lays a worker's messages into the run's folder, where the driver finds them."""
+
+    def __init__(self, folder: RunFolder, rank: int) -> None:
+        super().__init__()
+        self._folder = folder
+        self._rank = rank
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._folder.append_record({"message": f"{record.levelname}: worker {self._rank}: {record.getMessage()}"})
+
+
 def _fit(trainer: TorchTrainer, failures: list[BaseException]) -> None:
     try:
         trainer.fit()
@@ -113,6 +129,9 @@ def _fit(trainer: TorchTrainer, failures: list[BaseException]) -> None:
 def _worker(settings: dict[str, Any]) -> None:
     """Runs in each of Ray's worker processes."""
     context = train.get_context()
+    handler = _FolderHandler(RunFolder(Path(settings["folder"])), context.get_world_rank())
+    logging.getLogger("ssl_sec").addHandler(handler)
+    logging.getLogger("ssl_sec").setLevel(logging.INFO)
     device = get_device()
     assert isinstance(device, torch.device)
     work(

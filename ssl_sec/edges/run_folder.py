@@ -162,11 +162,11 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
-        """All figures so far; a last line that a crash cut off is left out."""
+        """All figures so far, without messages; a last line that a crash cut off is left out."""
         if not self.metrics_path.exists():
             return []
         lines = self.metrics_path.read_text().split("\n")[:-1]
-        return [json.loads(line) for line in lines]
+        return [record for line in lines if "metrics" in (record := json.loads(line))]
 
     def forget_records_from(self, step: int) -> None:
         """Drops figures of steps that will be taken again."""

@@ -27,4 +27,5 @@ def timm_backbone(model: str, pretrained: bool, num_channels: int, image_size_px
     except TypeError:  # convolutional models take any size and no such argument
         backbone = timm.create_model(model, **options)
     assert isinstance(backbone, nn.Module)
-    return backbone, int(backbone.num_features)  # pyright: ignore[reportArgumentType]
+    # Some models, MobileNetV3 among them, widen their features once more after the pooling.
+    return backbone, int(backbone.head_hidden_size)  # pyright: ignore[reportArgumentType]

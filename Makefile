@@ -1,0 +1,56 @@
+# Each target does its own set-up: it needs Python 3.11 or later, make and a network, nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MLFLOW_PORT ?= 5000
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev demo test test-all coverage lint format ui clean
+
+help:           ## this list
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
+
+$(VENV)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "error: $(PYTHON) is older than Python 3.11; give another: make PYTHON=python3.12 ..."; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/installed: $(VENV)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(VENV)/installed
+
+install: $(VENV)/installed            ## the package into .venv
+install-dev: $(VENV)/installed-dev    ## the package and its tools into .venv
+
+demo: install                         ## pretrain and probe on digits, in one table
+	$(BIN)/python -m jobs.ablate experiment=digits
+
+test: install-dev                     ## the fast tests
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-all: install-dev                 ## all tests that a CPU can run
+	$(BIN)/python -m pytest -m "not gpu"
+
+coverage: install-dev                 ## the fast tests, with the statement coverage of the core
+	$(BIN)/python -m pytest -m "not slow and not gpu" --cov --cov-report=term-missing
+
+lint: install-dev                     ## ruff, pyright, import-linter
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: install-dev                   ## mends what ruff can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+ui: install                           ## the MLflow UI on http://127.0.0.1:5000
+	$(BIN)/mlflow ui --backend-store-uri sqlite:///$(CURDIR)/runs/mlflow.db --port $(MLFLOW_PORT)
+
+clean:                                ## removes caches and .venv, keeps runs
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache build dist *.egg-info

@@ -1,0 +1,174 @@
+import math
+
+import pytest
+import torch
+
+from ssl_sec.losses import SphericalConstraint, spherical_constraint
+from ssl_sec.losses.geometry import directions, norms
+
+
+def rows(seed=0, count=6, dim=4, scale=3.0):
+    return scale * torch.randn(count, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def lengths(embeddings) -> list[float]:
+    return [math.hypot(*row) for row in embeddings.tolist()]
+
+
+def mean(values) -> float:
+    return sum(values) / len(values)
+
+
+def mean_square_from(embeddings, radius) -> float:
+    return mean([(length - radius) ** 2 for length in lengths(embeddings)])
+
+
+def gradient_of(constraint, embeddings):
+    embeddings = embeddings.clone().requires_grad_()
+    return torch.autograd.grad(constraint(embeddings), embeddings)[0]
+
+
+def test_sec_is_the_variance_of_the_norms():
+    value = SphericalConstraint()(rows()).item()
+    assert value == pytest.approx(mean_square_from(rows(), mean(lengths(rows()))), rel=1e-14)
+    assert value == pytest.approx(norms(rows()).var(correction=0).item(), rel=1e-13)
+
+
+@pytest.mark.parametrize("radius", [0.0, 1.0, 8.7])
+def test_a_fixed_radius_is_the_mean_square_distance_from_it(radius):
+    constraint = SphericalConstraint(radius=radius)
+    for seed in range(3):
+        assert constraint(rows(seed)).item() == pytest.approx(mean_square_from(rows(seed), radius), rel=1e-14)
+
+
+def test_l2reg_is_the_mean_square_of_the_rows():
+    assert SphericalConstraint(radius=0.0)(rows()).item() == pytest.approx(rows().square().sum().item() / 6, rel=1e-14)
+
+
+@pytest.mark.parametrize("rho", [0.01, 0.3, 0.999])
+def test_sec_ema_moves_its_radius_before_it_is_used(rho):
+    constraint = SphericalConstraint(rho=rho)
+    radius = None
+    for seed in range(4):
+        batch = rows(seed, scale=1.0 + seed)
+        batch_mean = mean(lengths(batch))
+        radius = batch_mean if radius is None else (1 - rho) * radius + rho * batch_mean
+        assert constraint(batch).item() == pytest.approx(mean_square_from(batch, radius), rel=1e-13)
+        assert constraint.mean_norm.item() == pytest.approx(radius, rel=1e-14)
+
+
+def test_sec_ema_uses_but_does_not_move_its_radius_in_evaluation():
+    constraint = SphericalConstraint(rho=0.5)
+    constraint(rows(0))
+    before = constraint.mean_norm.clone()
+    constraint.eval()
+    assert constraint(rows(1)).item() == pytest.approx(mean_square_from(rows(1), before.item()), rel=1e-14)
+    assert torch.equal(constraint.mean_norm, before)
+
+
+def test_sec_ema_that_never_trained_takes_the_batchs_mean_in_evaluation():
+    constraint = SphericalConstraint(rho=0.5).eval()
+    assert constraint(rows()).item() == pytest.approx(mean_square_from(rows(), mean(lengths(rows()))), rel=1e-14)
+    assert constraint.mean_norm.item() == 0
+    assert not constraint.started.item()
+
+
+def with_radius(rho, radius):
+    constraint = SphericalConstraint(rho=rho)
+    constraint.mean_norm.fill_(radius)
+    constraint.started.fill_(True)
+    return constraint
+
+
+@pytest.mark.parametrize(
+    ("constraint", "radius"),
+    [
+        (SphericalConstraint(), mean(lengths(rows()))),
+        (SphericalConstraint(radius=2.0), 2.0),
+        (SphericalConstraint(radius=0.0), 0.0),
+        (with_radius(0.25, 10.0), 0.75 * 10 + 0.25 * mean(lengths(rows()))),
+    ],
+    ids=["sec", "fixed", "l2reg", "ema"],
+)
+def test_the_gradient_is_twice_the_distance_along_the_direction(constraint, radius):
+    """SEC, Eq. 18."""
+    expected = 2 / 6 * (norms(rows()) - radius)[:, None] * directions(rows())
+    torch.testing.assert_close(gradient_of(constraint, rows()), expected, rtol=1e-12, atol=1e-15)
+
+
+def test_without_detaching_sec_would_be_the_same_and_sec_ema_would_not():
+    def attached(rho, running):
+        embeddings = rows().requires_grad_()
+        radius = (1 - rho) * running + rho * norms(embeddings).mean()
+        return torch.autograd.grad((norms(embeddings) - radius).square().mean(), embeddings)[0]
+
+    torch.testing.assert_close(gradient_of(SphericalConstraint(), rows()), attached(1.0, 0.0), rtol=1e-12, atol=1e-15)
+    difference = gradient_of(with_radius(0.5, 10.0), rows()) - attached(0.5, 10.0)
+    assert difference.norm(dim=1).min() > 0.1
+
+
+def test_the_function_does_not_pull_the_radius():
+    radius = torch.tensor(2.0, requires_grad=True)
+    embeddings = rows().float().requires_grad_()
+    spherical_constraint(norms(embeddings), radius).backward()
+    assert radius.grad is None
+    assert embeddings.grad is not None
+
+
+def test_a_descent_step_brings_norms_together_and_keeps_directions():
+    batch = rows()
+    moved = batch - 0.5 * gradient_of(SphericalConstraint(), batch)
+    assert norms(moved).std() < 0.9 * norms(batch).std()
+    torch.testing.assert_close(directions(moved), directions(batch), rtol=1e-12, atol=0)
+
+
+def test_a_zero_row_gives_a_finite_gradient():
+    batch = rows().float()
+    batch[1] = 0
+    assert gradient_of(SphericalConstraint(), batch).isfinite().all()
+    assert gradient_of(SphericalConstraint(radius=2.0), torch.zeros(3, 2)).isfinite().all()
+
+
+def test_the_running_radius_is_saved_and_restored():
+    constraint, other = SphericalConstraint(rho=0.1), SphericalConstraint(rho=0.1)
+    for seed in range(3):
+        constraint(rows(seed))
+    assert set(constraint.state_dict()) == {"mean_norm", "started"}
+    other.load_state_dict(constraint.state_dict())
+    assert other(rows(9)).item() == constraint(rows(9)).item()
+    assert torch.equal(other.mean_norm, constraint.mean_norm)
+
+
+def test_the_running_radius_is_kept_in_double_precision():
+    constraint = SphericalConstraint(rho=1e-9)
+    constraint(rows(0).float())
+    before = constraint.mean_norm.item()
+    value = constraint(rows(1, scale=9.0).float())
+    assert value.dtype == torch.float32
+    assert constraint.mean_norm.dtype == torch.float64
+    assert 0 < abs(constraint.mean_norm.item() - before) < 1e-7
+
+
+def test_it_computes_in_single_precision_under_autocast():
+    batch = rows().bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = SphericalConstraint()(batch)
+    assert value.dtype == torch.float32
+    assert value.item() == pytest.approx(SphericalConstraint()(batch.double()).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("rho", [0.0, -0.1, 1.1, math.nan])
+def test_a_weight_outside_its_range_is_refused(rho):
+    with pytest.raises(ValueError, match=r"rho: found .*, must be in \(0, 1\]"):
+        SphericalConstraint(rho=rho)
+
+
+@pytest.mark.parametrize("radius", [-1.0, math.nan])
+def test_a_negative_radius_is_refused(radius):
+    with pytest.raises(ValueError, match="radius: found .*, must be ≥ 0"):
+        SphericalConstraint(radius=radius)
+
+
+def test_its_use_is_shown():
+    assert repr(SphericalConstraint(rho=0.1)) == "SphericalConstraint(rho=0.1)"
+    assert repr(SphericalConstraint(radius=0.0)) == "SphericalConstraint(radius=0.0)"
