@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ssl_sec.augment import SimCLRAugmentation
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.samplers import worker_rows
 from ssl_sec.data.sources import (
     limit_images,
     open_cifar10,
@@ -567,6 +568,8 @@ class PretrainConfig:
             check_name("run_name", self.run_name)
         if self.resume:
             check(self.run_name is not None, "resume", True, "given together with the run_name to take up")
+        if isinstance(self.runtime, RayConfig) and self.runtime.num_workers is not None:
+            worker_rows(self.global_batch_size, 0, self.runtime.num_workers)
 
 
 @dataclass(frozen=True, kw_only=True)

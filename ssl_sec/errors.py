@@ -8,7 +8,7 @@ from typing import ClassVar
 class UserError(ValueError):
     """Something outside the program is wrong; the message names it, what was found and what is allowed."""
 
-    exit_code: int = 1
+    exit_code: ClassVar[int] = 1
 
 
 class ConfigError(UserError):

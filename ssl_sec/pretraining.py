@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 NUM_VIEWS = 2
 
 
+@runtime_checkable
 class RunStore(Protocol):
     """Where a run keeps what outlives it."""
 

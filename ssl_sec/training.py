@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int64
@@ -29,6 +29,7 @@ from ssl_sec.schedules import Schedule
 Precision = Literal["float32", "bfloat16", "float64"]
 
 
+@runtime_checkable
 class Runtime(Protocol):
     """What training sees of the machine that it runs on."""
 
@@ -60,6 +61,7 @@ class Runtime(Protocol):
         ...
 
 
+@runtime_checkable
 class Views(Protocol):
     """Images of a worker's rows -> their views."""
 

@@ -1,59 +1,87 @@
 """Functions run in several gloo processes at once."""
 
+import atexit
 import functools
-import multiprocessing
+import os
 import pickle
+import subprocess
+import sys
+import traceback
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-MAX_WORKERS = 4
 TIMEOUT_S = 120
 
 
 def on_workers(world_size: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What each of `world_size` workers returns, in the order of their ranks.
 
-    The processes stay warm from one call to the next.
+    The processes stay warm from one call to the next, and end with this one. They are no children of
+    `multiprocessing`, which other tests count.
 
     Args:
-        world_size: at most `MAX_WORKERS`.
+        world_size: how many.
         folder: where they find each other.
         function: at the top level of a module; it runs in every worker, inside of a process group.
         arguments: of the function, the same for every worker.
     """
-    assert world_size <= MAX_WORKERS
-    rendezvous = str(folder / f"rendezvous-{uuid.uuid4().hex}")
-    # Pickled here: torch would pass tensors through shared memory, which must outlive the sender.
+    rendezvous = folder / f"rendezvous-{uuid.uuid4().hex}"
     call = pickle.dumps((function, arguments))
-    futures = [_processes().submit(_work, rank, world_size, rendezvous, call) for rank in range(world_size)]
-    return [pickle.loads(future.result(timeout=2 * TIMEOUT_S)) for future in futures]
+    workers = [_worker(rank) for rank in range(world_size)]
+    for rank, worker in enumerate(workers):
+        pickle.dump((rank, world_size, str(rendezvous), call), worker.stdin)
+        worker.stdin.flush()
+    answers = [pickle.load(worker.stdout) for worker in workers]
+    errors = [f"worker {rank}: {error}" for rank, (error, _) in enumerate(answers) if error]
+    assert not errors, "\n".join(errors)
+    return [pickle.loads(result) for _, result in answers]
 
 
 @functools.cache
-def _processes() -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(MAX_WORKERS, mp_context=context, initializer=_prepare)
+def _worker(rank: int) -> subprocess.Popen:
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "tests.workers"],
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    atexit.register(worker.communicate)  # the end of its input is its end
+    return worker
 
 
-def _prepare() -> None:
-    import tests.conftest  # noqa: F401  # the same checks of shapes as in this process
+def _serve() -> None:
+    import tests.conftest  # noqa: F401  # the same checks of shapes as in the tests' process
 
-    torch.set_num_threads(1)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what is printed must not run into the answers
+    while True:
+        try:
+            task = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            answer = None, pickle.dumps(_work(*task))
+        except Exception:
+            answer = traceback.format_exc(), None
+        pickle.dump(answer, answers)
+        answers.flush()
 
 
-def _work(rank: int, world_size: int, rendezvous: str, call: bytes) -> bytes:
-    # Every task waits here for the others, so that no process takes two of them.
+def _work(rank: int, world_size: int, rendezvous: str, call: bytes) -> Any:
+    import torch.distributed as dist
+
     timeout = timedelta(seconds=TIMEOUT_S)
     dist.init_process_group("gloo", f"file://{rendezvous}", timeout, world_size=world_size, rank=rank)
     try:
         function, arguments = pickle.loads(call)
-        return pickle.dumps(function(*arguments))
+        return function(*arguments)
     finally:
         dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _serve()

@@ -14,7 +14,7 @@ from ssl_sec.errors import DataError
 
 def batches(
     image_set: ImageSet,
-    index_batches: Iterable[Int64[Tensor, " batch"]],
+    index_batches: Iterable[Int64[Tensor, " _batch"]],
     device: torch.device,
     num_loader_workers: int,
     prefetch: int = 2,
@@ -58,7 +58,7 @@ class _Decoding(Dataset[tuple[Batch, dict[int, str]] | DataError]):
 
 def _decoded_by_workers(
     image_set: EncodedImages,
-    index_batches: Iterable[Int64[Tensor, " batch"]],
+    index_batches: Iterable[Int64[Tensor, " _batch"]],
     device: torch.device,
     num_loader_workers: int,
     prefetch: int,

@@ -46,7 +46,7 @@ def run_ablation(overrides: Sequence[str]) -> str:
         results[arm].append(finished.metrics)
     assert finished is not None
     _keep(results, seeds, finished.folder.path.parent)
-    return "\n".join(["", _table(results), "", how_to_look(finished.uri)])
+    return "\n".join(["", _table(results), "", how_to_look(finished)])
 
 
 def _config(shared: Sequence[str], arm: str, seed: int) -> PretrainConfig:

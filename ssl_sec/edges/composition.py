@@ -11,6 +11,7 @@ from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -75,9 +76,12 @@ def published_results(experiment: str) -> Mapping[str, float]:
 
 
 def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
+    parser = OverridesParser.create()
     for override in overrides:
-        if "=" not in override and not override.startswith("~"):
-            raise ConfigError(f"{override!r}: not understood; give key=value, or --help")
+        try:
+            parser.parse_override(override)
+        except HydraException as error:
+            raise ConfigError(f"{override!r}: not understood; give key=value, or --help") from error
     _register_tables()
     try:
         with hydra.initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3", job_name=job):

@@ -38,12 +38,14 @@ class Finished:
         folder: of the run.
         uri: of MLflow's store.
         run_id: in MLflow; None if MLflow was not to be had.
+        experiment_id: likewise.
         metrics: the last value of each.
     """
 
     folder: RunFolder
     uri: str
     run_id: str | None
+    experiment_id: str | None
     metrics: Mapping[str, float]
 
 
@@ -191,6 +193,7 @@ class _Run:
             folder=self.folder,
             uri=self.uri,
             run_id=tracked.run_id if tracked else None,
+            experiment_id=tracked.experiment_id if tracked else None,
             metrics={key: value for record in self.folder.records() for key, value in record["metrics"].items()},
         )
 

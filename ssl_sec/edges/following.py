@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, runtime_checkable
 
 from tqdm import tqdm
 
@@ -14,6 +14,7 @@ from tqdm import tqdm
 Record = dict[str, Any]
 
 
+@runtime_checkable
 class Sink(Protocol):
     """Takes figures as they come."""
 
@@ -23,6 +24,23 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Takes note that no more will come."""
+        ...
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """A text file that may be a terminal."""
+
+    def write(self, text: str, /) -> object:
+        """Writes text."""
+        ...
+
+    def flush(self) -> object:
+        """Hands on what is buffered."""
+        ...
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
         ...
 
 
@@ -105,8 +123,8 @@ class Progress:
         stream: where it is written.
     """
 
-    def __init__(self, epochs: int, name: str, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+    def __init__(self, epochs: int, name: str, stream: Stream | None = None) -> None:
+        self._stream: Stream = stream or sys.stderr
         self._epochs = epochs
         self._name = name
         self._bar: Any = None

@@ -4,6 +4,7 @@ Tracking never stops training: whatever MLflow says, the figures are in the run'
 """
 
 import contextlib
+import getpass
 import hashlib
 import logging
 import os
@@ -18,13 +19,20 @@ os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # MLflow asks for git; a m
 import mlflow
 import numpy as np
 import torch
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunStatus
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunStatus, SourceType
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.pytorch import log_model
 from mlflow.tracking import MlflowClient
 from mlflow.types import Schema, TensorSpec
-from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT, MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME
+from mlflow.utils.mlflow_tags import (
+    MLFLOW_GIT_COMMIT,
+    MLFLOW_PARENT_RUN_ID,
+    MLFLOW_RUN_NAME,
+    MLFLOW_SOURCE_NAME,
+    MLFLOW_SOURCE_TYPE,
+    MLFLOW_USER,
+)
 
 from ssl_sec import __version__
 from ssl_sec.config import TrackingConfig
@@ -53,11 +61,13 @@ class TrackedRun:
     Args:
         client: of the store.
         run_id: the run's.
+        experiment_id: its experiment's.
     """
 
-    def __init__(self, client: MlflowClient, run_id: str) -> None:
+    def __init__(self, client: MlflowClient, run_id: str, experiment_id: str) -> None:
         self.client = client
         self.run_id = run_id
+        self.experiment_id = experiment_id
         self._newest_step: dict[str, int] = {}
 
     @classmethod
@@ -72,7 +82,7 @@ class TrackedRun:
         tags: Mapping[str, str],
         parent_run_id: str | None = None,
     ) -> "TrackedRun":
-        """Makes a run with its parameters and tags.
+        """Makes a run with its parameters and tags, `job` among them.
 
         Raises:
             StorageError: if the store cannot be used.
@@ -81,9 +91,18 @@ class TrackedRun:
             client = MlflowClient(uri)
             experiment_id = _experiment_id(client, experiment, uri, output_dir)
             parent = {} if parent_run_id is None else {MLFLOW_PARENT_RUN_ID: parent_run_id}
-            about = {MLFLOW_RUN_NAME: name, "ssl_sec.version": __version__, **_git_commit(), **tags, **parent}
+            about = {
+                MLFLOW_RUN_NAME: name,
+                MLFLOW_USER: getpass.getuser(),
+                MLFLOW_SOURCE_NAME: f"jobs.{tags['job']}",
+                MLFLOW_SOURCE_TYPE: SourceType.to_string(SourceType.JOB),
+                "ssl_sec.version": __version__,
+                **_git_commit(),
+                **tags,
+                **parent,
+            }
             run = client.create_run(experiment_id, tags=about, run_name=name)
-            tracked = cls(client, run.info.run_id)
+            tracked = cls(client, run.info.run_id, experiment_id)
             parameters = [Param(key, str(value)) for key, value in flattened(values).items()]
             for start in range(0, len(parameters), _PARAMS_A_CALL):
                 client.log_batch(run.info.run_id, params=parameters[start : start + _PARAMS_A_CALL])
@@ -101,8 +120,9 @@ class TrackedRun:
         try:
             client = MlflowClient(uri)
             client.update_run(run_id, status=RunStatus.to_string(RunStatus.RUNNING))
-            tracked = cls(client, run_id)
-            for key in client.get_run(run_id).data.metrics:
+            run = client.get_run(run_id)
+            tracked = cls(client, run_id, run.info.experiment_id)
+            for key in run.data.metrics:
                 tracked._newest_step[key] = max(point.step for point in client.get_metric_history(run_id, key))
         except MlflowException as error:
             raise StorageError(f"MLflow at {uri} has no run {run_id}: {_first_line(error)}") from error
@@ -189,7 +209,9 @@ def _experiment_id(client: MlflowClient, name: str, uri: str, output_dir: Path) 
     beside = uri == f"sqlite:///{output_dir.resolve()}/mlflow.db"
     location = (output_dir.resolve() / "mlartifacts").as_uri() if beside else None
     try:
-        return client.create_experiment(name, artifact_location=location)
+        # The UI opens an experiment of this kind on its training runs.
+        kind = {"mlflow.experimentKind": "custom_model_development"}
+        return client.create_experiment(name, artifact_location=location, tags=kind)
     except MlflowException:  # another run was faster
         experiment = client.get_experiment_by_name(name)
         if experiment is None:

@@ -23,6 +23,8 @@ def pretraining_pictures(folder: RunFolder) -> list[Path]:
     histograms: list[NormHistogram] = []
     for record in folder.records():
         for key, value in record["metrics"].items():
+            if key == "train/epoch":  # the steps again, in another unit
+                continue
             history[key].append((record["step"], value))
         if "norms" in record:
             histograms.append(NormHistogram(**record["norms"]))

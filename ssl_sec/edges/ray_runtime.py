@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -69,11 +70,24 @@ def connect(address: str | None) -> None:
     # of a cluster the rest may tell why nothing starts.
     started_here = address is None and "RAY_ADDRESS" not in os.environ
     logging.getLogger("ray").setLevel(logging.ERROR)
+    _check_listening(address or os.environ.get("RAY_ADDRESS"))
+    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=not started_here)
+
+
+def _check_listening(address: str | None) -> None:
+    """Asks the cluster's port, since Ray itself tries for minutes.
+
+    Raises:
+        ConfigError: if nothing listens at an address of the form host:port.
+    """
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return
     try:
-        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=not started_here)
-    except ConnectionError as error:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
         raise ConfigError(
-            f"runtime.address: no Ray cluster at {address or os.environ.get('RAY_ADDRESS')}; start one with "
+            f"runtime.address: no Ray cluster at {address} ({error.strerror or error}); start one with "
             "`ray start --head`, or leave the address out to start Ray here"
         ) from error
 

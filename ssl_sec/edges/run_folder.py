@@ -4,6 +4,7 @@ All workers and the driver see the same folder, so on a cluster it lies on share
 `metrics.jsonl` first, one JSON object a line; the driver follows that file for the console and for MLflow.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ import yaml
 
 from ssl_sec.checkpoint import load_checkpoint, newest_checkpoint
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.errors import ConfigError, StorageError, UserError
+from ssl_sec.errors import ConfigError, DataError, StorageError, UserError
 from ssl_sec.settings import flattened, from_values
 
 # A run may be resumed elsewhere, with other settings of these.
@@ -122,6 +123,8 @@ class RunFolder:
         """Removes the folder of a run that ended before its first checkpoint."""
         if newest_checkpoint(self.checkpoints_path).path is None and not self.encoder_path.exists():
             shutil.rmtree(self.path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # other runs of the recipe
+                self.path.parent.rmdir()
 
     def restored_state(self, device: torch.device) -> Mapping[str, Any] | None:
         """The state of the newest whole checkpoint, or None at the start of a run.
@@ -200,6 +203,5 @@ class RunFolder:
         if not self._error_path.exists():
             return None
         told = json.loads(self._error_path.read_text())
-        error = UserError(told["message"])
-        error.exit_code = told["exit_code"]
-        return error
+        kinds = {kind.exit_code: kind for kind in (ConfigError, DataError, StorageError)}
+        return kinds.get(told["exit_code"], UserError)(told["message"])

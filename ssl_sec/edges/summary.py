@@ -21,13 +21,18 @@ def summary(finished: Finished) -> str:
     """Results, folder, and how to look at the run in MLflow."""
     figures = [f"{label}: {finished.metrics[key]:.4g}" for key, label in _TOLD.items() if key in finished.metrics]
     run = [f"MLflow run: {finished.run_id}"] if finished.run_id else ["MLflow run: none; see the warning above"]
-    return "\n".join([*figures, f"folder: {finished.folder.path}", *run, how_to_look(finished.uri)])
+    page = f"runs/{finished.run_id}"
+    return "\n".join([*figures, f"folder: {finished.folder.path}", *run, how_to_look(finished, page)])
 
 
-def how_to_look(uri: str) -> str:
-    """The command and the address of the MLflow UI."""
-    if uri.startswith(("http://", "https://")):
-        return f"MLflow UI: {uri}"
+def how_to_look(finished: Finished, page: str = "runs") -> str:
+    """The command that starts the MLflow UI, and the address of a page of the run's experiment."""
+    path = f"/#/experiments/{finished.experiment_id}/{page}" if finished.experiment_id else ""
+    if finished.uri.startswith(("http://", "https://")):
+        return f"MLflow UI: {finished.uri}{path}"
     program = Path(sys.executable).parent / "mlflow"
     shown = os.path.relpath(program) if program.exists() else "mlflow"
-    return f"MLflow UI: {shown} ui --backend-store-uri {uri}    then open http://127.0.0.1:5000"
+    return (
+        f"MLflow UI: {shown} ui --backend-store-uri {finished.uri}\n"
+        f"           then open http://127.0.0.1:5000{path}"
+    )

@@ -124,9 +124,7 @@ def test_the_gradient_is_orthogonal_to_the_embedding_and_falls_with_its_norm():
 def test_the_shares_of_the_anchors_add_up_to_the_loss(cuts):
     loss = NTXentLoss(0.2)
     whole, parts = rows().requires_grad_(), rows().requires_grad_()
-    shares = [
-        loss(parts, PAIRS, anchors=slice(start, stop)) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)
-    ]
+    shares = [loss(parts, PAIRS, anchors=slice(start, stop)) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)]
     for share, start, stop in zip(shares, cuts[:-1], cuts[1:], strict=True):
         assert share.item() == pytest.approx(slowly(rows(), PAIRS, 0.2, range(start, stop)), rel=1e-12, abs=1e-15)
     assert sum(shares).item() == pytest.approx(loss(whole, PAIRS).item(), rel=1e-14)

@@ -1,0 +1,92 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.pretrain import pretrain
+from ssl_sec.edges.command_line import in_table, run_job
+from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("a: found 1, must be 2"), 2),
+        (DataError("x.png: not an image"), 3),
+        (StorageError("disk full"), 4),
+        (Stopped("stopped after step 3"), 130),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_an_error_is_one_line_and_its_exit_code(error, code, capsys):
+    def failing(overrides):
+        raise error
+
+    assert run_job("pretrain", failing, []) == code
+    told = capsys.readouterr().err.strip()
+    assert str(error) in told
+    assert "\n" not in told
+
+
+def test_a_job_prints_its_result(capsys):
+    assert run_job("pretrain", lambda overrides: f"given {list(overrides)}", ["a=1"]) == 0
+    assert capsys.readouterr().out == "given ['a=1']\n"
+
+
+def test_help_explains_groups_experiments_and_keys(capsys):
+    assert run_job("pretrain", pretrain, ["--help"]) == 0
+    told = capsys.readouterr().out
+    assert "usage: python -m jobs.pretrain" in told
+    assert "sec_ema       SEC-EMA (Eq. 31)" in told
+    assert "cifar10_sec_100       the paper's: top1 86.87" in told
+    assert "learning_rate: 0.5" in told
+
+
+def test_cfg_prints_the_configuration_and_runs_nothing(capsys):
+    assert run_job("pretrain", pretrain, ["experiment=cifar10_sec_100", "--cfg", "job"]) == 0
+    assert "recipe: cifar10_sec_100" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "message"),
+    [
+        (["loss.temperature=0"], 2, "loss.temperature: found 0.0, must be > 0"),
+        (["constraint=sec", "constraint.eta=-1"], 2, "constraint.eta: found -1.0, must be ≥ 0"),
+        (["encoder=resnet51"], 2, "did you mean 'resnet50'"),
+        (["global_batch_size=255", "runtime=ray", "runtime.num_workers=2"], 2, "allowed: 1, 3, 5, 15, 17, 51, 85, 255"),
+        (["data=cifar10", "data.root={tmp_path}"], 3, "set data.download=true"),
+        (["data=folder", "data.root={tmp_path}"], 3, "data.root must hold"),
+        (["data=parquet", "data.train=[x.parquet]", "data.test=[x.parquet]"], 3, "no such file"),
+        (["resume=true", "run_name=never"], 2, "holds no run"),
+        (["output_dir=/proc/none"], 4, "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line(overrides, code, message, tmp_path: Path, capsys):
+    given = [override.format(tmp_path=tmp_path) for override in overrides]
+    assert run_job("pretrain", pretrain, ["runtime=local", f"output_dir={tmp_path}", *given]) == code
+    told = capsys.readouterr().err.strip()
+    assert message in told
+    assert told.startswith("error: ")
+    assert "\n" not in told
+
+
+def test_the_local_runtime_imports_no_ray(tmp_path: Path):
+    code = (
+        "import sys; from jobs.pretrain import pretrain\n"
+        "pretrain(['experiment=digits', 'epochs=1', 'encoder.width=0.125', 'runtime=local', "
+        f"'tracking.register_model=false', 'output_dir={tmp_path}'])\n"
+        "sys.exit('ray' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_table_is_aligned():
+    table = in_table([["sec", "86.87"], ["none", "84.76"]], ["constraint", "top-1"])
+    assert table.splitlines() == [
+        "constraint  top-1",
+        "-----------------",
+        "sec         86.87",
+        "none        84.76",
+    ]

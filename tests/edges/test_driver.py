@@ -1,0 +1,197 @@
+"""Whole runs on real digits, in this process, with MLflow on sqlite."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from mlflow.tracking import MlflowClient
+from safetensors.torch import load_file
+
+from ssl_sec.config import PretrainConfig, ProbeJobConfig
+from ssl_sec.edges import worker
+from ssl_sec.edges.composition import compose
+from ssl_sec.edges.driver import run_pretraining, run_probe
+from ssl_sec.edges.summary import summary
+from ssl_sec.encoders import resnet
+from ssl_sec.errors import ConfigError, DataError, Stopped
+from ssl_sec.settings import from_values
+
+
+def pretrain_config(overrides: list[str]) -> PretrainConfig:
+    return from_values(PretrainConfig, compose("pretrain", ["runtime=local", *overrides]))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory):
+    """A run with its probe and its registered model."""
+    output_dir = tmp_path_factory.mktemp("runs")
+    overrides = ["experiment=digits", "encoder.width=0.125", "epochs=2", "probe.epochs=5", "probe.decay_epochs=[3]"]
+    config = pretrain_config([*overrides, "probe.enabled=true", "run_name=whole", f"output_dir={output_dir}"])
+    return run_pretraining(config)
+
+
+@pytest.fixture(scope="module")
+def client(finished):
+    return MlflowClient(finished.uri)
+
+
+def test_the_run_is_told_truly_to_mlflow(finished, client):
+    run = client.get_run(finished.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["constraint.eta"] == "0.25"
+    assert run.data.params["encoder.name"] == "resnet18"
+    assert run.data.tags["mlflow.source.name"] == "jobs.pretrain"
+    assert run.inputs.dataset_inputs[0].dataset.name.startswith("digits")
+    assert client.get_experiment(run.info.experiment_id).name == "digits"
+
+
+def test_every_figure_is_in_mlflow_once(finished, client):
+    expected = {}
+    for record in finished.folder.records():
+        for key, value in record["metrics"].items():
+            expected.setdefault(key, []).append((record["step"], value))
+    assert {"train/loss", "train/metric_loss", "train/constraint", "train/eta", "train/lr"} < expected.keys()
+    assert {"train/norm_mean", "train/norm_std", "train/images_per_s", "val/knn_top1", "val/rankme"} < expected.keys()
+    for key, points in expected.items():
+        history = [(point.step, point.value) for point in client.get_metric_history(finished.run_id, key)]
+        assert len(history) == len(points), key
+        assert dict(history) == pytest.approx(dict(points)), key
+
+
+def test_the_artifacts_are_there(finished, client, tmp_path: Path):
+    names = {item.path for item in client.list_artifacts(finished.run_id)}
+    assert {"config.yaml", "encoder.safetensors", "plots"} <= names
+    plots = {item.path for item in client.list_artifacts(finished.run_id, "plots")}
+    assert plots == {"plots/curves.png", "plots/norms.png", "plots/features.png"}
+    path = client.download_artifacts(finished.run_id, "config.yaml", str(tmp_path))
+    assert yaml.safe_load(Path(path).read_text())["epochs"] == 2
+
+
+def test_the_encoder_has_torchvisions_key_names(finished):
+    tensors = load_file(finished.folder.encoder_path)
+    backbone, _ = resnet(18, "cifar", 0.125, num_channels=1)
+    assert tensors.keys() == backbone.state_dict().keys()
+    assert "layer1.0.conv1.weight" in tensors
+
+
+def test_the_registered_model_gives_the_encoders_features(finished, client, monkeypatch):
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", finished.uri)
+    model = mlflow.pyfunc.load_model("models:/digits-encoder/1")
+    assert model.metadata.signature.inputs.inputs[0].shape == (-1, 1, 8, 8)
+    images = np.random.default_rng(0).random((5, 1, 8, 8), dtype=np.float32)
+    backbone, num_features = resnet(18, "cifar", 0.125, num_channels=1)
+    backbone.load_state_dict(load_file(finished.folder.encoder_path))
+    with torch.no_grad():
+        expected = backbone.eval()(torch.from_numpy(images)).numpy()
+    features = model.predict(images)
+    assert features.shape == (5, num_features)
+    np.testing.assert_allclose(features, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_stores_address_is_not_left_behind(finished):
+    assert "MLFLOW_TRACKING_URI" not in os.environ
+
+
+def test_the_probe_is_a_child_run_with_its_confusion(finished, client):
+    runs = client.search_runs([finished.experiment_id], f"tags.`mlflow.parentRunId` = '{finished.run_id}'")
+    assert len(runs) == 1
+    probe = runs[0]
+    assert probe.info.status == "FINISHED"
+    assert probe.data.metrics["probe/top1"] == finished.metrics["probe/top1"]
+    assert 20 < probe.data.metrics["probe/top1"] <= probe.data.metrics["probe/top5"] <= 100
+    names = {item.path for item in client.list_artifacts(probe.info.run_id)}
+    assert "confusion.json" in names
+    confusion = json.loads((finished.folder.path.parent / "whole-probe" / "confusion.json").read_text())
+    assert np.sum(confusion["confusion"]) == 360
+    right = np.trace(np.array(confusion["confusion"])) / 360
+    assert 100 * right == pytest.approx(finished.metrics["probe/top1"])
+
+
+def test_a_probe_of_its_own_finds_the_run_by_its_id(finished, tmp_path: Path):
+    overrides = [
+        f"run={finished.run_id}",
+        "runtime=local",
+        "probe=few_labels",
+        "probe.epochs=5",
+        "probe.decay_epochs=[3]",
+    ]
+    elsewhere = [f"output_dir={tmp_path}", f"tracking.uri={finished.uri}", "run_name=elsewhere"]
+    probed = run_probe(from_values(ProbeJobConfig, compose("probe", [*overrides, *elsewhere])))
+    assert probed.metrics["probe/top1"] == finished.metrics["probe/top1"]
+    assert probed.folder.path == tmp_path / "digits" / "elsewhere"
+
+
+def test_the_summary_says_where_to_look(finished):
+    text = summary(finished)
+    assert f"MLflow run: {finished.run_id}" in text
+    assert f"ui --backend-store-uri {finished.uri}" in text
+    assert f"/#/experiments/{finished.experiment_id}/runs/{finished.run_id}" in text
+    assert f"top-1 on the test set (%): {finished.metrics['probe/top1']:.4g}" in text
+
+
+def test_a_probe_of_an_unknown_run_is_one_line(finished):
+    config = from_values(ProbeJobConfig, compose("probe", ["run=abc", "runtime=local", f"tracking.uri={finished.uri}"]))
+    with pytest.raises(ConfigError, match="run: found 'abc', but MLflow at .* has no finished pretraining run"):
+        run_probe(config)
+
+
+def test_a_run_name_in_use_is_refused(finished):
+    output_dir = finished.folder.path.parent.parent
+    config = pretrain_config(["experiment=digits", "run_name=whole", f"output_dir={output_dir}"])
+    with pytest.raises(ConfigError, match="already holds a run"):
+        run_pretraining(config)
+
+
+def test_a_stopped_run_saves_says_killed_and_ends_as_if_it_had_not_stopped(quick, tmp_path: Path, monkeypatch):
+    config = pretrain_config([*quick, "run_name=stopped", "log_every_steps=1"])
+    expected = run_pretraining(replace(config, run_name="unstopped"))
+
+    report = worker.FolderRuntime.report
+
+    def interrupting(self, step, metrics, norms=None):
+        report(self, step, metrics, norms)
+        if step == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match="resume=true run_name=stopped"):
+        patch.setattr(worker.FolderRuntime, "report", interrupting)
+        run_pretraining(config)
+    run_id = (tmp_path / "runs" / "digits" / "stopped" / "mlflow_run_id").read_text()
+    client = MlflowClient(expected.uri)
+    assert client.get_run(run_id).info.status == "KILLED"
+
+    resumed = run_pretraining(replace(config, resume=True))
+    assert resumed.run_id == run_id
+    assert client.get_run(run_id).info.status == "FINISHED"
+    weights, wanted = load_file(resumed.folder.encoder_path), load_file(expected.folder.encoder_path)
+    assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
+    losses = [(point.step, point.value) for point in client.get_metric_history(run_id, "train/loss")]
+    assert losses == [(p.step, p.value) for p in client.get_metric_history(expected.run_id, "train/loss")]
+
+
+def test_a_data_error_leaves_no_folder_and_a_failed_run(tmp_path: Path):
+    overrides = ["data=folder", f"data.root={tmp_path}", "recipe=missing", f"output_dir={tmp_path / 'runs'}"]
+    with pytest.raises(DataError, match="data.root must hold train"):
+        run_pretraining(pretrain_config(overrides))
+    assert not (tmp_path / "runs" / "missing").exists()
+    client = MlflowClient(f"sqlite:///{tmp_path / 'runs'}/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("missing").experiment_id])
+    assert run.info.status == "FAILED"
+
+
+def test_training_goes_on_without_mlflow(quick, caplog, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    unreachable = f"sqlite:///{tmp_path}/file/mlflow.db"
+    finished = run_pretraining(pretrain_config([*quick, f"tracking.uri={unreachable}"]))
+    assert finished.run_id is None
+    assert len(finished.folder.records()) > 2
+    assert "cannot be used" in caplog.text
+    assert "none; see the warning" in summary(finished)

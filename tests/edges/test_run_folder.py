@@ -1,0 +1,78 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssl_sec.checkpoint import save_checkpoint
+from ssl_sec.edges.run_folder import RunFolder
+from ssl_sec.errors import ConfigError, DataError, StorageError
+
+VALUES = {"epochs": 3, "data": {"name": "digits"}, "runtime": {"name": "local"}}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "recipe" / "run")
+    folder.start(VALUES)
+    return folder
+
+
+def test_a_folder_that_holds_a_run_is_refused(folder: RunFolder):
+    with pytest.raises(ConfigError, match="already holds a run; allowed: another run_name, or resume=true"):
+        folder.start(VALUES)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="output_dir: .* cannot be written"):
+        RunFolder(tmp_path / "file" / "run").start(VALUES)
+
+
+def test_a_resume_needs_the_same_recipe_and_may_change_the_runtime(folder: RunFolder):
+    folder.resume({**VALUES, "runtime": {"name": "ray"}})
+    with pytest.raises(ConfigError, match="epochs: found 4, but the run to resume has 3"):
+        folder.resume({**VALUES, "epochs": 4})
+
+
+def test_a_resume_of_nothing_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="holds no run"):
+        RunFolder(tmp_path / "none").resume(VALUES)
+
+
+def test_an_unstarted_run_leaves_nothing(folder: RunFolder):
+    folder.discard_unstarted()
+    assert not folder.path.parent.exists()
+
+
+def test_a_run_with_a_checkpoint_is_never_discarded(folder: RunFolder):
+    save_checkpoint(folder.checkpoints_path, 5, {"step": 5}, keep_last=1)
+    folder.discard_unstarted()
+    assert folder.restored_state(CPU) == {"step": 5}
+
+
+def test_no_whole_checkpoint_among_some_is_an_error_and_no_new_start(folder: RunFolder):
+    assert folder.restored_state(CPU) is None
+    (folder.checkpoints_path / "step-000000005").mkdir(parents=True)
+    with pytest.raises(StorageError, match="no whole checkpoint .* step-000000005: no manifest"):
+        folder.restored_state(CPU)
+
+
+def test_records_are_kept_to_the_step_that_is_resumed(folder: RunFolder):
+    for step in range(4):
+        folder.append_record({"step": step, "metrics": {"a": float(step)}})
+    folder.append_record({"message": "hello"})
+    folder.forget_records_from(2)
+    assert [record["step"] for record in folder.records()] == [0, 1]
+    with folder.metrics_path.open("a") as file:
+        file.write('{"step": 2, "metr')
+    assert [record["step"] for record in folder.records()] == [0, 1]
+
+
+def test_an_error_keeps_its_message_and_exit_code(folder: RunFolder):
+    assert folder.error() is None
+    folder.write_error(DataError("x.png: not an image"))
+    told = folder.error()
+    assert (str(told), told.exit_code) == ("x.png: not an image", 3)
+    assert json.loads((folder.path / "error.json").read_text())["exit_code"] == 3

@@ -1,0 +1,166 @@
+import os
+import pickle
+
+import pytest
+import torch
+import torchvision
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from torch import nn
+
+from ssl_sec.encoders import load_weights, resnet, save_weights
+from ssl_sec.errors import MissingDataError, StorageError
+
+
+def backbone(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2))
+
+
+def assert_equal_weights(one, other):
+    torch.testing.assert_close(dict(one.state_dict()), dict(other.state_dict()), rtol=0, atol=0)
+
+
+def assert_refused(path, pattern, into=None):
+    into = into or backbone(1)
+    before = {name: value.clone() for name, value in into.state_dict().items()}
+    with pytest.raises(StorageError, match=pattern) as caught:
+        load_weights(into, path)
+    assert str(caught.value).startswith(f"encoder.weights: {path} ")
+    assert "\n" not in str(caught.value)
+    torch.testing.assert_close(dict(into.state_dict()), before, rtol=0, atol=0)
+
+
+def test_what_was_saved_is_loaded(tmp_path):
+    path = tmp_path / "encoder.safetensors"
+    source = backbone()
+    source(torch.randn(4, 3, 5, 5))
+    save_weights(source, path, {"recipe": "digits"})
+    target = backbone(1)
+    load_weights(target, path)
+    assert_equal_weights(target, source)
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == {"format": "pt", "recipe": "digits"}
+        assert set(file.keys()) == set(source.state_dict())
+    assert os.listdir(tmp_path) == ["encoder.safetensors"]
+
+
+def test_channels_last_weights_are_saved(tmp_path):
+    path = tmp_path / "encoder.safetensors"
+    source = backbone().to(memory_format=torch.channels_last)
+    save_weights(source, path)
+    target = backbone(1)
+    load_weights(target, path)
+    assert_equal_weights(target, source)
+
+
+def test_saving_again_replaces_the_file(tmp_path):
+    path = tmp_path / "encoder.safetensors"
+    save_weights(backbone(0), path)
+    save_weights(backbone(2), path)
+    target = backbone(1)
+    load_weights(target, path)
+    assert_equal_weights(target, backbone(2))
+
+
+def test_a_state_dict_of_torchvision_fits_with_its_classifier_left_out(tmp_path):
+    theirs = torchvision.models.resnet18(weights=None)
+    torch.save(theirs.state_dict(), tmp_path / "resnet18.pth")
+    ours, _ = resnet(18, "imagenet")
+    load_weights(ours, tmp_path / "resnet18.pth")
+    torch.testing.assert_close(ours.layer4[1].conv2.weight, theirs.layer4[1].conv2.weight, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_state_dicts_of_others_are_understood(tmp_path, prefix, wrapped):
+    source = backbone()
+    state = {prefix + name: value for name, value in source.state_dict().items()}
+    state |= {f"{prefix}{key}weight": torch.ones(2) for key in ("fc.", "head.", "classifier.", "head_dist.")}
+    torch.save({"state_dict": state, "epoch": 3} if wrapped else state, tmp_path / "w.pt")
+    target = backbone(1)
+    load_weights(target, tmp_path / "w.pt")
+    assert_equal_weights(target, source)
+
+
+def test_a_backbone_keeps_a_layer_that_is_called_like_a_classifier(tmp_path):
+    source, target = nn.ModuleDict({"head": nn.Linear(2, 2)}), nn.ModuleDict({"head": nn.Linear(2, 2)})
+    save_weights(source, tmp_path / "w.safetensors")
+    load_weights(target, tmp_path / "w.safetensors")
+    assert_equal_weights(target, source)
+
+
+@pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
+def test_keys_that_do_not_fit_are_named(tmp_path, name):
+    path = tmp_path / name
+
+    def save(state):
+        save_weights_of(state, path)
+
+    full = backbone().state_dict()
+    save({key: value for key, value in full.items() if key != "0.bias"})
+    assert_refused(path, "does not fit the encoder: 0.bias is missing$")
+    save({**full, "7.extra": torch.ones(2)})
+    assert_refused(path, "7.extra is unknown$")
+    save({**full, "0.bias": torch.ones(3)})
+    assert_refused(path, r"0.bias has shape \(3,\), the encoder \(2,\)$")
+    save({"a.weight": torch.ones(3)})
+    assert_refused(path, "0.bias is missing and 7 more$")
+
+
+def save_weights_of(state, path):
+    if path.suffix == ".pt":
+        torch.save(state, path)
+    else:
+        holder = nn.Module()
+        holder.state_dict = lambda: state
+        save_weights(holder, path)
+
+
+class Foreign:
+    """Once unpickled, it has made a file."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return open, (self.trace, "w")
+
+
+@pytest.mark.parametrize("save", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value, protocol=2))])
+def test_a_pickle_with_a_foreign_object_is_refused_and_not_run(tmp_path, save):
+    trace = tmp_path / "trace"
+    save({"0.bias": Foreign(str(trace))}, tmp_path / "w.pt")
+    assert_refused(tmp_path / "w.pt", "cannot be read as weights")
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("value", [[1, 2], {"a": 1}, {"state_dict": {"a": "b"}}, torch.ones(3), {0: torch.ones(2)}])
+def test_a_file_without_a_state_dict_is_refused(tmp_path, value):
+    torch.save(value, tmp_path / "w.pt")
+    assert_refused(tmp_path / "w.pt", "holds no state dict")
+
+
+@pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_a_truncated_file_is_refused(tmp_path, name, share):
+    path = tmp_path / name
+    save_weights_of(backbone().state_dict(), path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    assert_refused(path, "cannot be read as weights: .")
+
+
+@given(content=st.binary(max_size=60), is_safetensors=st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_a_file_of_anything_is_refused(tmp_path_factory, content, is_safetensors):
+    path = tmp_path_factory.getbasetemp() / ("any.safetensors" if is_safetensors else "any.pt")
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match="cannot be read as weights: .|holds no state dict"):
+        load_weights(backbone(), path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(MissingDataError, match=rf"^encoder.weights: no file {tmp_path}/none.pt$"):
+        load_weights(backbone(), tmp_path / "none.pt")

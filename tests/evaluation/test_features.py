@@ -1,0 +1,73 @@
+import pytest
+import torch
+from torch import nn
+
+from ssl_sec.data.image_set import ResidentImages
+from ssl_sec.evaluation.features import extract_features
+from tests.workers import on_workers
+
+CPU = torch.device("cpu")
+
+
+def images(count=11):
+    pixels = torch.randint(0, 256, (count, 1, 2, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    return ResidentImages(
+        images=pixels, labels=torch.arange(count) % 3, class_names=("a", "b", "c"), name="i", description="made up"
+    )
+
+
+def encoder():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(6, 4)).double()
+
+
+def extracted(indices, batch_size):
+    return extract_features(encoder(), images(), torch.tensor(indices), CPU, batch_size=batch_size)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
+def test_features_and_labels_are_in_the_order_of_the_indices(batch_size):
+    indices = [7, 0, 10, 3, 7]
+    features, labels = extracted(indices, batch_size)
+    assert labels.tolist() == [index % 3 for index in indices]
+    expected = encoder().eval()(images().images[indices].double() / 255)
+    assert not features.requires_grad
+    torch.testing.assert_close(features, expected.detach(), rtol=1e-6, atol=1e-7)
+
+
+def test_the_encoder_is_evaluated_and_put_back():
+    network = encoder()
+    for training in (True, False):
+        network.train(training)
+        extract_features(network, images(), torch.arange(11), CPU)
+        assert network.training == training
+    assert network[0].running_mean.item() == 0
+    assert network[0].num_batches_tracked == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"), [(torch.float64,) * 2, (torch.float32,) * 2, (torch.bfloat16, torch.float32)]
+)
+def test_features_are_in_single_or_double_precision(given, wanted):
+    features, _ = extract_features(encoder().to(given), images(), torch.arange(11), CPU)
+    assert features.dtype == wanted
+
+
+def test_an_encoder_without_parameters_gets_single_precision():
+    features, _ = extract_features(nn.Flatten(), images(), torch.arange(3), CPU)
+    assert torch.equal(features, images().images[:3].float().flatten(1) / 255)
+
+
+def test_progress_is_told_in_images():
+    told = []
+    extract_features(encoder(), images(), torch.arange(11), CPU, batch_size=4, on_batch=told.append)
+    assert told == [4, 8, 11]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("num_workers", [2, 4])
+@pytest.mark.parametrize("indices", [[5], [3, 1], [9, 8, 7, 1, 0], list(range(11))])
+def test_every_worker_gets_the_features_of_one(tmp_path, num_workers, indices):
+    whole = extracted(indices, 2)
+    for part in on_workers(num_workers, tmp_path, extracted, indices, 2):
+        torch.testing.assert_close(part, whole, rtol=1e-12, atol=1e-14)

@@ -1,0 +1,71 @@
+"""What training sees of a machine and of a run's storage, in memory."""
+
+import io
+from pathlib import Path
+
+import torch
+
+
+class FakeRuntime:
+    """Records what it is told.
+
+    Attributes:
+        reports: (step, metrics, norms) of each report.
+        saves: (step, bytes of the state) of each save, as torch writes them.
+        stop_at: asked after this many reports whether to stop, it says yes.
+    """
+
+    def __init__(self, rank=0, world_size=1, stop_at=None):
+        self.rank = rank
+        self.world_size = world_size
+        self.device = torch.device("cpu")
+        self.stop_at = stop_at
+        self.reports = []
+        self.saves = []
+
+    def report(self, step, metrics, norms=None):
+        self.reports.append((step, dict(metrics), norms))
+
+    def save(self, step, state):
+        file = io.BytesIO()
+        torch.save(dict(state), file)
+        self.saves.append((step, file.getvalue()))
+
+    def stop_requested(self):
+        return self.stop_at is not None and len(self.reports) >= self.stop_at
+
+    def series(self, name):
+        """The values of one metric by step."""
+        return {step: metrics[name] for step, metrics, _ in self.reports if name in metrics}
+
+    def last_state(self):
+        return loaded(self.saves[-1][1])
+
+
+def loaded(content):
+    return torch.load(io.BytesIO(content), weights_only=True)
+
+
+class FakeStore:
+    """Keeps files in a folder and notes what else it is told."""
+
+    def __init__(self, folder: Path, state=None):
+        self.encoder_path = folder / "encoder.safetensors"
+        self.features_path = folder / "features.pt"
+        self.state = state
+        self.described = []
+        self.forgotten = []
+
+    def describe_data(self, image_set):
+        self.described.append((image_set.name, len(image_set)))
+
+    def forget_records_from(self, step):
+        self.forgotten.append(step)
+
+    def restored_state(self, device):
+        return self.state
+
+
+def assert_identical(one, other):
+    """Nested states that are equal in every bit."""
+    torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)

@@ -1,0 +1,297 @@
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from ssl_sec.config import (
+    AugmentConfig,
+    CheckpointConfig,
+    CIFARConfig,
+    DigitsConfig,
+    FolderConfig,
+    HeadConfig,
+    LocalConfig,
+    MonitorConfig,
+    NoConstraintConfig,
+    NTXentConfig,
+    OptimiserConfig,
+    ParquetConfig,
+    PretrainConfig,
+    ProbeConfig,
+    ProbeJobConfig,
+    RayConfig,
+    ResNetConfig,
+    SphericalConfig,
+    TimmConfig,
+)
+from ssl_sec.encoders import save_weights
+from ssl_sec.errors import ConfigError, MissingDataError
+from ssl_sec.losses import NTXentLoss
+from ssl_sec.settings import from_values, to_values
+
+RUN = {
+    "recipe": "digits",
+    "data": {"name": "digits"},
+    "augment": {},
+    "encoder": {"name": "resnet18", "width": 0.1},
+    "head": {},
+    "loss": {"name": "ntxent"},
+    "constraint": {"name": "none"},
+    "optimiser": {},
+    "runtime": {"name": "local"},
+    "epochs": 1,
+    "global_batch_size": 64,
+}
+
+
+def changed(values, key, value):
+    """The values with one dotted key changed."""
+    first, _, rest = key.partition(".")
+    return {**values, first: changed(values.get(first, {}), rest, value) if rest else value}
+
+
+def message(key, value) -> str:
+    with pytest.raises(ConfigError) as caught:
+        from_values(PretrainConfig, changed(RUN, key, value))
+    return str(caught.value)
+
+
+WRONG = [
+    ("epochs", -1, "≥ 0"),
+    ("global_batch_size", 1, "≥ 2"),
+    ("global_batch_size", 0, "≥ 2"),
+    ("log_every_steps", 0, "≥ 1"),
+    ("seed", -1, "≥ 0"),
+    ("recipe", "", "a plain name without slashes"),
+    ("recipe", "a/b", "a plain name without slashes"),
+    ("recipe", "..", "a plain name without slashes"),
+    ("recipe", ".", "a plain name without slashes"),
+    ("run_name", "../elsewhere", "a plain name without slashes"),
+    ("run_name", "a\0b", "a plain name without slashes"),
+    ("resume", True, "given together with the run_name to take up"),
+    ("data.max_images", 0, "> 0"),
+    ("augment.min_scale", 0.0, "in (0, 1]"),
+    ("augment.min_scale", 1.1, "in (0, 1]"),
+    ("augment.flip_probability", -0.1, "in [0, 1]"),
+    ("augment.flip_probability", 1.1, "in [0, 1]"),
+    ("augment.colour_strength", -0.1, "≥ 0"),
+    ("encoder.width", 0.0, "> 0"),
+    ("encoder.mean", [0.1, 0.2], "one value or three"),
+    ("encoder.mean", [], "one value or three"),
+    ("encoder.std", [], "one value or three"),
+    ("encoder.std", [0.5, 0.0, 0.5], "> 0"),
+    ("head.hidden_dim", 0, "> 0"),
+    ("head.dim", 0, "> 0"),
+    ("loss.temperature", 0.0, "> 0"),
+    ("loss.temperature", -0.5, "> 0"),
+    ("loss.temperature", math.nan, "> 0"),
+    ("optimiser.learning_rate", -0.1, "≥ 0"),
+    ("optimiser.momentum", 1.0, "in [0, 1)"),
+    ("optimiser.momentum", -0.1, "in [0, 1)"),
+    ("optimiser.weight_decay", -1e-4, "≥ 0"),
+    ("optimiser.warmup_epochs", -1, "≥ 0"),
+    ("runtime.num_loader_workers", -1, "≥ 0"),
+    ("monitor.every_epochs", 0, "≥ 1"),
+    ("monitor.max_images", 19, "≥ 20"),
+    ("monitor.neighbours", 0, "≥ 1"),
+    ("checkpoint.every_epochs", 0, "≥ 1"),
+    ("checkpoint.keep_last", 0, "≥ 1"),
+    ("probe.epochs", 0, "≥ 1"),
+    ("probe.batch_size", 0, "≥ 1"),
+    ("probe.learning_rates", [], "one value or more"),
+    ("probe.learning_rates", [1.0, 0.0], "> 0"),
+    ("probe.momentum", 1.0, "in [0, 1)"),
+    ("probe.decay_factor", 0.0, "> 0"),
+    ("probe.labels_per_class", 0, "≥ 1"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "allowed"), WRONG)
+def test_a_wrong_value_is_named_with_its_key_and_what_is_allowed(key, value, allowed):
+    found = tuple(value) if isinstance(value, list) else value
+    assert message(key, value) == f"{key}: found {found!r}, must be {allowed}"
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value", "allowed"),
+    [
+        ({"name": "sec", "eta": 1.0}, "constraint.eta", -0.1, "≥ 0"),
+        ({"name": "sec", "eta": 1.0}, "constraint.rho", 0.0, "in (0, 1]"),
+        ({"name": "sec_ema", "eta": 1.0}, "constraint.rho", 1.5, "in (0, 1]"),
+        ({"name": "fixed_radius", "eta": 1.0}, "constraint.radius", -1.0, "≥ 0"),
+        ({"name": "folder", "root": "r"}, "data.image_size_px", 0, "> 0"),
+        ({"name": "folder", "root": "r"}, "data.resident_limit_mib", -1, "≥ 0"),
+        ({"name": "parquet", "train": ["a"], "test": ["b"]}, "data.max_images", -1, "> 0"),
+        ({"name": "ray"}, "runtime.num_workers", 0, "≥ 1"),
+        ({"name": "ray"}, "runtime.cpus_per_worker", 0, "≥ 1"),
+        ({"name": "ray"}, "runtime.max_failures", -2, "≥ 0, or -1 for no limit"),
+        ({"name": "ray"}, "runtime.timeout_s", 0, "> 0"),
+        ({"name": "ray"}, "runtime.num_loader_workers", -1, "≥ 0"),
+    ],
+)
+def test_a_wrong_value_of_another_group_is_named(group, key, value, allowed):
+    start = changed(RUN, key.split(".")[0], group)
+    from_values(PretrainConfig, start)
+    with pytest.raises(ConfigError) as caught:
+        from_values(PretrainConfig, changed(start, key, value))
+    assert str(caught.value) == f"{key}: found {value!r}, must be {allowed}"
+
+
+def test_a_misspelled_key_of_a_group_is_answered_with_the_nearest():
+    assert "optimiser.momentun: unknown key; did you mean 'momentum'?" in message("optimiser.momentun", 0.9)
+    assert "did you mean 'global_batch_size'?" in message("global_batchsize", 3)
+    assert message("constraint", {"name": "sce", "eta": 1.0}).startswith("constraint.name: found 'sce'; did you mean")
+
+
+@pytest.mark.parametrize(
+    ("group", "values", "kind"),
+    [
+        ("data", {"name": "cifar100"}, CIFARConfig),
+        ("data", {"name": "folder", "root": "r"}, FolderConfig),
+        ("data", {"name": "parquet", "train": ["a"], "test": ["b"]}, ParquetConfig),
+        ("encoder", {"name": "resnet50"}, ResNetConfig),
+        ("encoder", {"name": "timm", "model": "test_vit"}, TimmConfig),
+        ("constraint", {"name": "sec", "eta": 1.0}, SphericalConfig),
+        ("constraint", {"name": "sec_ema", "eta": 1.0, "rho": 0.1}, SphericalConfig),
+        ("constraint", {"name": "l2reg", "eta": 1.0, "radius": 0.0}, SphericalConfig),
+        ("constraint", {"name": "fixed_radius", "eta": 1.0, "radius": 8.7}, SphericalConfig),
+        ("runtime", {"name": "ray", "num_workers": 2}, RayConfig),
+    ],
+)
+def test_every_name_finds_its_group_and_survives_the_way_to_values(group, values, kind):
+    config = from_values(PretrainConfig, {**RUN, group: values})
+    assert isinstance(getattr(config, group), kind)
+    assert getattr(config, group).name == values["name"]
+    assert from_values(PretrainConfig, to_values(config)) == config
+
+
+def test_a_run_that_is_resumed_has_a_name():
+    config = from_values(PretrainConfig, {**RUN, "resume": True, "run_name": "a"})
+    assert config.resume and config.run_name == "a"
+
+
+def test_a_probe_job_has_plain_names():
+    job = {"run": "abc", "probe": {}, "runtime": {"name": "local"}}
+    assert from_values(ProbeJobConfig, job).data is None
+    assert from_values(ProbeJobConfig, {**job, "run_name": "p", "data": {"name": "digits"}}).data == DigitsConfig()
+    with pytest.raises(ConfigError, match="^run_name: found 'a/b', must be a plain name without slashes$"):
+        from_values(ProbeJobConfig, {**job, "run_name": "a/b"})
+
+
+def test_configs_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        HeadConfig().dim = 3
+
+
+def test_digits_open_with_a_balanced_subset_of_the_training_split_only():
+    assert len(DigitsConfig().open("train")) == 1437
+    few = DigitsConfig(max_images=50)
+    assert len(few.open("test")) == 360
+    assert few.open("train").labels.bincount().tolist() == [5] * 10
+    assert len(DigitsConfig(max_images=5000).open("train")) == 1437
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar_is_looked_for_in_its_root(tmp_path, name):
+    with pytest.raises(MissingDataError, match=str(tmp_path)):
+        CIFARConfig(name=name, root=str(tmp_path)).open("train")
+
+
+def test_a_folder_opens(tmp_path):
+    for split in ("train", "test"):
+        for place, label in enumerate("ab"):
+            path = tmp_path / split / label / "image.png"
+            path.parent.mkdir(parents=True)
+            Image.new("RGB", (8, 6), (place, 0, 0)).save(path)
+    image_set = FolderConfig(root=str(tmp_path), image_size_px=4, num_channels=1).open("train")
+    assert image_set.image_shape == (1, 4, 4) and image_set.class_names == ("a", "b")
+
+
+def test_parquet_is_looked_for(tmp_path):
+    data = ParquetConfig(train=(str(tmp_path / "no.parquet"),), test=("x",), cache_folder=str(tmp_path))
+    with pytest.raises(MissingDataError, match="no.parquet"):
+        data.open("train")
+
+
+def test_the_augmentation_is_built_with_its_settings():
+    views = AugmentConfig(flip_probability=0.0, colour_strength=0.0).build(8, 1, seed=3, num_views=4)
+    assert (views.seed, views.num_views, len(list(views.transforms.children()))) == (3, 4, 1)
+    assert views(torch.zeros(2, 1, 9, 9, dtype=torch.uint8), 0, slice(0, 2), 2).shape == (8, 1, 8, 8)
+
+
+def test_encoders_are_built_from_their_weights_with_their_pixels_scaled(tmp_path):
+    config = ResNetConfig(name="resnet18", width=0.1, mean=(0.5,), std=(0.25,))
+    first = config.build(1, 8)
+    path = tmp_path / "w.safetensors"
+    save_weights(first.backbone, path)
+    second = dataclasses.replace(config, weights=str(path)).build(1, 8)
+    images = torch.rand(2, 1, 8, 8)
+    assert torch.equal(first.eval()(images), second.eval()(images))
+    torch.testing.assert_close(first(images), first.backbone((images - 0.5) / 0.25))
+
+
+@pytest.mark.parametrize(("name", "num_layers"), [("resnet18", 20), ("resnet34", 36), ("resnet50", 53)])
+def test_the_name_decides_the_depth(name, num_layers):
+    encoder = ResNetConfig(name=name, width=0.02).build(3, 32)
+    assert sum(isinstance(module, nn.Conv2d) for module in encoder.modules()) == num_layers
+
+
+def test_timm_models_are_built():
+    encoder = TimmConfig(model="test_resnet").build(1, 32)
+    assert encoder.eval()(torch.rand(2, 1, 32, 32)).shape == (2, encoder.num_features)
+
+
+def test_the_hidden_width_of_the_head_is_that_of_the_features_unless_stated():
+    assert HeadConfig(dim=5).build(7).layers[0].weight.shape == (7, 7)
+    assert HeadConfig(dim=5, hidden_dim=9, num_layers=3).build(7).layers[3].weight.shape == (9, 9)
+
+
+def test_the_loss_is_built_with_its_temperature():
+    loss = NTXentConfig(temperature=0.1).build()
+    assert isinstance(loss, NTXentLoss) and loss.temperature == 0.1
+
+
+def test_the_constraint_and_its_weight_follow_the_settings():
+    assert NoConstraintConfig().build() is None
+    assert NoConstraintConfig().weight(10)(5) == 0
+    config = SphericalConfig(name="sec_ema", eta=2.0, rho=0.3)
+    assert config.build().rho == 0.3 and config.build().radius is None
+    assert [config.weight(10)(step) for step in (0, 5)] == [0, 1.0]
+    fixed = SphericalConfig(name="fixed_radius", eta=2.0, ramp="constant", radius=8.7)
+    assert fixed.build().radius == 8.7
+    assert fixed.weight(10)(0) == 2.0
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("lars", "LARS")])
+def test_the_optimiser_is_built_over_all_modules(name, kind):
+    optimiser = OptimiserConfig(name=name, momentum=0.5, weight_decay=0.1).build(nn.Linear(2, 2), nn.Linear(2, 1))
+    assert type(optimiser).__name__ == kind
+    assert [len(group["params"]) for group in optimiser.param_groups] == [2, 2]
+    assert optimiser.param_groups[0]["momentum"] == 0.5
+    assert [group["weight_decay"] for group in optimiser.param_groups] == [0.1, 0.0]
+
+
+def test_the_rate_warms_up_over_whole_epochs():
+    rate = OptimiserConfig(learning_rate=1.0, warmup_epochs=2).schedule(steps_per_epoch=5, total_steps=100)
+    assert [rate(0), rate(9), rate(10), rate(55)] == pytest.approx([0.1, 1.0, 1.0, 0.5])
+
+
+def test_the_device_is_the_one_asked_for_or_found(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert LocalConfig().resolve_device() == LocalConfig(device="cpu").resolve_device() == torch.device("cpu")
+    with pytest.raises(ConfigError, match="^runtime.device: found 'cuda', but this machine has no usable GPU"):
+        LocalConfig(device="cuda").resolve_device()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert LocalConfig().resolve_device() == LocalConfig(device="cuda").resolve_device() == torch.device("cuda", 0)
+    assert LocalConfig(device="cpu").resolve_device() == torch.device("cpu")
+
+
+def test_the_groups_that_have_defaults_are_valid_by_themselves():
+    assert MonitorConfig().every_epochs == 10
+    assert CheckpointConfig(keep_last=1).keep_last == 1
+    assert ProbeConfig().learning_rates == (1.0, 2.0, 5.0, 10.0)
+    assert Path(CIFARConfig(name="cifar10").root) == Path("data")

@@ -1,0 +1,40 @@
+import pytest
+import torch
+from torch import nn
+
+from ssl_sec.heads import ProjectionHead
+from ssl_sec.losses.geometry import norms
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "shapes"),
+    [(2, [(12, 7), (5, 12)]), (3, [(12, 7), (12, 12), (5, 12)])],
+)
+def test_there_are_as_many_linear_layers_as_asked_for(num_layers, shapes):
+    head = ProjectionHead(7, hidden_dim=12, dim=5, num_layers=num_layers)
+    linear = [module for module in head.modules() if isinstance(module, nn.Linear)]
+    assert [tuple(layer.weight.shape) for layer in linear] == shapes
+    assert [layer.bias is not None for layer in linear] == [False] * (num_layers - 1) + [True]
+    assert head(torch.randn(4, 7)).shape == (4, 5)
+
+
+def test_each_hidden_layer_is_normalised_and_rectified():
+    torch.manual_seed(0)
+    head = ProjectionHead(7, hidden_dim=12, dim=5)
+    features = torch.randn(6, 7)
+    hidden = features @ head.layers[0].weight.T
+    hidden = (hidden - hidden.mean(0)) / (hidden.var(0, correction=0) + 1e-5).sqrt()
+    expected = hidden.relu() @ head.layers[-1].weight.T + head.layers[-1].bias
+    torch.testing.assert_close(head(features), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_holds_the_norms_of_the_embeddings():
+    torch.manual_seed(0)
+    head = ProjectionHead(7, hidden_dim=12)
+    features = torch.randn(6, 7)
+    with torch.no_grad():
+        before = norms(head(features))
+        head.layers[-1].weight *= 3
+        head.layers[-1].bias *= 3
+        torch.testing.assert_close(norms(head(features)), 3 * before)
+    assert head(features).shape == (6, 128)

@@ -1,0 +1,48 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssl_sec.schedules import Constant, Cosine, LinearRamp
+
+
+def test_a_constant_is_the_same_at_every_step():
+    assert [Constant(0.3)(step) for step in (0, 1, 10**9)] == [0.3] * 3
+
+
+def test_the_ramp_of_eta_is_0_at_the_start_and_linear():
+    """SEC, Eq. 29."""
+    ramp = LinearRamp(2.0, 8)
+    assert [ramp(step) for step in range(9)] == [0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2]
+
+
+def test_the_cosine_falls_from_its_value_to_zero():
+    cosine = Cosine(0.5, 6)
+    expected = [0.5 * (1 + math.cos(math.pi * step / 6)) / 2 for step in range(7)]
+    assert [cosine(step) for step in range(7)] == pytest.approx(expected, rel=1e-15, abs=1e-16)
+    assert cosine(0) == 0.5
+    assert cosine(3) == pytest.approx(0.25)
+    assert cosine(6) == cosine(100) == 0
+
+
+def test_the_warm_up_rises_linearly_and_meets_the_cosine():
+    cosine = Cosine(1.0, 10, warmup_steps=4)
+    assert [cosine(step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert [cosine(4 + step) for step in range(7)] == pytest.approx([Cosine(1.0, 6)(step) for step in range(7)])
+
+
+@pytest.mark.parametrize("warmup_steps", [5, 8])
+def test_a_run_that_is_all_warm_up_only_rises(warmup_steps):
+    rates = [Cosine(1.0, 5, warmup_steps)(step) for step in range(5)]
+    assert rates == [(step + 1) / warmup_steps for step in range(5)]
+
+
+@given(
+    value=st.floats(0, 100),
+    total_steps=st.integers(1, 1000),
+    warmup_steps=st.integers(0, 1000),
+    step=st.integers(0, 2000),
+)
+def test_the_cosine_stays_between_zero_and_its_value(value, total_steps, warmup_steps, step):
+    assert 0 <= Cosine(value, total_steps, warmup_steps)(step) <= value

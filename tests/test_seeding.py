@@ -1,0 +1,28 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssl_sec.seeding import derived_seed
+
+parts = st.lists(st.integers(-(2**63), 2**63) | st.sampled_from(["views", "weights", "probe"]), max_size=4)
+
+
+def test_seeds_are_the_same_on_every_machine_and_version():
+    assert derived_seed(0) == 4761921975702974394
+    assert derived_seed(0, "views", 3, 1) == 2530358317088611979
+    assert derived_seed(1, "weights") == 7170578802021019823
+
+
+@given(seed=st.integers(0, 2**63), parts=parts)
+def test_seeds_fit_torchs_generators(seed, parts):
+    assert 0 <= derived_seed(seed, *parts) < 2**63
+
+
+@given(seed=st.integers(0, 10), other=st.integers(0, 10), parts=parts, other_parts=parts)
+def test_seeds_differ_if_anything_does(seed, other, parts, other_parts):
+    same = (seed, parts) == (other, other_parts)
+    assert (derived_seed(seed, *parts) == derived_seed(other, *other_parts)) == same
+
+
+def test_neighbouring_parts_do_not_run_together():
+    assert derived_seed(1, 23) != derived_seed(12, 3)
+    assert derived_seed(0, "a", 11) != derived_seed(0, "a", 1, 1)
