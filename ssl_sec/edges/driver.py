@@ -16,11 +16,10 @@ from typing import Any
 
 import yaml
 from mlflow.exceptions import MlflowException
-from mlflow.tracking import MlflowClient
 
 from ssl_sec.config import LocalConfig, PretrainConfig, ProbeJobConfig, RuntimeConfig
 from ssl_sec.edges.following import Follower, Progress, Sink
-from ssl_sec.edges.mlflow_tracker import TrackedRun, tracking_uri
+from ssl_sec.edges.mlflow_tracker import TrackedRun, connected, tracking_uri
 from ssl_sec.edges.pictures import pretraining_pictures, probe_pictures
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.worker import Job, load_encoder, work
@@ -99,7 +98,7 @@ def run_probe(config: ProbeJobConfig) -> Finished:
         UserError: for what the user can mend.
     """
     output_dir = Path(config.output_dir).expanduser().resolve()
-    client = MlflowClient(tracking_uri(config.tracking, output_dir))
+    client = connected(tracking_uri(config.tracking, output_dir))
     with tempfile.TemporaryDirectory() as downloads:
         try:
             for artifact in ("config.yaml", "encoder.safetensors"):

@@ -39,6 +39,7 @@ from ssl_sec.config import TrackingConfig
 from ssl_sec.edges.following import Record
 from ssl_sec.encoders import Encoder
 from ssl_sec.errors import StorageError
+from ssl_sec.locking import locked
 from ssl_sec.settings import flattened
 
 logger = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class TrackedRun:
             StorageError: if the store cannot be used.
         """
         try:
-            client = MlflowClient(uri)
+            client = connected(uri)
             experiment_id = _experiment_id(client, experiment, uri, output_dir)
             parent = {} if parent_run_id is None else {MLFLOW_PARENT_RUN_ID: parent_run_id}
             about = {
@@ -118,7 +119,7 @@ class TrackedRun:
             StorageError: if the store does not know the run.
         """
         try:
-            client = MlflowClient(uri)
+            client = connected(uri)
             client.update_run(run_id, status=RunStatus.to_string(RunStatus.RUNNING))
             run = client.get_run(run_id)
             tracked = cls(client, run_id, run.info.experiment_id)
@@ -185,6 +186,18 @@ class TrackedRun:
                 pip_requirements=[f"torch=={torch.__version__.split('+')[0]}", f"numpy=={np.__version__}"],
                 registered_model_name=name,
             )
+
+
+def connected(uri: str) -> MlflowClient:
+    """A client of the store; a sqlite file gets its tables from one process, not from several at once."""
+    if not uri.startswith("sqlite:///"):
+        return MlflowClient(uri)
+    path = Path(uri.removeprefix("sqlite:///"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.with_name(path.name + ".lock")):
+        client = MlflowClient(uri)
+        client.search_experiments(max_results=1)
+    return client
 
 
 @contextlib.contextmanager

@@ -32,7 +32,4 @@ def how_to_look(finished: Finished, page: str = "runs") -> str:
         return f"MLflow UI: {finished.uri}{path}"
     program = Path(sys.executable).parent / "mlflow"
     shown = os.path.relpath(program) if program.exists() else "mlflow"
-    return (
-        f"MLflow UI: {shown} ui --backend-store-uri {finished.uri}\n"
-        f"           then open http://127.0.0.1:5000{path}"
-    )
+    return f"MLflow UI: {shown} ui --backend-store-uri {finished.uri}\n           then open http://127.0.0.1:5000{path}"

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -195,3 +197,26 @@ def test_training_goes_on_without_mlflow(quick, caplog, tmp_path: Path):
     assert len(finished.folder.records()) > 2
     assert "cannot be used" in caplog.text
     assert "none; see the warning" in summary(finished)
+
+
+@pytest.mark.slow
+def test_runs_that_start_at_once_on_a_fresh_sqlite_file_are_all_tracked(tmp_path: Path):
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from ssl_sec.edges.mlflow_tracker import TrackedRun\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        f"TrackedRun.start('sqlite:///{tmp_path}/mlflow.db', experiment='e', name='n', values={{}}, "
+        f"output_dir=Path('{tmp_path}'), tags={{'job': 'pretrain'}})"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(3)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    assert len(client.search_runs([client.get_experiment_by_name("e").experiment_id])) == 3
