@@ -1,8 +1,18 @@
 import os
 
+import pytest
 from jaxtyping import install_import_hook
 
 os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
 
 # Every shape that a signature states is checked at every call of the tests.
 install_import_hook("ssl_sec", "beartype.beartype")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_worker_outlives_the_tests():
+    """Ends the warm workers while coverage still listens to them."""
+    yield
+    from tests.workers import end_workers
+
+    end_workers()

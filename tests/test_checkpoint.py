@@ -171,9 +171,9 @@ def fail(*arguments, **options):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def assert_the_old_one_stays(folder, match):
+def assert_the_old_one_stays(folder, match, num_values=1):
     with pytest.raises(StorageError, match=rf"^checkpoint of step 2: cannot be written to {folder}: .*{match}.*$") as e:
-        save_checkpoint(folder, 2, state(2), keep_last=1)
+        save_checkpoint(folder, 2, {**state(2), "large": torch.ones(num_values)}, keep_last=1)
     assert "\n" not in str(e.value)
     assert names(folder) == ["step-000000001"]
     assert load_checkpoint(newest_checkpoint(folder).path, CPU)["encoder"]["mu"] == 1
@@ -188,13 +188,15 @@ def test_a_failing_write_leaves_the_old_ones(tmp_path, monkeypatch, module, name
     assert_the_old_one_stays(tmp_path, "No space left on device")
 
 
-def test_a_disk_that_fills_up_leaves_the_old_ones(tmp_path):
+@pytest.mark.parametrize(("num_values", "room"), [(1, 500), (1_000_000, 100_000)])
+def test_a_disk_that_fills_up_leaves_the_old_ones(tmp_path, num_values, room):
+    """It is full while torch writes, or only when its buffers are flushed."""
     save_checkpoint(tmp_path, 1, state(1), keep_last=1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
-        assert_the_old_one_stays(tmp_path, "File too large")
+        assert_the_old_one_stays(tmp_path, "File too large", num_values)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)

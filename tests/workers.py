@@ -1,7 +1,5 @@
 """Functions run in several gloo processes at once."""
 
-import atexit
-import functools
 import os
 import pickle
 import subprocess
@@ -15,12 +13,14 @@ from typing import Any
 
 TIMEOUT_S = 120
 
+_warm: list[subprocess.Popen] = []
+
 
 def on_workers(world_size: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What each of `world_size` workers returns, in the order of their ranks.
 
-    The processes stay warm from one call to the next, and end with this one. They are no children of
-    `multiprocessing`, which other tests count.
+    The processes stay warm from one call to the next. They are no children of `multiprocessing`, which other tests
+    count.
 
     Args:
         world_size: how many.
@@ -40,17 +40,26 @@ def on_workers(world_size: int, folder: Path, function: Callable[..., Any], *arg
     return [pickle.loads(result) for _, result in answers]
 
 
-@functools.cache
+def end_workers() -> None:
+    """Ends the processes; the end of its input is a worker's end."""
+    while _warm:
+        _warm.pop().communicate()
+
+
 def _worker(rank: int) -> subprocess.Popen:
-    worker = subprocess.Popen(
+    while rank >= len(_warm):
+        _warm.append(_started())
+    return _warm[rank]
+
+
+def _started() -> subprocess.Popen:
+    return subprocess.Popen(
         [sys.executable, "-m", "tests.workers"],
         cwd=Path(__file__).parents[1],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    atexit.register(worker.communicate)  # the end of its input is its end
-    return worker
 
 
 def _serve() -> None:
