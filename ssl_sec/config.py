@@ -207,12 +207,16 @@ class _EncoderConfig:
     std: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
-        check(len(self.mean) in (1, 3), "encoder.mean", self.mean, "one value or three")
-        check(len(self.std) in (1, 3), "encoder.std", self.std, "one value or three")
+        check(len(self.mean) > 0, "encoder.mean", self.mean, "one value or more")
+        check(len(self.std) > 0, "encoder.std", self.std, "one value or more")
         check(min(self.std) > 0, "encoder.std", self.std, "> 0")
 
     def build(self, num_channels: int, image_size_px: int) -> Encoder:
         """The encoder for images of one size, with the weights it is to start from."""
+        for key, values in (("encoder.mean", self.mean), ("encoder.std", self.std)):
+            check(
+                len(values) in (1, num_channels), key, values, f"one value, or one for each of {num_channels} channels"
+            )
         backbone, num_features = self._backbone(num_channels, image_size_px)
         if self.weights is not None:
             load_weights(backbone, Path(self.weights).expanduser())

@@ -3,6 +3,8 @@ import os
 import pytest
 from jaxtyping import install_import_hook
 
+# Tests are small and run side by side with workers; more threads than cores make them wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
 
 # Every shape that a signature states is checked at every call of the tests.

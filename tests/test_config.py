@@ -80,9 +80,8 @@ WRONG = [
     ("augment.flip_probability", 1.1, "in [0, 1]"),
     ("augment.colour_strength", -0.1, "≥ 0"),
     ("encoder.width", 0.0, "> 0"),
-    ("encoder.mean", [0.1, 0.2], "one value or three"),
-    ("encoder.mean", [], "one value or three"),
-    ("encoder.std", [], "one value or three"),
+    ("encoder.mean", [], "one value or more"),
+    ("encoder.std", [], "one value or more"),
     ("encoder.std", [0.5, 0.0, 0.5], "> 0"),
     ("head.hidden_dim", 0, "> 0"),
     ("head.dim", 0, "> 0"),
@@ -295,3 +294,10 @@ def test_the_groups_that_have_defaults_are_valid_by_themselves():
     assert CheckpointConfig(keep_last=1).keep_last == 1
     assert ProbeConfig().learning_rates == (1.0, 2.0, 5.0, 10.0)
     assert Path(CIFARConfig(name="cifar10").root) == Path("data")
+
+
+def test_a_mean_for_each_channel_needs_as_many_channels():
+    encoder = ResNetConfig(name="resnet18", width=0.125, mean=(0.5, 0.5, 0.5))
+    assert encoder.build(num_channels=3, image_size_px=8).mean.shape == (3, 1, 1)
+    with pytest.raises(ConfigError, match="encoder.mean: .* must be one value, or one for each of 1 channels"):
+        encoder.build(num_channels=1, image_size_px=8)

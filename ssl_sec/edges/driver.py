@@ -239,9 +239,10 @@ class _Run:
             _tolerated(lambda: tracked.log_file(self.folder.path / "confusion.json"))
             return
         data = self.folder.data()
+        profile = {"images": data.num_images, "bad_images": data.num_bad_images, "classes": len(data.class_names)}
         config = from_values(PretrainConfig, self.values)
         _tolerated(lambda: tracked.log_file(self.folder.encoder_path))
-        _tolerated(lambda: tracked.log_data(data.name, data.description, data.num_images))
+        _tolerated(lambda: tracked.log_data(data.name, data.description, profile))
         if config.tracking.register_model:
             encoder = load_encoder(config, data.image_shape, self.folder.encoder_path)
             _tolerated(lambda: tracked.log_encoder(encoder, data.image_shape, f"{config.recipe}-encoder"))

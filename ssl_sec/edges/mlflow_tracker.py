@@ -6,6 +6,7 @@ Tracking never stops training: whatever MLflow says, the figures are in the run'
 import contextlib
 import getpass
 import hashlib
+import json
 import logging
 import os
 import subprocess
@@ -144,12 +145,10 @@ class TrackedRun:
     def close(self) -> None:
         """Nothing is held back."""
 
-    def log_data(self, name: str, description: str, num_images: int) -> None:
-        """Names the data set as an input of the run."""
-        digest = hashlib.sha256(f"{description}:{num_images}".encode()).hexdigest()[:8]
-        dataset = Dataset(
-            name, digest, source_type="ssl_sec", source=description, profile=f'{{"images": {num_images}}}'
-        )
+    def log_data(self, name: str, description: str, profile: Mapping[str, int]) -> None:
+        """Names the data set, with its counts, as an input of the run."""
+        digest = hashlib.sha256(f"{description}:{profile}".encode()).hexdigest()[:8]
+        dataset = Dataset(name, digest, source_type="ssl_sec", source=description, profile=json.dumps(profile))
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
 
     def log_file(self, path: Path, folder: str | None = None) -> None:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -20,11 +21,18 @@ def save_weights(backbone: nn.Module, path: Path, metadata: dict[str, str] | Non
         backbone: its key names are kept.
         path: the file to write.
         metadata: strings kept in the file's header.
+
+    Raises:
+        StorageError: if it cannot be written; a file that was there is untouched.
     """
     tensors = {name: value.detach().cpu().contiguous() for name, value in backbone.state_dict().items()}
     temporary = path.with_name(path.name + ".tmp")
-    save_file(tensors, temporary, metadata={"format": "pt", **(metadata or {})})
-    os.replace(temporary, path)
+    try:
+        save_file(tensors, temporary, metadata={"format": "pt", **(metadata or {})})
+        os.replace(temporary, path)
+    except (SafetensorError, OSError) as error:
+        temporary.unlink(missing_ok=True)
+        raise StorageError(f"{path} cannot be written: {str(error).splitlines()[0]}") from error
 
 
 def load_weights(backbone: nn.Module, path: Path) -> None:

@@ -6,10 +6,10 @@ import torch
 import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from ssl_sec.encoders import load_weights, resnet, save_weights
+from ssl_sec.encoders import load_weights, resnet, save_weights, weights
 from ssl_sec.errors import MissingDataError, StorageError
 
 
@@ -164,3 +164,19 @@ def test_a_file_of_anything_is_refused(tmp_path_factory, content, is_safetensors
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(MissingDataError, match=rf"^encoder.weights: no file {tmp_path}/none.pt$"):
         load_weights(backbone(), tmp_path / "none.pt")
+
+
+def test_a_failing_write_leaves_the_file_that_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "encoder.safetensors"
+    save_weights(backbone(0), path)
+    before = path.read_bytes()
+
+    def full(tensors, file, metadata):
+        file.write_bytes(b"half")
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(weights, "save_file", full)
+    with pytest.raises(StorageError, match="encoder.safetensors cannot be written: No space left on device"):
+        save_weights(backbone(1), path)
+    assert path.read_bytes() == before
+    assert [item.name for item in tmp_path.iterdir()] == [path.name]
