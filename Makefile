@@ -28,7 +28,7 @@ install: $(VENV)/installed            ## the package into .venv
 install-dev: $(VENV)/installed-dev    ## the package and its tools into .venv
 
 demo: install                         ## pretrain and probe on digits, in one table
-	$(BIN)/python -m jobs.ablate experiment=digits
+	$(BIN)/python -m jobs.ablate experiment=digits seeds=[0,1,2] runtime=local
 
 test: install-dev                     ## the fast tests
 	$(BIN)/python -m pytest -m "not slow and not gpu"
