@@ -281,6 +281,6 @@ def _tell_lost_sink(error: Exception) -> None:
     logger.warning("figures no longer go to MLflow (%s); all of them stay in the run's metrics.jsonl", error)
 
 
-def new_name(suffix: str) -> str:
-    """A name that starts with the time."""
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{suffix}"
+def new_name(what: str) -> str:
+    """A name that ends with the time; what the run is comes first, where lists cut names off."""
+    return f"{what}-{time.strftime('%Y%m%d-%H%M%S')}"

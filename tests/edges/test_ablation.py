@@ -16,7 +16,7 @@ def test_arms_and_seeds_make_one_table(quick, tmp_path: Path):
     assert lines[3].count("±") == 3
     assert "over 2 seeds" in table
     assert "ui --backend-store-uri" in table
-    (kept,) = (tmp_path / "runs" / "digits").glob("*ablation.json")
+    (kept,) = (tmp_path / "runs" / "digits").glob("ablation-*.json")
     results = json.loads(kept.read_text())["results"]
     assert len(results["random"]) == len(results["sec"]) == 2
     assert "train/loss" in results["sec"][0]
