@@ -56,3 +56,15 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
         return hint
     listed = names if len(names) <= 24 else [*names[:24], "…"]
     return f"{hint} allowed: {', '.join(listed)}".strip()
+
+
+def printable(name: str) -> str:
+    """`name` on one line: what cannot be printed is escaped (file names may hold line ends)."""
+    if name.isprintable():
+        return name
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none."""
+    return printable((str(error).strip() or type(error).__name__).splitlines()[0])

@@ -24,7 +24,7 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
-from ssl_sec.errors import DataError
+from ssl_sec.errors import DataError, first_line, printable
 
 OnBadImage = Literal["raise", "skip"]
 
@@ -98,18 +98,6 @@ def decode_image(
         pixels = _centre_square(pixels).resize((image_size_px, image_size_px), Image.Resampling.BILINEAR)
     array = np.array(pixels)
     return torch.from_numpy(array.reshape(*array.shape[:2], num_channels)).permute(2, 0, 1).contiguous()
-
-
-def printable(name: str) -> str:
-    """`name` on one line: what cannot be printed is escaped (file names may hold line ends)."""
-    if name.isprintable():
-        return name
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it has none."""
-    return printable((str(error).strip() or type(error).__name__).splitlines()[0])
 
 
 def _orientation(image: Image.Image) -> int:

@@ -21,8 +21,7 @@ import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 from jaxtyping import Int64
 
-from ssl_sec.data.decode import first_line, printable
-from ssl_sec.errors import DataError, MissingDataError, nearest
+from ssl_sec.errors import DataError, MissingDataError, first_line, nearest, printable
 from ssl_sec.locking import locked
 
 # Rows held at once while reading; large images make this some tens of MiB.

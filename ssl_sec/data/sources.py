@@ -19,7 +19,7 @@ from torch import Tensor
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from ssl_sec.data import parquet
-from ssl_sec.data.decode import OnBadImage, decode_image, first_line, printable
+from ssl_sec.data.decode import OnBadImage, decode_image
 from ssl_sec.data.image_set import (
     ArrowStore,
     EncodedImages,
@@ -30,7 +30,7 @@ from ssl_sec.data.image_set import (
     mapped_table,
     subset,
 )
-from ssl_sec.errors import ConfigError, DataError, MissingDataError
+from ssl_sec.errors import ConfigError, DataError, MissingDataError, first_line, printable
 
 logger = logging.getLogger("ssl_sec.data")
 

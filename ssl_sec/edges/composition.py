@@ -5,7 +5,7 @@ any other is a value.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +68,6 @@ def options() -> dict[str, dict[str, str]]:
         paper = ", ".join(f"{metric} {value}" for metric, value in row.get("paper", {}).items())
         found["experiment"][name] = f"the paper's: {paper}" if paper else ""
     return found
-
-
-def published_results(experiment: str) -> Mapping[str, float]:
-    """What the paper reports for an experiment; empty where it reports nothing."""
-    return _table_rows().get(experiment, {}).get("paper", {})
 
 
 def _compose(job: str, overrides: Sequence[str]) -> DictConfig:

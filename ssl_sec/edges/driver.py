@@ -23,7 +23,7 @@ from ssl_sec.edges.mlflow_tracker import TrackedRun, connected, tracking_uri
 from ssl_sec.edges.pictures import pretraining_pictures, probe_pictures
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.worker import Job, load_encoder, work
-from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError
+from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
 from ssl_sec.settings import from_values, to_values
 
 logger = logging.getLogger("ssl_sec")
@@ -274,7 +274,7 @@ def _tolerated(call: Any) -> None:
     try:
         call()
     except Exception as error:
-        logger.warning("MLflow: %s", (str(error).splitlines() or [type(error).__name__])[0])
+        logger.warning("MLflow: %s", first_line(error))
 
 
 def _tell_lost_sink(error: Exception) -> None:

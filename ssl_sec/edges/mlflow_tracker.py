@@ -39,7 +39,7 @@ from ssl_sec import __version__
 from ssl_sec.config import TrackingConfig
 from ssl_sec.edges.following import Record
 from ssl_sec.encoders import Encoder
-from ssl_sec.errors import StorageError
+from ssl_sec.errors import StorageError, first_line
 from ssl_sec.locking import locked
 from ssl_sec.settings import flattened
 
@@ -109,7 +109,7 @@ class TrackedRun:
             for start in range(0, len(parameters), _PARAMS_A_CALL):
                 client.log_batch(run.info.run_id, params=parameters[start : start + _PARAMS_A_CALL])
         except Exception as error:
-            raise StorageError(f"tracking.uri: MLflow at {uri} cannot be used: {_first_line(error)}") from error
+            raise StorageError(f"tracking.uri: MLflow at {uri} cannot be used: {first_line(error)}") from error
         return tracked
 
     @classmethod
@@ -127,7 +127,7 @@ class TrackedRun:
             for key in run.data.metrics:
                 tracked._newest_step[key] = max(point.step for point in client.get_metric_history(run_id, key))
         except MlflowException as error:
-            raise StorageError(f"MLflow at {uri} has no run {run_id}: {_first_line(error)}") from error
+            raise StorageError(f"MLflow at {uri} has no run {run_id}: {first_line(error)}") from error
         return tracked
 
     def __call__(self, records: Sequence[Record]) -> None:
@@ -154,10 +154,6 @@ class TrackedRun:
     def log_file(self, path: Path, folder: str | None = None) -> None:
         """Uploads a file."""
         self.client.log_artifact(self.run_id, str(path), folder)
-
-    def set_tag(self, key: str, value: str) -> None:
-        """Sets a tag."""
-        self.client.set_tag(self.run_id, key, value)
 
     def end(self, status: str) -> None:
         """Ends the run: FINISHED, FAILED or KILLED."""
@@ -239,7 +235,3 @@ def _git_commit() -> dict[str, str]:
     except (OSError, subprocess.SubprocessError):
         return {}
     return {MLFLOW_GIT_COMMIT: found.stdout.strip()}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

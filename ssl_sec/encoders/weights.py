@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ssl_sec.errors import MissingDataError, StorageError
+from ssl_sec.errors import MissingDataError, StorageError, first_line
 
 # A classifier in the file has no place in a backbone.
 _CLASSIFIER_KEYS = ("fc.", "head.", "classifier.", "head_dist.")
@@ -32,7 +32,7 @@ def save_weights(backbone: nn.Module, path: Path, metadata: dict[str, str] | Non
         os.replace(temporary, path)
     except (SafetensorError, OSError) as error:
         temporary.unlink(missing_ok=True)
-        raise StorageError(f"{path} cannot be written: {str(error).splitlines()[0]}") from error
+        raise StorageError(f"{path} cannot be written: {first_line(error)}") from error
 
 
 def load_weights(backbone: nn.Module, path: Path) -> None:
@@ -47,8 +47,7 @@ def load_weights(backbone: nn.Module, path: Path) -> None:
     try:
         tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # the readers raise whatever they stumble over in a file of anything
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise StorageError(f"encoder.weights: {path} cannot be read as weights: {why}") from error
+        raise StorageError(f"encoder.weights: {path} cannot be read as weights: {first_line(error)}") from error
     if isinstance(tensors, dict) and isinstance(tensors.get("state_dict"), dict):
         tensors = tensors["state_dict"]
     if not isinstance(tensors, dict) or not all(

@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image, ImageFile
 
-from ssl_sec.data.decode import MAX_PIXELS, decode_image, printable
-from ssl_sec.errors import DataError
+from ssl_sec.data.decode import MAX_PIXELS, decode_image
+from ssl_sec.errors import DataError, printable
 from tests.data.files import bomb, encode, noise, plain
 
 
