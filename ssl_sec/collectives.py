@@ -78,9 +78,8 @@ def _apply(function: type[torch.autograd.Function], value: Tensor) -> Tensor:
 
 
 def own_rows(num_rows: int) -> slice:
-    """This worker's range of `num_rows` gathered rows."""
-    share = num_rows // world_size()
-    return slice(rank() * share, (rank() + 1) * share)
+    """This worker's range of `num_rows` rows; ranges differ by one row where the workers do not divide them."""
+    return slice(rank() * num_rows // world_size(), (rank() + 1) * num_rows // world_size())
 
 
 def any_worker(flag: bool, device: torch.device) -> bool:
@@ -107,3 +106,19 @@ def average_gradients(model: nn.Module, device: torch.device) -> nn.Module:
     options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
     device_ids = [device.index] if device.type == "cuda" else None
     return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True, **options)
+
+
+def average_parameter_gradients(module: nn.Module) -> None:
+    """Averages the gradient of each of a module's parameters over workers as soon as it is whole.
+
+    For a module with few parameters beside the model: it needs no wrapper, and nothing is overlapped.
+    """
+    if world_size() > 1:
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(_average_gradient)
+
+
+def _average_gradient(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    dist.all_reduce(parameter.grad)
+    parameter.grad /= world_size()

@@ -26,9 +26,10 @@ from ssl_sec.data.sources import (
 from ssl_sec.encoders import Encoder, load_weights, resnet, timm_backbone
 from ssl_sec.errors import ConfigError
 from ssl_sec.heads import ProjectionHead
-from ssl_sec.losses import NTXentLoss, SphericalConstraint
+from ssl_sec.loss_config import PairLossConfig
+from ssl_sec.losses import SphericalConstraint
 from ssl_sec.optimisers import lars, sgd
-from ssl_sec.schedules import Constant, Cosine, LinearRamp, Schedule
+from ssl_sec.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp, Schedule
 from ssl_sec.settings import check
 from ssl_sec.training import Precision
 
@@ -282,21 +283,6 @@ class HeadConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NTXentConfig:
-    """NT-Xent; see `ssl_sec.losses.contrastive`."""
-
-    name: Literal["ntxent"] = "ntxent"
-    temperature: float = 0.5
-
-    def __post_init__(self) -> None:
-        check(self.temperature > 0, "loss.temperature", self.temperature, "> 0")
-
-    def build(self) -> nn.Module:
-        """The loss."""
-        return NTXentLoss(self.temperature)
-
-
-@dataclass(frozen=True, kw_only=True)
 class NoConstraintConfig:
     """No norm constraint."""
 
@@ -305,7 +291,7 @@ class NoConstraintConfig:
     def build(self) -> None:
         """Nothing to build."""
 
-    def weight(self, total_steps: int) -> Schedule:
+    def weight(self, steps_per_epoch: int, total_steps: int) -> Schedule:
         """η = 0."""
         return Constant(0.0)
 
@@ -317,14 +303,15 @@ class SphericalConfig:
     Attributes:
         name: the use, for people; what it is follows from rho and radius.
         eta: η ≥ 0.
-        ramp: "linear" for η t / T (SEC, Eq. 29), "constant" for η.
+        ramp: of η over the global step t of T: "constant"; "linear", η t / T (SEC, Eq. 29); "face", 0 for three
+            epochs and linear over the fourth (SEC, B.2); "capped", min(η, 500 t / T) (SEC, Eq. 32).
         rho: weight of the batch's mean in μ; 1 is SEC, less is SEC-EMA.
         radius: a fixed μ; 0 is L²-reg.
     """
 
     name: Literal["sec", "sec_ema", "l2reg", "fixed_radius"]
     eta: float
-    ramp: Literal["linear", "constant"] = "linear"
+    ramp: Literal["linear", "constant", "face", "capped"] = "linear"
     rho: float = 1.0
     radius: float | None = None
 
@@ -338,9 +325,17 @@ class SphericalConfig:
         """The constraint."""
         return SphericalConstraint(self.rho, self.radius)
 
-    def weight(self, total_steps: int) -> Schedule:
+    def weight(self, steps_per_epoch: int, total_steps: int) -> Schedule:
         """η by global step."""
-        return LinearRamp(self.eta, total_steps) if self.ramp == "linear" else Constant(self.eta)
+        match self.ramp:
+            case "constant":
+                return Constant(self.eta)
+            case "linear":
+                return LinearRamp(self.eta, total_steps)
+            case "face":
+                return FaceRamp(self.eta, steps_per_epoch)
+            case "capped":
+                return CappedRamp(self.eta, total_steps)
 
 
 ConstraintConfig = NoConstraintConfig | SphericalConfig
@@ -546,7 +541,7 @@ class PretrainConfig:
     augment: AugmentConfig
     encoder: EncoderConfig
     head: HeadConfig
-    loss: NTXentConfig
+    loss: PairLossConfig
     constraint: ConstraintConfig
     optimiser: OptimiserConfig
     runtime: RuntimeConfig

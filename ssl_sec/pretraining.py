@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from ssl_sec.collectives import average_gradients
+from ssl_sec.collectives import average_gradients, average_parameter_gradients
 from ssl_sec.config import PretrainConfig
 from ssl_sec.data.image_set import ImageSet, ResidentImages
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
@@ -99,7 +99,8 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
     head = config.head.build(encoder.num_features)
     sampler = ShuffledBatches(num_images=len(image_set), global_batch_size=config.global_batch_size, seed=config.seed)
     total_steps = config.epochs * sampler.steps_per_epoch
-    objective = Objective(config.loss.build(), config.constraint.build(), config.constraint.weight(total_steps))
+    eta = config.constraint.weight(sampler.steps_per_epoch, total_steps)
+    objective = Objective(config.loss.build(), config.constraint.build(), eta)
     options = config.runtime
     network: nn.Module = nn.Sequential(encoder, head)
     if runtime.world_size > 1:
@@ -107,7 +108,10 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
     network.to(runtime.device, torch.float64 if options.precision == "float64" else torch.float32)
     if options.channels_last:
         network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    if options.precision == "float64":
+        objective.double()
     objective.to(runtime.device)
+    average_parameter_gradients(objective)
     model = average_gradients(network, runtime.device)
     return Recipe(
         encoder=encoder,

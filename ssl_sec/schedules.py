@@ -2,6 +2,8 @@
 
 cosine        (1 + cos(π t / T)) / 2 · value, after an optional linear warm-up
 linear ramp   value · t / T                                              (SEC, Eq. 29)
+face ramp     0 for 3 epochs, linear over the 4th, then value        (SEC, appendix B.2)
+capped ramp   min(value, 500 t / T)                                      (SEC, Eq. 32)
 """
 
 import math
@@ -48,3 +50,27 @@ class LinearRamp:
     def __call__(self, step: int) -> float:
         """The value at the 0-based global step."""
         return self.value * step / self.total_steps
+
+
+@dataclass(frozen=True, slots=True)
+class FaceRamp:
+    """0 for three epochs, linear over the fourth, then `value` (SEC, appendix B.2)."""
+
+    value: float
+    steps_per_epoch: int
+
+    def __call__(self, step: int) -> float:
+        """The value at the 0-based global step."""
+        return self.value * min(max(step / self.steps_per_epoch - 3, 0.0), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class CappedRamp:
+    """min(value, 500 t / T): steep, for SEC-EMA on faces (SEC, Eq. 32)."""
+
+    value: float
+    total_steps: int
+
+    def __call__(self, step: int) -> float:
+        """The value at the 0-based global step."""
+        return min(self.value, 500 * step / self.total_steps)

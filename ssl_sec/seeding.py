@@ -2,6 +2,9 @@
 
 import hashlib
 
+from jaxtyping import Int64
+from torch import Tensor
+
 
 def derived_seed(seed: int, *parts: int | str) -> int:
     """A 63-bit seed that is a function of its arguments alone, the same on every machine and version.
@@ -12,3 +15,17 @@ def derived_seed(seed: int, *parts: int | str) -> int:
     """
     text = ":".join(map(str, (seed, *parts)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def mix(x: Int64[Tensor, "*shape"]) -> Int64[Tensor, "*shape"]:
+    """The finaliser of splitmix64 (Steele, Lea and Flood, 2014): a bijection that looks random, on any device."""
+    # The constants of splitmix64 as signed numbers: int64 products wrap to the same bits as unsigned ones.
+    x = x - 0x61C8864680B583EB
+    x = (x ^ _shift_right(x, 30)) * -0x40A7B892E31B1A47
+    x = (x ^ _shift_right(x, 27)) * -0x6B2FB644ECCEEE15
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: Int64[Tensor, "*shape"], bits: int) -> Int64[Tensor, "*shape"]:
+    # torch's >> repeats the sign; the mixer needs zeros.
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -4,6 +4,7 @@ Everything is a function of the global step t: the samples, their views, the lea
 needs the state that `save` was given, and t.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -211,7 +212,7 @@ def train(
         at_epoch_end = in_epoch == 0
         if step % cadence.log_every_steps and not at_epoch_end and not last:
             continue
-        figures = _figures(terms, recipe.learning_rate(step), step)
+        figures = _figures(recipe, terms, step)
         now = time.perf_counter()
         figures["train/images_per_s"] = (step + 1 - clock_step) * sampler.global_batch_size / (now - clock)
         figures["train/epoch"] = (step + 1) / sampler.steps_per_epoch
@@ -230,20 +231,24 @@ def train(
         clock, clock_step = time.perf_counter(), step + 1
 
 
-def _figures(terms: Terms, learning_rate: float, step: int) -> dict[str, float]:
+def _figures(recipe: Recipe, terms: Terms, step: int) -> dict[str, float]:
     """What is reported of a step; the one place where the device is waited for."""
     total = float(terms.total.detach())
-    if not total == total or total in (float("inf"), float("-inf")):
+    learning_rate, objective = recipe.learning_rate(step), recipe.objective
+    if not math.isfinite(total):
         raise FloatingPointError(
             f"the objective is {total} at step {step} (metric loss {float(terms.metric_loss)}, "
             f"constraint {float(terms.constraint)}, learning rate {learning_rate})"
         )
-    return {
+    figures = {
         "train/loss": total,
         "train/metric_loss": float(terms.metric_loss),
         "train/constraint": float(terms.constraint),
-        "train/eta": terms.eta,
+        "train/eta": 0.0 if objective.constraint is None else objective.eta(step),
         "train/lr": learning_rate,
         "train/norm_mean": float(terms.norms.mean()),
         "train/norm_std": float(terms.norms.std(correction=0)),
     }
+    if objective.transform is not None:
+        figures["train/generated_loss"] = float(terms.generated_loss)
+    return figures

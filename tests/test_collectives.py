@@ -6,6 +6,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ssl_sec.collectives import (
     any_worker,
     average_gradients,
+    average_parameter_gradients,
     barrier,
     gather_rows,
     own_rows,
@@ -28,6 +29,9 @@ def test_without_a_process_group_there_is_one_worker():
     barrier()
     model = nn.Linear(2, 2)
     assert average_gradients(model, CPU) is model
+    average_parameter_gradients(model)
+    model(torch.ones(1, 2)).sum().backward()
+    assert model.bias.grad.tolist() == [1, 1]
 
 
 def everything():
@@ -108,3 +112,27 @@ def test_gradients_are_averaged_and_buffers_are_left_alone(tmp_path):
     assert torch.equal(first[2], second[2])
     for _, _, _, before, after in (first, second):
         assert torch.equal(before, after)
+
+
+def ranges_and_averages():
+    """This worker's ranges of some numbers of rows, and a gradient, which is 1 + rank before it is averaged."""
+    layer = nn.Linear(2, 1, bias=False)
+    average_parameter_gradients(layer)
+    for _ in range(2):
+        layer.zero_grad()
+        # Used twice: the average is taken once, of the whole gradient.
+        inputs = torch.full((1, 2), (1.0 + rank()) / 2)
+        (layer(inputs) + layer(inputs)).sum().backward()
+    return [own_rows(count) for count in (0, 1, 3, 7, 8)], layer.weight.grad.tolist()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_ranges_part_any_number_of_rows_and_parameter_gradients_are_averaged(tmp_path, num_workers):
+    told = on_workers(num_workers, tmp_path, ranges_and_averages)
+    for column, count in enumerate((0, 1, 3, 7, 8)):
+        ranges = [ranges[column] for ranges, _ in told]
+        assert [row for part in ranges for row in range(count)[part]] == list(range(count))
+        assert max(len(range(count)[part]) for part in ranges) <= -(-count // num_workers)
+    average = sum(range(1, num_workers + 1)) / num_workers
+    assert all(gradient == [[average, average]] for _, gradient in told)

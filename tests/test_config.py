@@ -17,7 +17,6 @@ from ssl_sec.config import (
     LocalConfig,
     MonitorConfig,
     NoConstraintConfig,
-    NTXentConfig,
     OptimiserConfig,
     ParquetConfig,
     PretrainConfig,
@@ -30,7 +29,6 @@ from ssl_sec.config import (
 )
 from ssl_sec.encoders import save_weights
 from ssl_sec.errors import ConfigError, MissingDataError
-from ssl_sec.losses import NTXentLoss
 from ssl_sec.settings import from_values, to_values
 
 RUN = {
@@ -249,20 +247,19 @@ def test_the_hidden_width_of_the_head_is_that_of_the_features_unless_stated():
     assert HeadConfig(dim=5, hidden_dim=9, num_layers=3).build(7).layers[3].weight.shape == (9, 9)
 
 
-def test_the_loss_is_built_with_its_temperature():
-    loss = NTXentConfig(temperature=0.1).build()
-    assert isinstance(loss, NTXentLoss) and loss.temperature == 0.1
-
-
 def test_the_constraint_and_its_weight_follow_the_settings():
     assert NoConstraintConfig().build() is None
-    assert NoConstraintConfig().weight(10)(5) == 0
+    assert NoConstraintConfig().weight(5, 10)(5) == 0
     config = SphericalConfig(name="sec_ema", eta=2.0, rho=0.3)
     assert config.build().rho == 0.3 and config.build().radius is None
-    assert [config.weight(10)(step) for step in (0, 5)] == [0, 1.0]
+    assert [config.weight(5, 10)(step) for step in (0, 5)] == [0, 1.0]
     fixed = SphericalConfig(name="fixed_radius", eta=2.0, ramp="constant", radius=8.7)
     assert fixed.build().radius == 8.7
-    assert fixed.weight(10)(0) == 2.0
+    assert fixed.weight(5, 10)(0) == 2.0
+    face = SphericalConfig(name="sec", eta=2.0, ramp="face").weight(4, 100)
+    assert [face(step) for step in (0, 12, 14, 16, 99)] == [0, 0, 1, 2, 2]
+    capped = SphericalConfig(name="sec_ema", eta=1.0, ramp="capped", rho=0.4).weight(4, 1000)
+    assert [capped(step) for step in (0, 1, 2, 3)] == [0, 0.5, 1, 1]
 
 
 @pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("lars", "LARS")])

@@ -2,12 +2,13 @@ import pytest
 import torch
 from torch import nn
 
-from ssl_sec.collectives import average_gradients, own_rows
+from ssl_sec.collectives import average_gradients, average_parameter_gradients, own_rows
 from ssl_sec.global_batch_norm import globalise_batch_norm
-from ssl_sec.losses import NTXentLoss, SphericalConstraint
+from ssl_sec.losses import NTXentLoss, SoftmaxLoss, SphericalConstraint, SphericalFeatureTransform, TripletLoss
 from ssl_sec.losses.geometry import norms
 from ssl_sec.objective import Objective
 from ssl_sec.schedules import Constant, LinearRamp
+from tests.losses.cases import ALL_LOSSES, DIM, NUM_CLASSES, rows
 from tests.workers import on_workers
 
 NUM_IMAGES = 8
@@ -27,7 +28,6 @@ def test_the_total_is_the_loss_plus_eta_times_the_constraint():
     embeddings = torch.randn(8, 5, dtype=torch.float64)
     labels = torch.arange(4).repeat(2)
     terms = Objective(NTXentLoss(0.2), SphericalConstraint(), LinearRamp(0.5, 10))(embeddings, labels, step=4)
-    assert terms.eta == 0.2
     assert terms.metric_loss.item() == NTXentLoss(0.2)(embeddings, labels).item()
     assert terms.constraint.item() == SphericalConstraint()(embeddings).item()
     assert terms.total.item() == pytest.approx(terms.metric_loss.item() + 0.2 * terms.constraint.item(), rel=1e-15)
@@ -39,9 +39,40 @@ def test_without_a_constraint_the_total_is_the_loss():
     labels = torch.arange(4).repeat(2)
     terms = Objective(NTXentLoss(), None, Constant(3.0))(embeddings, labels, step=0)
     assert terms.total.item() == terms.metric_loss.item() == NTXentLoss()(embeddings, labels).item()
-    assert terms.eta == terms.constraint.item() == 0
+    assert terms.constraint.item() == terms.generated_loss.item() == 0
     assert terms.total.requires_grad
-    assert not (terms.metric_loss.requires_grad or terms.constraint.requires_grad or terms.norms.requires_grad)
+    assert not any(
+        part.requires_grad for part in (terms.metric_loss, terms.generated_loss, terms.constraint, terms.norms)
+    )
+
+
+def test_generated_rows_have_their_own_loss_with_its_weight():
+    """SFT, Eq. 10."""
+    torch.manual_seed(0)
+    embeddings, labels = torch.randn(8, 5, dtype=torch.float64), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    transform = SphericalFeatureTransform(4, 5, weight=0.3).double()
+    transform.centres.normal_()
+    generated, targets = transform.eval()(embeddings, labels, 4)
+    loss = TripletLoss(0.5)
+    terms = Objective(loss, SphericalConstraint(), Constant(2.0), transform)(embeddings, labels, step=4)
+    assert terms.generated_loss.item() == loss(generated, targets).item() > 0
+    assert terms.metric_loss.item() == loss(embeddings, labels).item() != terms.generated_loss.item()
+    expected = terms.metric_loss + 0.3 * terms.generated_loss + 2.0 * terms.constraint
+    assert terms.total.item() == pytest.approx(expected.item(), rel=1e-15)
+
+
+def test_a_batch_that_generates_nothing_has_no_loss_of_it():
+    transform = SphericalFeatureTransform(4, 5, tail_classes=torch.tensor([0, 1, 2]))
+    objective = Objective(SoftmaxLoss(4, 5), None, Constant(0.0), transform)
+    terms = objective(torch.randn(6, 5), torch.tensor([0, 0, 1, 1, 2, 2]), step=0)
+    assert terms.generated_loss.item() == 0
+    assert terms.total.item() == terms.metric_loss.item() > 0
+
+
+def test_half_precision_embeddings_are_gathered_and_summed_in_single_precision():
+    embeddings = torch.randn(8, 5).bfloat16()
+    terms = Objective(NTXentLoss(), SphericalConstraint(), Constant(0.1))(embeddings, torch.arange(4).repeat(2), 0)
+    assert terms.total.dtype == terms.norms.dtype == torch.float32
 
 
 def test_the_running_radius_is_part_of_its_state():
@@ -95,3 +126,65 @@ def test_workers_equal_one_in_values_gradients_statistics_and_radius(tmp_path, c
     assert all(gradient.abs().max() > 1e-6 for gradient in whole[0][0][4])
     for part in on_workers(num_workers, tmp_path, trained, constraint):
         torch.testing.assert_close(part, whole, rtol=1e-10, atol=1e-12)
+
+
+# A class on one worker, classes on two, and, but for NT-Xent, one with a single row.
+UNEVEN = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 4, 5, 5, 5])
+PAIRED = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3, 5, 5, 5])
+TRANSFORMS = {
+    "rotate": {},
+    "translate": {"mode": "translate"},
+    "ftl": {"mode": "ftl"},
+    "tails": {"tail_classes": torch.tensor([1, 4])},
+}
+
+
+def some_steps(loss, labels, transform=None):
+    """Values, averaged gradients and state of some steps on this worker's rows."""
+    torch.manual_seed(0)
+    plain = nn.Linear(7, DIM).double()
+    model = average_gradients(plain, torch.device("cpu"))
+    objective = Objective(loss, SphericalConstraint(rho=0.4), Constant(0.7), transform).train()
+    average_parameter_gradients(objective)
+    parameters = [*plain.parameters(), *objective.parameters()]
+    optimiser = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    own = own_rows(len(labels))
+    taken = []
+    for step in range(STEPS):
+        optimiser.zero_grad()
+        terms = objective(model(rows(len(labels), 7, seed=step)[own]), labels[own], step)
+        terms.total.backward()
+        taken.append((terms.total.item(), terms.generated_loss.item(), [p.grad.clone() for p in parameters]))
+        optimiser.step()
+    return taken, dict(objective.state_dict())
+
+
+def every_loss():
+    taken = {}
+    for case in ALL_LOSSES:
+        taken[case.name] = some_steps(case.build(), PAIRED if case.name == "ntxent" else UNEVEN)
+    return taken
+
+
+def every_transform():
+    taken = {}
+    for name, options in TRANSFORMS.items():
+        (case,) = [case for case in ALL_LOSSES if case.name == ("cosface" if name == "tails" else "triplet")]
+        transform = SphericalFeatureTransform(NUM_CLASSES, DIM, seed=3, **options).double()
+        taken[name] = some_steps(case.build(), UNEVEN, transform)
+    return taken
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("num_workers", [2, 4])
+@pytest.mark.parametrize("of_one", [every_loss, every_transform])
+def test_workers_equal_one_for_every_loss_and_transform(tmp_path, of_one, num_workers):
+    whole = of_one()
+    for name, (taken, _) in whole.items():
+        assert all(gradient.abs().max() > 1e-6 for gradient in taken[0][2]), name
+        assert of_one is every_loss or taken[-1][1] > 0, name
+    for part in on_workers(num_workers, tmp_path, of_one):
+        for name in whole:
+            torch.testing.assert_close(
+                part[name], whole[name], rtol=1e-9, atol=1e-11, msg=lambda m, name=name: f"{name}: {m}"
+            )

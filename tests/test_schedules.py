@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssl_sec.schedules import Constant, Cosine, LinearRamp
+from ssl_sec.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp
 
 
 def test_a_constant_is_the_same_at_every_step():
@@ -46,3 +46,17 @@ def test_a_run_that_is_all_warm_up_only_rises(warmup_steps):
 )
 def test_the_cosine_stays_between_zero_and_its_value(value, total_steps, warmup_steps, step):
     assert 0 <= Cosine(value, total_steps, warmup_steps)(step) <= value
+
+
+def test_the_ramp_of_faces_waits_three_epochs_and_rises_over_the_fourth():
+    """SEC, appendix B.2."""
+    ramp = FaceRamp(5.0, 4)
+    assert [ramp(step) for step in range(12)] == [0] * 12
+    assert [ramp(step) for step in range(12, 17)] == [0, 1.25, 2.5, 3.75, 5]
+    assert ramp(10_000) == 5
+
+
+def test_the_ramp_of_sec_ema_on_faces_is_steep_and_capped():
+    """SEC, Eq. 32."""
+    ramp = CappedRamp(1.0, 2000)
+    assert [ramp(step) for step in range(6)] == [0, 0.25, 0.5, 0.75, 1, 1]

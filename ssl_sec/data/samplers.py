@@ -27,6 +27,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ssl_sec.errors import ConfigError
+from ssl_sec.seeding import mix
 
 NUM_ROUNDS = 10
 
@@ -98,7 +99,7 @@ def permute(
         epoch: e ≥ 0.
     """
     half_bits = ((num_images - 1).bit_length() + 1) // 2
-    keys = _mix(_mix(_mix(torch.tensor([seed])) + epoch) + torch.arange(NUM_ROUNDS)).tolist()
+    keys = mix(mix(mix(torch.tensor([seed])) + epoch) + torch.arange(NUM_ROUNDS)).tolist()
     images = _feistel(positions, half_bits, keys)
     while (outside := images >= num_images).any():
         images[outside] = _feistel(images[outside], half_bits, keys)
@@ -109,18 +110,5 @@ def _feistel(numbers: Int64[Tensor, " n"], half_bits: int, keys: list[int]) -> I
     mask = (1 << half_bits) - 1
     left, right = numbers >> half_bits, numbers & mask
     for key in keys:
-        left, right = right, left ^ (_mix(right + key) & mask)
+        left, right = right, left ^ (mix(right + key) & mask)
     return (left << half_bits) | right
-
-
-def _mix(x: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
-    # The constants of splitmix64 as signed numbers: int64 products wrap to the same bits as unsigned ones.
-    x = x - 0x61C8864680B583EB
-    x = (x ^ _shift_right(x, 30)) * -0x40A7B892E31B1A47
-    x = (x ^ _shift_right(x, 27)) * -0x6B2FB644ECCEEE15
-    return x ^ _shift_right(x, 31)
-
-
-def _shift_right(x: Int64[Tensor, " n"], bits: int) -> Int64[Tensor, " n"]:
-    # torch's >> repeats the sign; the mixer needs zeros.
-    return (x >> bits) & ((1 << (64 - bits)) - 1)

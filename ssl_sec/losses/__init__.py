@@ -1,6 +1,58 @@
 """The loss core: `loss(embeddings, labels) -> scalar`, on raw embeddings, for every recipe."""
 
-from ssl_sec.losses.contrastive import NTXentLoss
+from ssl_sec.losses.angular import AngularLoss, NPairAngularLoss
+from ssl_sec.losses.base import Loss
+from ssl_sec.losses.contrastive import ContrastiveLoss, NTXentLoss
+from ssl_sec.losses.pair import (
+    LiftedStructureLoss,
+    MultiSimilarityLoss,
+    NormalizedNPairLoss,
+    NPairLoss,
+    RankedListLoss,
+    SemihardTripletLoss,
+    TripletLoss,
+)
 from ssl_sec.losses.spherical import SphericalConstraint, spherical_constraint
+from ssl_sec.losses.template import (
+    ArcFaceLoss,
+    CContrastiveLoss,
+    CenterLoss,
+    CosFaceLoss,
+    CTripletLoss,
+    L2SoftmaxLoss,
+    NormFaceLoss,
+    SoftmaxLoss,
+    SphereFaceLoss,
+    normalized_softmax_lower_bound,
+)
+from ssl_sec.losses.transform import Rotation, SphericalFeatureTransform, rotation
 
-__all__ = ["NTXentLoss", "SphericalConstraint", "spherical_constraint"]
+__all__ = [
+    "AngularLoss",
+    "ArcFaceLoss",
+    "CContrastiveLoss",
+    "CTripletLoss",
+    "CenterLoss",
+    "ContrastiveLoss",
+    "CosFaceLoss",
+    "L2SoftmaxLoss",
+    "LiftedStructureLoss",
+    "Loss",
+    "MultiSimilarityLoss",
+    "NPairAngularLoss",
+    "NPairLoss",
+    "NTXentLoss",
+    "NormFaceLoss",
+    "NormalizedNPairLoss",
+    "RankedListLoss",
+    "Rotation",
+    "SemihardTripletLoss",
+    "SoftmaxLoss",
+    "SphereFaceLoss",
+    "SphericalConstraint",
+    "SphericalFeatureTransform",
+    "TripletLoss",
+    "normalized_softmax_lower_bound",
+    "rotation",
+    "spherical_constraint",
+]

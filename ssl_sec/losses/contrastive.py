@@ -1,65 +1,80 @@
-"""Contrastive losses over pairs of a batch.
+"""Losses over pairs of a batch.
 
 NT-Xent (Chen et al. 2020, SimCLR, Eq. 1; the contrastive loss of SEC, Section 3.4). With s_ij = <f̂_i, f̂_j>,
 temperature T and p(i) the other view of row i,
 
     ℓ_i = −log( exp(s_{i p(i)} / T) / Σ_{k ≠ i} exp(s_ik / T) ),    L = (1/2N) Σ_i ℓ_i .
+
+Contrastive loss (Hadsell et al. 2006; NormFace, Eq. 7). With d²_ij = ‖f̂_i − f̂_j‖² and margin m,
+
+    ℓ_ij = d²_ij for a positive pair,  max(0, m − d²_ij) for a negative one.
 """
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
-from ssl_sec.losses.geometry import directions, positive_pairs
+from ssl_sec.losses.base import Loss, require
+from ssl_sec.losses.classes import can_look, classes_of, positive_pairs
+from ssl_sec.losses.geometry import directions, squared_distances
+from ssl_sec.losses.tiles import log_sum_exp_of_others
 
 
-class NTXentLoss(nn.Module):
-    """Normalised, temperature-scaled cross-entropy over all other rows of the batch.
+class NTXentLoss(Loss):
+    """Normalised, temperature-scaled cross-entropy over all other rows; the mean over all rows.
+
+    Where a row has several positives, its term is the mean over them. Memory is linear in the batch: the logits
+    are made in tiles, and again in the backward pass. A row without a positive is refused.
 
     Args:
         temperature: T > 0.
     """
 
+    _shown = ("temperature",)
+
     def __init__(self, temperature: float = 0.5) -> None:
         super().__init__()
-        if not temperature > 0:
-            raise ValueError(f"temperature: found {temperature}, must be > 0")
+        require(temperature > 0, "temperature", temperature, "> 0")
         self.temperature = temperature
 
-    def extra_repr(self) -> str:
-        """The value that defines the loss."""
-        return f"temperature={self.temperature}"
-
-    def forward(
-        self,
-        embeddings: Float[Tensor, "batch dim"],
-        labels: Int64[Tensor, " batch"],
-        anchors: slice = slice(None),
+    def _share(
+        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
     ) -> Float[Tensor, ""]:
-        """The mean of ℓ_i over all rows, or the share of it that a range of anchors contributes.
-
-        Args:
-            embeddings: raw rows of the global batch; normalised here.
-            labels: index of the image that a row is a view of. Where a row has several positives, ℓ_i is the
-                mean over them.
-            anchors: the range of rows whose terms are summed; the shares of a partition add up to the loss.
-
-        Raises:
-            ValueError: if a row has no positive (checked where it costs no synchronisation: on the CPU).
-        """
-        with torch.autocast(embeddings.device.type, enabled=False):
-            unit = directions(embeddings)
-            positive, itself = positive_pairs(labels, anchors)
-            if labels.device.type == "cpu" and not torch.compiler.is_compiling():
-                _require_positives(positive, labels[anchors])
-            logits = (unit[anchors] @ unit.T / self.temperature).masked_fill(itself, -torch.inf)
-            at_positives = torch.where(positive, logits, 0.0).sum(1) / positive.sum(1)
-            return (logits.logsumexp(1) - at_positives).sum() / len(embeddings)
+        classes = classes_of(labels)
+        if can_look(labels) and (alone := classes.size == 1).any():
+            raise ValueError(
+                f"NTXentLoss needs a positive for every row: label {int(labels[alone][0])} occurs once in the batch"
+            )
+        # <r_i, r_j> = s_ij / T
+        rows = directions(embeddings) / self.temperature**0.5
+        class_sums = torch.zeros_like(rows).index_add(0, classes.number, rows)
+        own = rows[anchors]
+        at_positives = (own * (class_sums[classes.number[anchors]] - own)).sum(1) / classes.num_positives[anchors]
+        others = log_sum_exp_of_others(rows, anchors, largest_logit=1 / self.temperature)
+        return (others - at_positives).sum() / len(rows)
 
 
-def _require_positives(positive: Tensor, labels: Tensor) -> None:
-    lonely = ~positive.any(1)
-    if lonely.any():
-        raise ValueError(
-            f"NT-Xent needs a positive for every row: label {int(labels[lonely][0])} occurs once in the batch"
-        )
+class ContrastiveLoss(Loss):
+    """d² for a positive pair, max(0, m − d²) for a negative (NormFace, Eq. 7); the mean over ordered pairs i ≠ j.
+
+    Args:
+        margin: m ≥ 0, of squared distances.
+    """
+
+    _shown = ("margin",)
+
+    def __init__(self, margin: float = 1.0) -> None:
+        super().__init__()
+        require(margin >= 0, "margin", margin, "≥ 0")
+        self.margin = margin
+
+    def _share(
+        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
+    ) -> Float[Tensor, ""]:
+        if len(labels) < 2:
+            raise ValueError(f"ContrastiveLoss needs a pair: the batch has {len(labels)} rows")
+        squares = squared_distances(directions(embeddings), anchors)
+        positive, negative = positive_pairs(labels, anchors)
+        hinges = (self.margin - squares).clamp(min=0)
+        terms = torch.where(positive, squares, torch.where(negative, hinges, 0.0))
+        return terms.sum() / (len(labels) * (len(labels) - 1))

@@ -1,11 +1,14 @@
-"""Norms and directions of embeddings, and which rows a loss compares.
+"""Norms, directions and similarities of embeddings.
 
-An embedding f has the norm ‖f‖ and the direction f̂ = f / ‖f‖. A zero row has no direction: it stays zero, and
-its gradient is that of the identity, so that one dead row can neither yield a NaN nor a gradient without bound.
+An embedding f has the norm ‖f‖ and the direction f̂ = f / ‖f‖; s_ij = <f̂_i, f̂_j> and, for unit directions,
+d²_ij = ‖f̂_i − f̂_j‖² = 2 − 2 s_ij. A zero row has no direction: it stays zero, and its gradient is that of the
+identity, so that one dead row can neither yield a NaN nor a gradient without bound.
 """
 
+from typing import Any
+
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 
@@ -27,18 +30,35 @@ def directions(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch d
     return embeddings / torch.where(lengths == 0, 1.0, lengths).unsqueeze(1)
 
 
-def positive_pairs(
-    labels: Int64[Tensor, " batch"], anchors: slice = slice(None)
-) -> tuple[Bool[Tensor, "anchors batch"], Bool[Tensor, "anchors batch"]]:
-    """Which rows are an anchor's positives, and which is the anchor itself (told by index, not by value).
+class _InnerProducts(torch.autograd.Function):
+    """X Xᵀ, with one product in the backward pass, (G + Gᵀ) X, where autograd would take two."""
 
-    Args:
-        labels: one label a row; rows of one label are positives of each other.
-        anchors: the range of rows that are anchors.
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        return rows @ rows.T
 
-    Returns:
-        `positive` and `itself`, both [anchors, batch].
-    """
-    rows = torch.arange(len(labels), device=labels.device)
-    itself = rows[anchors].unsqueeze(1) == rows
-    return (labels[anchors].unsqueeze(1) == labels) & ~itself, itself
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        (rows,) = ctx.saved_tensors
+        return (grad_outputs[0] + grad_outputs[0].T) @ rows
+
+
+def inner_products(rows: Float[Tensor, "batch dim"], anchors: slice = slice(None)) -> Float[Tensor, "anchors batch"]:
+    """<x_i, x_j> of each anchor with every row; the similarities s_ij, where the rows are directions."""
+    if len(range(len(rows))[anchors]) < len(rows):
+        return rows[anchors] @ rows.T
+    products = _InnerProducts.apply(rows)
+    assert isinstance(products, Tensor)
+    return products
+
+
+def squared_distances(unit: Float[Tensor, "batch dim"], anchors: slice = slice(None)) -> Float[Tensor, "anchors batch"]:
+    """d²_ij = 2 − 2 s_ij of each anchor to every row; rounding may leave it a little below 0 for equal rows."""
+    return 2 - 2 * inner_products(unit, anchors)
+
+
+def root(squares: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """√x, and 0 with gradient 0 where x ≤ 0: the distance of a row from its double has no direction."""
+    outside = squares <= 0
+    return torch.where(outside, 0.0, torch.where(outside, 1.0, squares).sqrt())

@@ -1,0 +1,325 @@
+"""The losses as values of a run; each checks itself by building what it describes."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ssl_sec import losses
+from ssl_sec.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LossConfig:
+    """A loss that needs no classes: rows of one label are positives of each other."""
+
+    def __post_init__(self) -> None:
+        try:
+            self.build()
+        except ValueError as error:
+            raise ConfigError(f"loss.{error}") from None
+
+    def build(self) -> losses.Loss:
+        """The loss."""
+        raise AssertionError("each loss builds itself")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ClassLossConfig:
+    """A loss with something for each class of the data."""
+
+    def __post_init__(self) -> None:
+        try:
+            with torch.device("meta"):
+                self.build(num_classes=1000, dim=1)
+        except ValueError as error:
+            raise ConfigError(f"loss.{error}") from None
+
+    def build(self, num_classes: int, dim: int) -> losses.Loss:
+        """The loss for so many classes and embeddings of `dim`."""
+        raise AssertionError("each loss builds itself")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NTXentConfig(_LossConfig):
+    """NT-Xent (SimCLR, Eq. 1); see `ssl_sec.losses.NTXentLoss`."""
+
+    name: Literal["ntxent"] = "ntxent"
+    temperature: float = 0.5
+
+    def build(self) -> losses.Loss:
+        """The loss."""
+        return losses.NTXentLoss(temperature=self.temperature)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveConfig(_LossConfig):
+    """Contrastive loss (NormFace, Eq. 7); see `ssl_sec.losses.ContrastiveLoss`."""
+
+    name: Literal["contrastive"] = "contrastive"
+    margin: float = 1.0
+
+    def build(self) -> losses.Loss:
+        """The loss."""
+        return losses.ContrastiveLoss(margin=self.margin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TripletConfig(_LossConfig):
+    """All triplets of the batch (SEC, Eq. 2); see `ssl_sec.losses.TripletLoss`."""
+
+    name: Literal["triplet"] = "triplet"
+    margin: float = 1.0
+
+    def build(self) -> losses.Loss:
+        """The loss."""
+        return losses.TripletLoss(margin=self.margin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SemihardConfig(_LossConfig):
+    """Semihard triplets (FaceNet; SEC, Eq. 2); see `ssl_sec.losses.SemihardTripletLoss`."""
+
+    name: Literal["semihard"] = "semihard"
+    margin: float = 0.2
+
+    def build(self) -> losses.Loss:
+        """The loss."""
+        return losses.SemihardTripletLoss(margin=self.margin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalizedNPairConfig(_LossConfig):
+    """Normalised N-pair (SEC, Eq. 3); see `ssl_sec.losses.NormalizedNPairLoss`."""
+
+    name: Literal["npair_normalized"] = "npair_normalized"
+    scale: float = 25.0
+
+    def build(self) -> losses.Loss:
+        """The loss."""
+        return losses.NormalizedNPairLoss(scale=self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NPairConfig(_LossConfig):
+    """N-pair on raw rows (angular loss, Eq. 10); see `ssl_sec.losses.NPairLoss`."""
+
+    name: Literal["npair"] = "npair"
+
+    def build(self) -> losses.Loss:
+        """The loss."""
+        return losses.NPairLoss()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiSimilarityConfig(_LossConfig):
+    """Multi-similarity (Wang et al. 2019); see `ssl_sec.losses.MultiSimilarityLoss`."""
+
+    name: Literal["multi_similarity"] = "multi_similarity"
+    epsilon: float = 0.1
+    threshold: float = 0.5
+    alpha: float = 2.0
+    beta: float = 40.0
+
+    def build(self) -> losses.Loss:
+        """The loss."""
+        return losses.MultiSimilarityLoss(
+            epsilon=self.epsilon, threshold=self.threshold, alpha=self.alpha, beta=self.beta
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiftedStructureConfig(_LossConfig):
+    """Lifted structure (Oh Song et al. 2016); see `ssl_sec.losses.LiftedStructureLoss`."""
+
+    name: Literal["lifted_structure"] = "lifted_structure"
+    margin: float = 1.0
+
+    def build(self) -> losses.Loss:
+        """The loss."""
+        return losses.LiftedStructureLoss(margin=self.margin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedListConfig(_LossConfig):
+    """Ranked list (Wang et al. 2019b); see `ssl_sec.losses.RankedListLoss`."""
+
+    name: Literal["ranked_list"] = "ranked_list"
+    margin: float = 0.4
+    alpha: float = 1.2
+    negative_temperature: float = 10.0
+    positive_temperature: float = 0.0
+    imbalance: float = 0.5
+
+    def build(self) -> losses.Loss:
+        """The loss."""
+        return losses.RankedListLoss(
+            margin=self.margin,
+            alpha=self.alpha,
+            negative_temperature=self.negative_temperature,
+            positive_temperature=self.positive_temperature,
+            imbalance=self.imbalance,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AngularConfig(_LossConfig):
+    """Angular loss (Eq. 8); see `ssl_sec.losses.AngularLoss`."""
+
+    name: Literal["angular"] = "angular"
+    alpha_degrees: float = 45.0
+
+    def build(self) -> losses.Loss:
+        """The loss."""
+        return losses.AngularLoss(alpha_degrees=self.alpha_degrees)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NPairAngularConfig(_LossConfig):
+    """N-pair + angular loss (angular loss, Eq. 9); see `ssl_sec.losses.NPairAngularLoss`."""
+
+    name: Literal["npair_angular"] = "npair_angular"
+    alpha_degrees: float = 45.0
+    weight: float = 2.0
+
+    def build(self) -> losses.Loss:
+        """The loss."""
+        return losses.NPairAngularLoss(alpha_degrees=self.alpha_degrees, weight=self.weight)
+
+
+PairLossConfig = (
+    NTXentConfig
+    | ContrastiveConfig
+    | TripletConfig
+    | SemihardConfig
+    | NormalizedNPairConfig
+    | NPairConfig
+    | MultiSimilarityConfig
+    | LiftedStructureConfig
+    | RankedListConfig
+    | AngularConfig
+    | NPairAngularConfig
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxConfig(_ClassLossConfig):
+    """Softmax on raw rows; see `ssl_sec.losses.SoftmaxLoss`."""
+
+    name: Literal["softmax"] = "softmax"
+
+    def build(self, num_classes: int, dim: int) -> losses.Loss:
+        """The loss for so many classes and embeddings of `dim`."""
+        return losses.SoftmaxLoss(num_classes, dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class L2SoftmaxConfig(_ClassLossConfig):
+    """L2-softmax (Ranjan et al. 2017); see `ssl_sec.losses.L2SoftmaxLoss`."""
+
+    name: Literal["l2softmax"] = "l2softmax"
+    scale: float
+
+    def build(self, num_classes: int, dim: int) -> losses.Loss:
+        """The loss for so many classes and embeddings of `dim`."""
+        return losses.L2SoftmaxLoss(num_classes, dim, scale=self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormFaceConfig(_ClassLossConfig):
+    """NormFace (Eq. 6); see `ssl_sec.losses.NormFaceLoss`."""
+
+    name: Literal["normface"] = "normface"
+    scale: float | None = None
+    reachable_loss: float = 1e-3
+
+    def build(self, num_classes: int, dim: int) -> losses.Loss:
+        """The loss for so many classes and embeddings of `dim`."""
+        return losses.NormFaceLoss(num_classes, dim, scale=self.scale, reachable_loss=self.reachable_loss)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SphereFaceConfig(_ClassLossConfig):
+    """SphereFace (Liu et al. 2017); see `ssl_sec.losses.SphereFaceLoss`."""
+
+    name: Literal["sphereface"] = "sphereface"
+    scale: float = 64.0
+    margin: int = 3
+
+    def build(self, num_classes: int, dim: int) -> losses.Loss:
+        """The loss for so many classes and embeddings of `dim`."""
+        return losses.SphereFaceLoss(num_classes, dim, scale=self.scale, margin=self.margin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosFaceConfig(_ClassLossConfig):
+    """CosFace (SEC, Eq. 19); see `ssl_sec.losses.CosFaceLoss`."""
+
+    name: Literal["cosface"] = "cosface"
+    scale: float = 64.0
+    margin: float = 0.35
+
+    def build(self, num_classes: int, dim: int) -> losses.Loss:
+        """The loss for so many classes and embeddings of `dim`."""
+        return losses.CosFaceLoss(num_classes, dim, scale=self.scale, margin=self.margin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArcFaceConfig(_ClassLossConfig):
+    """ArcFace (Deng et al. 2019); see `ssl_sec.losses.ArcFaceLoss`."""
+
+    name: Literal["arcface"] = "arcface"
+    scale: float = 64.0
+    margin_radians: float = 0.45
+
+    def build(self, num_classes: int, dim: int) -> losses.Loss:
+        """The loss for so many classes and embeddings of `dim`."""
+        return losses.ArcFaceLoss(num_classes, dim, scale=self.scale, margin_radians=self.margin_radians)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CContrastiveConfig(_ClassLossConfig):
+    """C-contrastive (NormFace, Eq. 10); see `ssl_sec.losses.CContrastiveLoss`."""
+
+    name: Literal["c_contrastive"] = "c_contrastive"
+    margin: float = 1.0
+
+    def build(self, num_classes: int, dim: int) -> losses.Loss:
+        """The loss for so many classes and embeddings of `dim`."""
+        return losses.CContrastiveLoss(num_classes, dim, margin=self.margin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CTripletConfig(_ClassLossConfig):
+    """C-triplet (NormFace, Eq. 11); see `ssl_sec.losses.CTripletLoss`."""
+
+    name: Literal["c_triplet"] = "c_triplet"
+    margin: float = 0.8
+
+    def build(self, num_classes: int, dim: int) -> losses.Loss:
+        """The loss for so many classes and embeddings of `dim`."""
+        return losses.CTripletLoss(num_classes, dim, margin=self.margin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CenterConfig(_ClassLossConfig):
+    """Center loss (Wen et al. 2016), the centres moved by SFT's Eq. 9; see `ssl_sec.losses.CenterLoss`."""
+
+    name: Literal["center"] = "center"
+
+    def build(self, num_classes: int, dim: int) -> losses.Loss:
+        """The loss for so many classes and embeddings of `dim`."""
+        return losses.CenterLoss(num_classes, dim)
+
+
+ClassLossConfig = (
+    SoftmaxConfig
+    | L2SoftmaxConfig
+    | NormFaceConfig
+    | SphereFaceConfig
+    | CosFaceConfig
+    | ArcFaceConfig
+    | CContrastiveConfig
+    | CTripletConfig
+    | CenterConfig
+)

@@ -1,0 +1,76 @@
+"""What every loss of the core is: `loss(embeddings, labels) -> scalar`, in shares of the anchors; what some share."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from ssl_sec.losses.classes import Classes, can_look
+from ssl_sec.losses.geometry import in_full_precision
+
+
+class Loss(nn.Module, ABC):
+    """A loss on the raw embeddings of the global batch.
+
+    It never communicates, waits for no device, and computes in float32 or better, also under autocast. A batch
+    that gives it nothing to compare is refused where looking costs nothing, on the CPU; elsewhere its value is NaN.
+    """
+
+    _shown: ClassVar[tuple[str, ...]] = ()
+
+    def forward(
+        self,
+        embeddings: Float[Tensor, "batch dim"],
+        labels: Int64[Tensor, " batch"],
+        anchors: slice = slice(None),
+    ) -> Float[Tensor, ""]:
+        """The loss, or the share of it that a range of anchors contributes.
+
+        Args:
+            embeddings: raw rows of the global batch; the loss normalises for itself.
+            labels: the class of each row, or, in self-supervision, the image that it is a view of.
+            anchors: the range of rows whose terms are summed; the shares of a partition add up to the loss.
+
+        Raises:
+            ValueError: the batch gives the loss nothing to compare; the message names what is missing.
+        """
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return self._share(in_full_precision(embeddings), labels, anchors)
+
+    def extra_repr(self) -> str:
+        """The values that define the loss."""
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self._shown)
+
+    @abstractmethod
+    def _share(
+        self,
+        embeddings: Float[Tensor, "batch dim"],
+        labels: Int64[Tensor, " batch"],
+        anchors: slice,
+    ) -> Float[Tensor, ""]: ...
+
+
+def require(condition: bool, name: str, found: object, allowed: str) -> None:
+    """Raises a ValueError that names a parameter, what was found and what is allowed, unless the condition holds."""
+    if not condition:
+        raise ValueError(f"{name}: found {found}, must be {allowed}")
+
+
+def require_triplets(name: str, classes: Classes) -> None:
+    """Refuses a batch in which no row has a positive, or none a negative, where looking waits for no device."""
+    if not can_look(classes.size):
+        return
+    if not (classes.size > 1).any():
+        raise ValueError(f"{name} needs a positive: no label occurs twice in the batch")
+    if (classes.num_negatives == 0).any():
+        raise ValueError(f"{name} needs a negative: all rows of the batch have one label")
+
+
+def log_one_plus_sum_exp(
+    exponents: Float[Tensor, "anchors batch"], counted: Bool[Tensor, "anchors batch"]
+) -> Float[Tensor, " anchors"]:
+    """log(1 + Σ e^x) over the counted exponents x of each row."""
+    one = exponents.new_zeros(len(exponents), 1)
+    return torch.cat([one, exponents.masked_fill(~counted, -torch.inf)], 1).logsumexp(1)

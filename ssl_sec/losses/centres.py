@@ -1,0 +1,34 @@
+"""Class centres that follow the batches.
+
+With n_j rows x_i of class j in the batch, the centre of that class moves by
+
+    Δμ_j = Σ_i (μ_j − x_i) / (1 + n_j),    μ_j ← μ_j − Δμ_j                        (SFT, Eq. 9; Wen et al. 2016)
+
+and the others stay. A centre starts at 0 and is 0 until its class is first seen.
+"""
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from ssl_sec.losses.classes import classes_of
+
+
+@torch.no_grad()
+def move_centres(
+    centres: Float[Tensor, "classes dim"], embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"]
+) -> None:
+    """Moves the centres of the batch's classes in place, in time and memory of the batch alone.
+
+    Args:
+        centres: one a class.
+        embeddings: rows of the global batch, as the centres are meant: raw or normalised.
+        labels: 0 ≤ label < classes.
+    """
+    classes = classes_of(labels)
+    rows = embeddings.to(centres.dtype)
+    sums = torch.zeros_like(rows).index_add(0, classes.number, rows)[classes.number]
+    size = classes.size.unsqueeze(1)
+    own = centres[labels]
+    # Rows of one class write the same value.
+    centres.index_copy_(0, labels, own - (size * own - sums) / (1 + size))

@@ -1,0 +1,294 @@
+"""Losses over pairs, triplets and lists of a labelled batch.
+
+With s_ij = <f̂_i, f̂_j>, d²_ij = ‖f̂_i − f̂_j‖², an anchor a, its positives p and its negatives n:
+
+triplet              max(0, d²_ap − d²_an + m) over all triplets                                     (SEC, Eq. 2)
+semihard triplet     the same, n the nearest negative beyond p, or the farthest      (Schroff et al. 2015, FaceNet)
+normalised N-pair    log(1 + Σ_n exp(s (s_an − s_ap))), one anchor and one positive a class          (SEC, Eq. 3)
+N-pair               log(1 + Σ_n exp(<f_a, f_n> − <f_a, f_p>)), on raw rows                  (angular loss, Eq. 10)
+multi-similarity     1/α log(1 + Σ_p exp(−α (s_ap − λ))) + 1/β log(1 + Σ_n exp(β (s_an − λ)))  (Wang et al. 2019)
+lifted structure     max(0, log(Σ exp(m − d) over the negatives of a and of p) + d_ap)² / 2   (Oh Song et al. 2016)
+ranked list          positives within α − m, negatives beyond α, the nearer ones first         (Wang et al. 2019b)
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from ssl_sec.losses.base import Loss, log_one_plus_sum_exp, require, require_triplets
+from ssl_sec.losses.classes import can_look, classes_of, positive_pairs
+from ssl_sec.losses.geometry import directions, inner_products, root, squared_distances
+
+
+class TripletLoss(Loss):
+    """max(0, d²_ap − d²_an + m) (SEC, Eq. 2); the mean over all valid triplets, those that are 0 too.
+
+    Args:
+        margin: m ≥ 0, of squared distances.
+    """
+
+    _shown = ("margin",)
+
+    def __init__(self, margin: float = 1.0) -> None:
+        super().__init__()
+        require(margin >= 0, "margin", margin, "≥ 0")
+        self.margin = margin
+
+    def _share(
+        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
+    ) -> Float[Tensor, ""]:
+        classes = classes_of(labels)
+        require_triplets(type(self).__name__, classes)
+        squares = squared_distances(directions(embeddings), anchors)
+        positive, negative = positive_pairs(labels, anchors)
+        # A sum of hinges is linear between its kinks: Σ_p c_ap (d²_ap + m) − Σ_n e_an d²_an, where c counts the
+        # negatives that violate the positive and e the positives that the negative violates.
+        counts = _violations(squares.detach(), positive, negative, self.margin)
+        hinges = (counts * squares).sum() + self.margin * counts.clamp(min=0).sum()
+        return hinges / (classes.num_positives * classes.num_negatives).sum()
+
+
+@torch.no_grad()
+def _violations(
+    squares: Float[Tensor, "anchors batch"],
+    positive: Bool[Tensor, "anchors batch"],
+    negative: Bool[Tensor, "anchors batch"],
+    margin: float,
+) -> Float[Tensor, "anchors batch"]:
+    """Counts: c at the positives, −e at the negatives, from one sort of each row of d²_ap + m and d²_an."""
+    keys = torch.where(positive, squares + margin, torch.where(negative, squares, torch.inf))
+    order = keys.argsort(1)
+    is_positive = positive.gather(1, order)
+    positives_so_far = is_positive.cumsum(1, dtype=squares.dtype)
+    num_positives = positives_so_far[:, -1:]
+    rank = torch.arange(1, squares.shape[1] + 1, dtype=squares.dtype, device=squares.device)
+    counts = torch.where(is_positive, rank - positives_so_far, positives_so_far - num_positives)
+    return torch.empty_like(squares).scatter_(1, order, counts)
+
+
+class SemihardTripletLoss(Loss):
+    """The triplet of each positive pair with its semihard negative; the mean over ordered positive pairs.
+
+    The negative is that with the smallest d²_an > d²_ap, or, where there is none, with the largest d²_an; the term
+    is max(0, d²_ap − d²_an + m) (SEC, Eq. 2).
+
+    Args:
+        margin: m ≥ 0, of squared distances.
+    """
+
+    _shown = ("margin",)
+
+    def __init__(self, margin: float = 0.2) -> None:
+        super().__init__()
+        require(margin >= 0, "margin", margin, "≥ 0")
+        self.margin = margin
+
+    def _share(
+        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
+    ) -> Float[Tensor, ""]:
+        classes = classes_of(labels)
+        require_triplets(type(self).__name__, classes)
+        squares = squared_distances(directions(embeddings), anchors)
+        positive, negative = positive_pairs(labels, anchors)
+        with torch.no_grad():
+            sorted_negatives, order = squares.masked_fill(~negative, torch.inf).sort(1)
+            beyond = torch.searchsorted(sorted_negatives, squares.contiguous(), right=True)
+            farthest = classes.num_negatives[anchors].unsqueeze(1) - 1
+            chosen = order.gather(1, torch.minimum(beyond, farthest).clamp(min=0))
+        hinges = (squares - squares.gather(1, chosen) + self.margin).clamp(min=0)
+        # A row whose class is the whole batch has no negative; it is refused with the batch.
+        return torch.where(positive, hinges, 0.0).sum() / classes.num_positives.sum()
+
+
+class NormalizedNPairLoss(Loss):
+    """log(1 + Σ_n exp(s (s_an − s_ap))) (SEC, Eq. 3); the mean over classes.
+
+    The first row of a class is the anchor, the second the positive; the negatives are the other classes' positives.
+    A class with a single row takes no part.
+
+    Args:
+        scale: s > 0.
+    """
+
+    _shown = ("scale",)
+
+    def __init__(self, scale: float = 25.0) -> None:
+        super().__init__()
+        require(scale > 0, "scale", scale, "> 0")
+        self.scale = scale
+
+    def _share(
+        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
+    ) -> Float[Tensor, ""]:
+        classes = classes_of(labels)
+        is_anchor = (classes.occurrence == 0) & (classes.size > 1)
+        if can_look(labels) and (num_pairs := int(is_anchor.sum())) < 2:
+            missing = "negative" if num_pairs else "positive"
+            raise ValueError(
+                f"NormalizedNPairLoss needs a {missing}: {num_pairs} of the batch's classes have two rows, must be ≥ 2"
+            )
+        similarities = inner_products(directions(embeddings), anchors)
+        _, negative = positive_pairs(labels, anchors)
+        at_positive = similarities.gather(1, classes.second[anchors].unsqueeze(1))
+        exponents = self.scale * (similarities - at_positive)
+        terms = log_one_plus_sum_exp(exponents, negative & (classes.occurrence == 1))
+        return torch.where(is_anchor[anchors], terms, 0.0).sum() / is_anchor.sum()
+
+
+class NPairLoss(Loss):
+    """log(1 + Σ_n exp(<f_a, f_n> − <f_a, f_p>)) on raw rows (angular loss, Eq. 10); the mean over rows.
+
+    Each row is an anchor once, the first other row of its class its positive, every row of another class a
+    negative. A row without a positive contributes 0.
+    """
+
+    def _share(
+        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
+    ) -> Float[Tensor, ""]:
+        classes = classes_of(labels)
+        require_triplets(type(self).__name__, classes)
+        products = inner_products(embeddings, anchors)
+        _, negative = positive_pairs(labels, anchors)
+        exponents = products - products.gather(1, classes.positive(anchors).unsqueeze(1))
+        terms = log_one_plus_sum_exp(exponents, negative)
+        return torch.where(classes.size[anchors] > 1, terms, 0.0).sum() / len(labels)
+
+
+class MultiSimilarityLoss(Loss):
+    """Pairs mined and weighted by self- and relative similarity (Wang et al. 2019).
+
+    Kept are the negatives with s_an + ε > min_p s_ap and the positives with s_ap − ε < max_n s_an. An anchor that
+    loses either side contributes 0; the sum over anchors is divided by the number of rows.
+
+    Args:
+        epsilon: ε ≥ 0, the mining's slack.
+        threshold: λ, in similarities.
+        alpha: α > 0, the weight of positives.
+        beta: β > 0, the weight of negatives.
+    """
+
+    _shown = ("epsilon", "threshold", "alpha", "beta")
+
+    def __init__(self, epsilon: float = 0.1, threshold: float = 0.5, alpha: float = 2.0, beta: float = 40.0) -> None:
+        super().__init__()
+        require(epsilon >= 0, "epsilon", epsilon, "≥ 0")
+        require(-1 <= threshold <= 1, "threshold", threshold, "in [-1, 1]")
+        require(alpha > 0, "alpha", alpha, "> 0")
+        require(beta > 0, "beta", beta, "> 0")
+        self.epsilon = epsilon
+        self.threshold = threshold
+        self.alpha = alpha
+        self.beta = beta
+
+    def _share(
+        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
+    ) -> Float[Tensor, ""]:
+        require_triplets(type(self).__name__, classes_of(labels))
+        similarities = inner_products(directions(embeddings), anchors)
+        positive, negative = positive_pairs(labels, anchors)
+        with torch.no_grad():
+            farthest_positive = similarities.masked_fill(~positive, torch.inf).amin(1, keepdim=True)
+            nearest_negative = similarities.masked_fill(~negative, -torch.inf).amax(1, keepdim=True)
+            # Worded so that a NaN is kept, and seen.
+            positive &= ~(similarities - self.epsilon >= nearest_negative)
+            negative &= ~(similarities + self.epsilon <= farthest_positive)
+            has_both = positive.any(1) & negative.any(1)
+        above = similarities - self.threshold
+        at_positives = log_one_plus_sum_exp(-self.alpha * above, positive) / self.alpha
+        at_negatives = log_one_plus_sum_exp(self.beta * above, negative) / self.beta
+        return torch.where(has_both, at_positives + at_negatives, 0.0).sum() / len(labels)
+
+
+class LiftedStructureLoss(Loss):
+    """max(0, log Σ exp(m − d) + d_ap)² / 2, the sum over the negatives of a and of p (Oh Song et al. 2016).
+
+    d is the Euclidean distance, not squared; the mean over ordered positive pairs. A pair needs the negatives of
+    both of its ends, so that a share of the anchors still makes the distances of the whole batch.
+
+    Args:
+        margin: m ≥ 0, of distances.
+    """
+
+    _shown = ("margin",)
+
+    def __init__(self, margin: float = 1.0) -> None:
+        super().__init__()
+        require(margin >= 0, "margin", margin, "≥ 0")
+        self.margin = margin
+
+    def _share(
+        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
+    ) -> Float[Tensor, ""]:
+        classes = classes_of(labels)
+        require_triplets(type(self).__name__, classes)
+        distances = root(squared_distances(directions(embeddings)))
+        positive, negative = positive_pairs(labels)
+        repulsion = (self.margin - distances).masked_fill(~negative, -torch.inf).logsumexp(1)
+        pairs = torch.logaddexp(repulsion[anchors].unsqueeze(1), repulsion) + distances[anchors]
+        terms = pairs.clamp(min=0).square() / 2
+        return torch.where(positive[anchors], terms, 0.0).sum() / classes.num_positives.sum()
+
+
+class RankedListLoss(Loss):
+    """Positives are drawn within α − m, negatives pushed beyond α (Wang et al. 2019b); the mean over rows.
+
+    On Euclidean distances d, with weights w = exp(T_p (d − (α − m))) of the positives with d > α − m, and
+    w = exp(T_n (α − d)) of the negatives with d < α,
+
+        ℓ_a = (1 − λ) Σ_p w_ap (d_ap − (α − m)) / Σ_p w_ap + λ Σ_n w_an (α − d_an) / Σ_n w_an .
+
+    A side without such pairs contributes 0. The weights are part of what is differentiated.
+
+    Args:
+        margin: m, in [0, α].
+        alpha: α > 0, of distances.
+        negative_temperature: T_n ≥ 0; 0 weighs all alike.
+        positive_temperature: T_p ≥ 0; likewise.
+        imbalance: λ in [0, 1], the weight of the negatives.
+    """
+
+    _shown = ("margin", "alpha", "negative_temperature", "positive_temperature", "imbalance")
+
+    def __init__(
+        self,
+        margin: float = 0.4,
+        alpha: float = 1.2,
+        negative_temperature: float = 10.0,
+        positive_temperature: float = 0.0,
+        imbalance: float = 0.5,
+    ) -> None:
+        super().__init__()
+        require(alpha > 0, "alpha", alpha, "> 0")
+        require(0 <= margin <= alpha, "margin", margin, f"in [0, {alpha}]")
+        require(negative_temperature >= 0, "negative_temperature", negative_temperature, "≥ 0")
+        require(positive_temperature >= 0, "positive_temperature", positive_temperature, "≥ 0")
+        require(0 <= imbalance <= 1, "imbalance", imbalance, "in [0, 1]")
+        self.margin = margin
+        self.alpha = alpha
+        self.negative_temperature = negative_temperature
+        self.positive_temperature = positive_temperature
+        self.imbalance = imbalance
+
+    def _share(
+        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
+    ) -> Float[Tensor, ""]:
+        if len(labels) < 2:
+            raise ValueError(f"RankedListLoss needs a pair: the batch has {len(labels)} rows")
+        distances = root(squared_distances(directions(embeddings), anchors))
+        positive, negative = positive_pairs(labels, anchors)
+        too_far = distances - (self.alpha - self.margin)
+        too_near = self.alpha - distances
+        # Worded so that a NaN is kept, and seen.
+        pulled = _weighted_mean(too_far, positive & ~(too_far <= 0), self.positive_temperature)
+        pushed = _weighted_mean(too_near, negative & ~(too_near <= 0), self.negative_temperature)
+        return ((1 - self.imbalance) * pulled + self.imbalance * pushed).sum() / len(labels)
+
+
+def _weighted_mean(
+    values: Float[Tensor, "anchors batch"], counted: Bool[Tensor, "anchors batch"], temperature: float
+) -> Float[Tensor, " anchors"]:
+    """Σ e^{T v} v / Σ e^{T v} over the counted values v of each row; 0 where none is."""
+    # A finite number, not −∞: a row that counts nothing must have no NaN in its gradient.
+    smallest = torch.finfo(values.dtype).min
+    weights = (temperature * values).masked_fill(~counted, smallest).softmax(1)
+    return torch.where(counted, weights * values, 0.0).sum(1)

@@ -1,0 +1,118 @@
+"""log Σ_{k ≠ i} exp(z_ik) over inner products z = X Xᵀ, in memory that is linear in the number of rows.
+
+The matrix is made tile by tile and forgotten, and made again in the backward pass, which needs
+∂/∂z_ik = exp(z_ik − log Σ_i). Two forms:
+
+*All rows are anchors, and |z| is so bounded that exp(z) neither overflows nor vanishes:* no maximum is looked for,
+and since z is symmetric, a tile above the diagonal serves both its rows and its columns. This costs half of the
+matrix forward; backward, half of it again and one product with X for each half.
+
+*Else* (a worker's share of the anchors, or a very low temperature): a running log-sum-exp over each anchor's row.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+# A float32 tile of a CPU stays in a core's cache; on a GPU it is large enough to be worth its launches.
+CPU_TILE_ROWS = 512
+GPU_TILE_ROWS = 4096
+
+
+def log_sum_exp_of_others(
+    rows: Float[Tensor, "batch dim"], anchors: slice, largest_logit: float
+) -> Float[Tensor, " anchors"]:
+    """The log-sum-exp log Σ_{k ≠ i} exp(<x_i, x_k>) for each anchor i; −inf for a row that is alone.
+
+    Args:
+        rows: x, in float32 or float64.
+        anchors: a range of them with step 1.
+        largest_logit: a bound of |<x_i, x_k>|.
+    """
+    first, last, _ = anchors.indices(len(rows))
+    # Below this bound e^z and e^-z stay far from the ends of the exponent's range, and so do sums of them.
+    bounded = largest_logit < 0.45 * math.log(torch.finfo(rows.dtype).max)
+    if bounded and last - first == len(rows):
+        result = _SymmetricForm.apply(rows)
+    else:
+        result = _RowForm.apply(rows, first, last)
+    assert isinstance(result, Tensor)
+    return result
+
+
+class _SymmetricForm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        sums = rows.new_zeros(len(rows))
+        for above, left, tile in _upper_tiles(rows):
+            sums[above] += tile.sum(1)
+            if above != left:
+                sums[left] += tile.sum(0)
+        ctx.save_for_backward(rows, sums)
+        return sums.log()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        rows, sums = ctx.saved_tensors
+        weights = grad_outputs[0] / sums
+        grad = torch.zeros_like(rows)
+        for above, left, tile in _upper_tiles(rows):
+            # Entry (i, k) stands for itself and for (k, i).
+            tile.mul_(weights[above].unsqueeze(1) + weights[left])
+            grad[above].addmm_(tile, rows[left])
+            if above != left:
+                grad[left].addmm_(tile.T, rows[above])
+        return grad
+
+
+class _RowForm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, first: int, last: int) -> Tensor:
+        result = rows.new_full((last - first,), -torch.inf)
+        for own, _, logits in _row_tiles(rows, first, last):
+            result[own] = torch.logaddexp(result[own], logits.logsumexp(1))
+        ctx.save_for_backward(rows, result)
+        ctx.first, ctx.last = first, last
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        rows, result = ctx.saved_tensors
+        grad = torch.zeros_like(rows)
+        grad_anchors, anchors = grad[ctx.first : ctx.last], rows[ctx.first : ctx.last]
+        for own, others, logits in _row_tiles(rows, ctx.first, ctx.last):
+            weights = logits.sub_(result[own].unsqueeze(1)).exp_().mul_(grad_outputs[0][own].unsqueeze(1))
+            grad_anchors[own].addmm_(weights, rows[others])
+            grad[others].addmm_(weights.T, anchors[own])
+        return grad, None, None
+
+
+def _ranges(rows: Tensor, start: int, stop: int) -> Iterator[slice]:
+    step = CPU_TILE_ROWS if rows.device.type == "cpu" else GPU_TILE_ROWS
+    for first in range(start, stop, step):
+        yield slice(first, min(first + step, stop))
+
+
+def _upper_tiles(rows: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+    """exp(z) in tiles on and above the diagonal, on which it is 0."""
+    for above in _ranges(rows, 0, len(rows)):
+        for left in _ranges(rows, above.start, len(rows)):
+            tile = (rows[above] @ rows[left].T).exp_()
+            if above == left:
+                tile.fill_diagonal_(0)
+            yield above, left, tile
+
+
+def _row_tiles(rows: Tensor, first: int, last: int) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Tiles of z for the anchors `first` to `last`, −inf where a row meets itself; the first slice is of anchors."""
+    anchors = rows[first:last]
+    for own in _ranges(rows, 0, last - first):
+        for others in _ranges(rows, 0, len(rows)):
+            tile = anchors[own] @ rows[others].T
+            # The row i of the batch meets itself where the column is i - others.start.
+            tile.diagonal(first + own.start - others.start).fill_(-torch.inf)
+            yield own, others, tile

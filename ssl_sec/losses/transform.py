@@ -1,0 +1,214 @@
+"""The spherical feature transform: variety of one class, lent to another (Zhu, Bai and Wei 2020).
+
+With the centre μ of a row's class and μ' of another, the row x becomes a row of that other class:
+
+rotate       A x, with the rotation A in the plane of μ and μ' that takes the direction of μ to that of μ'   (Eq. 4)
+translate    x + μ' − μ before normalisation, projected back onto the sphere: SFT-d                          (Eq. 2)
+ftl          μ' + P (x − μ), with P the projection onto the principal axes that hold 95 % of the energy of
+             the batch's x − μ: feature transfer learning, as Zhu et al. reproduce it      (Yin et al. 2019)
+
+The loss becomes J(X) + λ J(X_gen)                                                                          (Eq. 10).
+"""
+
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from ssl_sec.losses.base import require
+from ssl_sec.losses.centres import move_centres
+from ssl_sec.losses.classes import classes_of
+from ssl_sec.losses.geometry import directions, in_full_precision, norms
+from ssl_sec.seeding import mix
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Rotations in planes, one for each row; the plane is spanned by the orthonormal `first` and `second`."""
+
+    first: Float[Tensor, "*batch dim"]
+    second: Float[Tensor, "*batch dim"]
+    cosine: Float[Tensor, "*batch 1"]
+    sine: Float[Tensor, "*batch 1"]
+
+    def __call__(self, rows: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        """A x of SFT's Eq. 4 for each row, in O(dim): the rows keep their norms."""
+        along_first = (self.first * rows).sum(-1, keepdim=True)
+        along_second = (self.second * rows).sum(-1, keepdim=True)
+        turned_first = (self.cosine - 1) * along_first - self.sine * along_second
+        turned_second = (self.cosine - 1) * along_second + self.sine * along_first
+        return rows + turned_first * self.first + turned_second * self.second
+
+
+def rotation(mean_from: Float[Tensor, "*batch dim"], mean_to: Float[Tensor, "*batch dim"]) -> Rotation:
+    """The rotation in the plane of two means that takes the direction of one to that of the other (SFT, Eq. 4).
+
+    Args:
+        mean_from: μ_1, of any norm; where it or μ_2 is 0, nothing is turned.
+        mean_to: μ_2. Where it is opposite to μ_1, the plane is not defined, and μ_1's axis is mirrored.
+    """
+    first, target = _unit(mean_from), _unit(mean_to)
+    cosine = (first * target).sum(-1, keepdim=True)
+    across = target - cosine * first
+    # Once more, for means that are nearly parallel: what rounding left of μ_1 would be blown up.
+    across = across - (across * first).sum(-1, keepdim=True) * first
+    sine = _length(across)
+    defined = (_length(first) > 0) & (_length(target) > 0)
+    return Rotation(
+        first=first,
+        second=torch.where(defined, _unit(across), 0.0),
+        cosine=torch.where(defined, cosine, 1.0),
+        sine=torch.where(defined, sine, 0.0),
+    )
+
+
+def _length(rows: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch 1"]:
+    return rows.square().sum(-1, keepdim=True).sqrt()
+
+
+def _unit(rows: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+    lengths = _length(rows)
+    return rows / torch.where(lengths == 0, 1.0, lengths)
+
+
+class SphericalFeatureTransform(nn.Module):
+    """Generates rows of other classes from the rows of a batch, around centres that follow the batches (SFT, Eq. 9).
+
+    *Balanced* scheme (no tail classes): every row becomes one of another class. The class is drawn evenly among the
+    others of the batch, so that the generated rows have positives also where the data set has thousands of classes.
+    A row stays what it is while its own or the drawn class has no centre yet.
+
+    *Unbalanced* scheme (tail classes given): every row of a head class becomes one of a tail class, drawn evenly
+    among all tail classes; rows of tail classes, and those without a centre, generate nothing. How many rows are
+    generated depends on the labels, so that a GPU is waited for once a step, and no static graph can be captured.
+
+    Args:
+        num_classes: n ≥ 2.
+        dim: of the embeddings.
+        mode: "rotate", "translate" (SFT-d) or "ftl".
+        tail_classes: the classes that are short of samples; None for the balanced scheme.
+        weight: λ ≥ 0, of the loss of the generated rows (Eq. 10).
+        energy: of the batch's variance that "ftl" transfers, in (0, 1].
+        seed: of the draws, which depend on it, the step and the row alone.
+    """
+
+    centres: Tensor
+    tail_classes: Tensor | None
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        mode: Literal["rotate", "translate", "ftl"] = "rotate",
+        tail_classes: Int64[Tensor, " tail"] | None = None,
+        weight: float = 0.2,
+        energy: float = 0.95,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        require(num_classes >= 2, "num_classes", num_classes, "≥ 2")
+        require(dim >= 1, "dim", dim, "≥ 1")
+        require(mode in ("rotate", "translate", "ftl"), "mode", repr(mode), "'rotate', 'translate' or 'ftl'")
+        require(weight >= 0, "weight", weight, "≥ 0")
+        require(0 < energy <= 1, "energy", energy, "in (0, 1]")
+        if tail_classes is not None:
+            allowed = f"one class or more in [0, {num_classes - 1}], not all"
+            inside = bool(((tail_classes >= 0) & (tail_classes < num_classes)).all())
+            listed = cast(list[int], tail_classes.tolist())  # pyright: ignore[reportUnknownMemberType]
+            require(inside and 0 < len(set(listed)) < num_classes, "tail_classes", listed, allowed)
+        self.mode = mode
+        self.weight = weight
+        self.energy = energy
+        self.seed = seed
+        self.register_buffer("centres", torch.zeros(num_classes, dim))
+        self.register_buffer("tail_classes", tail_classes, persistent=False)
+
+    def extra_repr(self) -> str:
+        """The values that define the transform."""
+        num_classes, dim = self.centres.shape
+        scheme = "balanced" if self.tail_classes is None else f"{len(self.tail_classes)} tail classes"
+        return f"num_classes={num_classes}, dim={dim}, mode={self.mode!r}, weight={self.weight}, {scheme}"
+
+    def forward(
+        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], step: int
+    ) -> tuple[Float[Tensor, "generated dim"], Int64[Tensor, " generated"]]:
+        """Generated rows and their labels; in training mode the centres move after they were used.
+
+        Args:
+            embeddings: raw rows of the global batch.
+            labels: 0 ≤ label < num_classes.
+            step: 0-based global step.
+        """
+        with torch.autocast(embeddings.device.type, enabled=False):
+            rows = in_full_precision(embeddings)
+            if self.tail_classes is None:
+                sources, targets, originals = labels, self._other_classes(labels, step), rows
+            else:
+                heads, targets = self._heads(labels, self.tail_classes, step)
+                sources, originals = labels[heads], rows[heads]
+            generated = self._transformed(originals, sources, targets, rows.detach(), labels)
+            if self.training:
+                move_centres(self.centres, self._as_centred(rows.detach()), labels)
+            return generated, targets
+
+    def _other_classes(self, labels: Int64[Tensor, " batch"], step: int) -> Int64[Tensor, " batch"]:
+        """A class for each row, drawn among the others of the batch; its own where either has no centre."""
+        classes = classes_of(labels)
+        num_classes = classes.number.max() + 1
+        shift = 1 + self._draws(labels, step) % (num_classes - 1).clamp(min=1)
+        label_of = torch.zeros_like(labels).scatter(0, classes.number, labels)
+        drawn = label_of[(classes.number + shift) % num_classes]
+        return torch.where(self._has_centre(labels) & self._has_centre(drawn), drawn, labels)
+
+    def _heads(
+        self, labels: Int64[Tensor, " batch"], tail_classes: Int64[Tensor, " tail"], step: int
+    ) -> tuple[Int64[Tensor, " generated"], Int64[Tensor, " generated"]]:
+        """The rows of head classes that can be lent, and the tail class drawn for each."""
+        drawn = tail_classes[self._draws(labels, step) % len(tail_classes)]
+        is_head = ~torch.isin(labels, tail_classes)
+        (heads,) = torch.nonzero(is_head & self._has_centre(labels) & self._has_centre(drawn), as_tuple=True)
+        return heads, drawn[heads]
+
+    def _draws(self, labels: Int64[Tensor, " batch"], step: int) -> Int64[Tensor, " batch"]:
+        """A number in [0, 2^63) for each row of the batch, a function of (seed, step, row) alone."""
+        rows = torch.arange(len(labels), device=labels.device)
+        return mix(mix(mix(torch.full_like(rows, self.seed)) + step) + rows) & 0x7FFFFFFFFFFFFFFF
+
+    def _has_centre(self, labels: Int64[Tensor, " batch"]) -> Bool[Tensor, " batch"]:
+        return self.centres[labels].any(1)
+
+    def _as_centred(self, rows: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
+        """The rows as the centres are meant: raw where they are translated before normalisation, else unit."""
+        return rows if self.mode == "translate" else directions(rows)
+
+    def _transformed(
+        self,
+        originals: Float[Tensor, "generated dim"],
+        sources: Int64[Tensor, " generated"],
+        targets: Int64[Tensor, " generated"],
+        rows: Float[Tensor, "batch dim"],
+        labels: Int64[Tensor, " batch"],
+    ) -> Float[Tensor, "generated dim"]:
+        centres = self.centres.to(rows.dtype)
+        mean_from, mean_to = centres[sources], centres[targets]
+        if self.mode == "rotate":
+            return rotation(mean_from, mean_to)(originals)
+        if self.mode == "translate":
+            return directions(originals + mean_to - mean_from) * norms(originals).unsqueeze(1)
+        residuals = (directions(rows) - centres[labels]) * self._has_centre(labels).unsqueeze(1)
+        axes = _principal_axes(residuals, self.energy)
+        unit = directions(originals)
+        translated = mean_to + (unit - mean_from) @ axes.T @ axes
+        return torch.where((sources == targets).unsqueeze(1), unit, translated)
+
+
+@torch.no_grad()
+def _principal_axes(residuals: Float[Tensor, "batch dim"], energy: float) -> Float[Tensor, "axes dim"]:
+    """The fewest principal axes that hold a share of the residuals' energy; the other axes are 0."""
+    # torch ships no type for it.
+    _, lengths, axes = cast(tuple[Tensor, Tensor, Tensor], torch.linalg.svd(residuals, full_matrices=False))  # pyright: ignore
+    squares = lengths.square()
+    before = squares.cumsum(0) - squares
+    return axes * (before < energy * squares.sum()).unsqueeze(1)

@@ -1,0 +1,122 @@
+"""The losses that the tests of the core run over, each with its slow loop."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from ssl_sec import losses
+from tests.losses import slow
+
+NUM_CLASSES = 6
+DIM = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A loss, its slow loop, and what holds of it.
+
+    Attributes:
+        make: builds it, from what it shares with its slow loop.
+        values: what both are given.
+        normalised: the rows' norms do not matter.
+        by_order: which row of a class is first matters.
+        of_classes: labels are classes 0 … NUM_CLASSES - 1 of the data.
+    """
+
+    name: str
+    make: Callable[..., losses.Loss]
+    terms: Callable[..., list[float]]
+    values: dict = field(default_factory=dict)
+    normalised: bool = True
+    by_order: bool = False
+    of_classes: bool = False
+
+    def build(self) -> losses.Loss:
+        torch.manual_seed(0)
+        if not self.of_classes:
+            return self.make(**self.values)
+        loss = self.make(NUM_CLASSES, DIM, **self.values).double()
+        for tensor in [*loss.parameters(), *loss.buffers()]:
+            if tensor.ndim:
+                tensor.data.normal_()
+        return loss.eval()
+
+    def slow_terms(self, loss, embeddings, labels) -> list[float]:
+        values = dict(self.values)
+        if self.of_classes:
+            values["centres" if self.name == "center" else "weight"] = next(
+                tensor.tolist() for tensor in [*loss.parameters(), *loss.buffers()] if tensor.ndim
+            )
+        if self.name == "normface" and "scale" not in values:
+            values["scale"] = loss.scale.item()
+        return self.terms(embeddings.tolist(), labels.tolist(), **values)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _pair(name, make, terms, normalised=True, by_order=False, **values):
+    return Case(name=name, make=make, terms=terms, values=values, normalised=normalised, by_order=by_order)
+
+
+def _class(name, make, terms, normalised=True, **values):
+    return Case(name=name, make=make, terms=terms, values=values, normalised=normalised, of_classes=True)
+
+
+PAIR_LOSSES = [
+    _pair("ntxent", losses.NTXentLoss, slow.ntxent, temperature=0.2),
+    _pair("contrastive", losses.ContrastiveLoss, slow.contrastive, margin=1.5),
+    _pair("triplet", losses.TripletLoss, slow.triplet, margin=0.4),
+    _pair("semihard", losses.SemihardTripletLoss, slow.semihard, margin=0.3),
+    _pair("npair_normalized", losses.NormalizedNPairLoss, slow.npair_normalized, by_order=True, scale=3.0),
+    _pair("npair", losses.NPairLoss, slow.npair, normalised=False, by_order=True),
+    _pair(
+        "multi_similarity",
+        losses.MultiSimilarityLoss,
+        slow.multi_similarity,
+        epsilon=0.1,
+        threshold=0.4,
+        alpha=2.0,
+        beta=10.0,
+    ),
+    _pair("lifted_structure", losses.LiftedStructureLoss, slow.lifted_structure, margin=1.0),
+    _pair(
+        "ranked_list",
+        losses.RankedListLoss,
+        slow.ranked_list,
+        margin=0.4,
+        alpha=1.2,
+        negative_temperature=10.0,
+        positive_temperature=2.0,
+        imbalance=0.3,
+    ),
+    _pair("angular", losses.AngularLoss, slow.angular, by_order=True, alpha_degrees=40.0),
+    _pair(
+        "npair_angular",
+        losses.NPairAngularLoss,
+        slow.npair_angular,
+        normalised=False,
+        by_order=True,
+        alpha_degrees=40.0,
+        weight=2.0,
+    ),
+]
+CLASS_LOSSES = [
+    _class("softmax", losses.SoftmaxLoss, slow.softmax, normalised=False),
+    _class("l2softmax", losses.L2SoftmaxLoss, slow.l2softmax, scale=3.0),
+    _class("normface", losses.NormFaceLoss, slow.normface),
+    _class("normface_fixed", losses.NormFaceLoss, slow.normface, scale=9.0),
+    _class("sphereface", losses.SphereFaceLoss, slow.sphereface, scale=6.0, margin=3),
+    _class("cosface", losses.CosFaceLoss, slow.cosface, scale=6.0, margin=0.35),
+    _class("arcface", losses.ArcFaceLoss, slow.arcface, scale=6.0, margin_radians=0.6),
+    _class("c_contrastive", losses.CContrastiveLoss, slow.c_contrastive, margin=1.5),
+    _class("c_triplet", losses.CTripletLoss, slow.c_triplet, margin=0.8),
+    _class("center", losses.CenterLoss, slow.center, normalised=False),
+]
+ALL_LOSSES = PAIR_LOSSES + CLASS_LOSSES
+
+
+def rows(count=12, dim=DIM, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, dim, generator=generator, dtype=torch.float64).to(dtype)

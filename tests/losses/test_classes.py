@@ -1,0 +1,36 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssl_sec.losses.classes import classes_of, positive_pairs
+
+
+@given(labels=st.lists(st.integers(-3, 5), min_size=1, max_size=12))
+def test_the_classes_are_those_of_a_search_row_by_row(labels):
+    classes = classes_of(torch.tensor(labels))
+    for row, label in enumerate(labels):
+        members = [other for other, its in enumerate(labels) if its == label]
+        assert classes.size[row] == len(members)
+        assert classes.occurrence[row] == members.index(row)
+        assert classes.first[row] == members[0]
+        assert classes.second[row] == members[min(1, len(members) - 1)]
+        assert classes.number[row] == sorted(set(labels)).index(label)
+        assert classes.num_positives[row] == len(members) - 1
+        assert classes.num_negatives[row] == len(labels) - len(members)
+        others = [other for other in members if other != row]
+        assert classes.positive(slice(None))[row] == (others[0] if others else row)
+
+
+def test_positives_of_a_range_of_anchors():
+    classes = classes_of(torch.tensor([7, 8, 7, 8, 7]))
+    assert classes.positive(slice(1, 5)).tolist() == [3, 0, 1, 0]
+
+
+@pytest.mark.parametrize("anchors", [slice(None), slice(0, 2), slice(2, 5), slice(3, 3)])
+def test_positives_share_the_label_and_no_row_is_its_own(anchors):
+    labels = [4, 9, 4, 4, 9]
+    positive, negative = positive_pairs(torch.tensor(labels), anchors)
+    numbers = range(5)[anchors]
+    assert positive.tolist() == [[labels[a] == labels[b] and a != b for b in range(5)] for a in numbers]
+    assert negative.tolist() == [[labels[a] != labels[b] for b in range(5)] for a in numbers]

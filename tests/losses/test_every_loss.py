@@ -1,0 +1,343 @@
+"""What holds of every loss of the core."""
+
+import inspect
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssl_sec import losses
+from tests.losses.cases import ALL_LOSSES, CLASS_LOSSES, DIM, PAIR_LOSSES, rows
+
+EVEN = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5])
+MIXED = torch.tensor([3, 0, 2, 0, 3, 3, 1, 2, 1, 0, 3, 1])
+LONELY = torch.tensor([3, 0, 2, 0, 3, 3, 1, 5, 1, 4, 3, 1])
+
+every = pytest.mark.parametrize("case", ALL_LOSSES, ids=str)
+every_pair = pytest.mark.parametrize("case", PAIR_LOSSES, ids=str)
+every_class = pytest.mark.parametrize("case", CLASS_LOSSES, ids=str)
+normalised = pytest.mark.parametrize("case", [case for case in ALL_LOSSES if case.normalised], ids=str)
+
+
+def label_sets(case):
+    return [EVEN, MIXED] if case.name == "ntxent" else [EVEN, MIXED, LONELY]
+
+
+def gradient(loss, embeddings, labels):
+    embeddings = embeddings.clone().requires_grad_()
+    return torch.autograd.grad(loss(embeddings, labels), embeddings)[0]
+
+
+@every
+def test_the_value_is_that_of_the_slow_loop(case):
+    for seed, labels in enumerate(label_sets(case)):
+        loss = case.build()
+        value = loss(rows(seed=seed), labels)
+        assert value.dtype == torch.float64
+        assert value.shape == ()
+        expected = sum(case.slow_terms(loss, rows(seed=seed), labels))
+        assert expected > 1e-3
+        assert value.item() == pytest.approx(expected, rel=1e-11)
+
+
+@pytest.mark.parametrize("case", PAIR_LOSSES, ids=str)
+@given(
+    sizes=st.lists(st.integers(2, 4), min_size=2, max_size=5),
+    lonely=st.integers(0, 2),
+    dim=st.integers(2, 6),
+    seed=st.integers(0, 10_000),
+)
+@settings(max_examples=25, deadline=None)
+def test_the_value_is_that_of_the_slow_loop_for_any_shape(case, sizes, lonely, dim, seed):
+    labels = [label for label, size in enumerate(sizes) for _ in range(size)]
+    if case.name != "ntxent":
+        labels += [100 + number for number in range(lonely)]
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    labels = torch.tensor(labels)[order]
+    loss, embeddings = case.build(), rows(len(labels), dim, seed)
+    expected = sum(case.slow_terms(loss, embeddings, labels))
+    assert loss(embeddings, labels).item() == pytest.approx(expected, rel=1e-10, abs=1e-13)
+
+
+@pytest.mark.parametrize("case", CLASS_LOSSES, ids=str)
+@given(labels=st.lists(st.integers(0, 5), min_size=1, max_size=10), seed=st.integers(0, 10_000))
+@settings(max_examples=25, deadline=None)
+def test_the_value_is_that_of_the_slow_loop_for_any_classes(case, labels, seed):
+    loss, embeddings, labels = case.build(), rows(len(labels), seed=seed), torch.tensor(labels)
+    expected = sum(case.slow_terms(loss, embeddings, labels))
+    assert loss(embeddings, labels).item() == pytest.approx(expected, rel=1e-10, abs=1e-13)
+
+
+@every
+@pytest.mark.parametrize("cuts", [(0, 12), (0, 1, 12), (0, 3, 6, 9, 12), (0, 5, 5, 12)])
+def test_the_shares_of_the_anchors_add_up_to_the_loss(case, cuts):
+    for labels in label_sets(case):
+        loss = case.build()
+        whole, parts = rows().requires_grad_(), rows().requires_grad_()
+        shares = [loss(parts, labels, anchors=slice(a, b)) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+        terms = case.slow_terms(loss, rows(), labels)
+        for share, start, stop in zip(shares, cuts[:-1], cuts[1:], strict=True):
+            assert share.item() == pytest.approx(sum(terms[start:stop]), rel=1e-10, abs=1e-14)
+        sum(shares).backward()
+        loss(whole, labels).backward()
+        torch.testing.assert_close(parts.grad, whole.grad, rtol=1e-10, atol=1e-14)
+
+
+@every
+def test_the_gradient_is_that_of_finite_differences(case):
+    for labels in label_sets(case):
+        loss = case.build()
+        names = [name for name, _ in loss.named_parameters()]
+
+        def value(embeddings, *parameters, loss=loss, names=names, labels=labels):
+            return torch.func.functional_call(loss, dict(zip(names, parameters, strict=True)), (embeddings, labels))
+
+        parameters = [p.detach().clone().requires_grad_() for p in loss.parameters()]
+        assert torch.autograd.gradcheck(value, (rows().requires_grad_(), *parameters))
+
+
+@every
+def test_the_order_of_rows_changes_nothing(case):
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
+    labels = MIXED[order]
+    if case.by_order:  # the rows of a class keep their order
+        order = order.clone()
+        for label in labels.unique():
+            order[labels == label] = order[labels == label].sort().values
+    loss = case.build()
+    assert loss(rows()[order], MIXED[order]).item() == pytest.approx(loss(rows(), MIXED).item(), rel=1e-12)
+
+
+@normalised
+def test_the_scale_of_each_row_changes_nothing(case):
+    scale = torch.logspace(-4, 4, 12, dtype=torch.float64)[:, None]
+    loss = case.build()
+    assert loss(scale * rows(), MIXED).item() == pytest.approx(loss(rows(), MIXED).item(), rel=1e-11)
+
+
+@pytest.mark.parametrize("case", [case for case in ALL_LOSSES if not case.normalised], ids=str)
+def test_the_scale_matters_where_the_rows_are_raw(case):
+    loss = case.build()
+    assert loss(2 * rows(), MIXED).item() != pytest.approx(loss(rows(), MIXED).item(), rel=1e-2)
+
+
+@every
+def test_a_rotation_of_the_space_changes_nothing(case):
+    turn, _ = torch.linalg.qr(rows(DIM, DIM, seed=2))
+    loss = case.build()
+    before = loss(rows(), MIXED).item()
+    for tensor in [*loss.parameters(), *loss.buffers()]:
+        if tensor.ndim:
+            tensor.data = tensor.data @ turn
+    assert loss(rows() @ turn, MIXED).item() == pytest.approx(before, rel=1e-12)
+
+
+@every_pair
+def test_new_names_for_the_classes_change_nothing(case):
+    loss = case.build()
+    assert loss(rows(), 7 * MIXED + 100).item() == loss(rows(), MIXED).item()
+
+
+@normalised
+def test_the_gradient_is_orthogonal_to_the_embedding_and_falls_with_its_norm(case):
+    """SEC, Proposition 1 and Eq. 4."""
+    loss = case.build()
+    at_rows = gradient(loss, rows(), MIXED)
+    assert at_rows.norm() > 1e-3
+    assert (at_rows * rows()).sum(1).abs().max() < 1e-15
+    torch.testing.assert_close(gradient(loss, 10 * rows(), MIXED), at_rows / 10, rtol=1e-9, atol=1e-14)
+
+
+def degenerate():
+    some, one_class, doubled = rows(), rows(), rows()
+    some[[0, 4]] = 0
+    one_class[MIXED == 3] = 0
+    doubled[[1, 3]] = rows()[9]  # of one class
+    doubled[[2, 6]] = rows()[0]  # of three classes
+    return {
+        "a zero row": some,
+        "a class of zero rows": one_class,
+        "all rows zero": torch.zeros_like(some),
+        "equal rows": doubled,
+        "all rows equal": rows(1).expand(12, -1).clone(),
+        "opposite rows": torch.where((MIXED == 3)[:, None], -rows(1), rows(1)),
+        "tiny rows": 1e-20 * rows(),
+    }
+
+
+@every
+@pytest.mark.parametrize("kind", degenerate())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_degenerate_rows_give_a_finite_value_and_gradient(case, kind, dtype):
+    loss = case.build().to(dtype)
+    embeddings = degenerate()[kind].to(dtype).requires_grad_()
+    value = loss(embeddings, MIXED)
+    value.backward()
+    assert value.isfinite()
+    assert embeddings.grad.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in loss.parameters())
+
+
+@every
+def test_a_row_that_is_not_a_number_is_not_hidden(case):
+    embeddings = rows()
+    embeddings[0] = math.nan
+    assert case.build()(embeddings, MIXED).isnan()
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_it_computes_in_single_precision_under_autocast(case, dtype):
+    labels = EVEN.repeat(4)
+    embeddings = rows(48).to(dtype)
+    loss = case.build().float()
+    expected = case.build()
+    expected.load_state_dict({name: tensor.double() for name, tensor in loss.state_dict().items()})
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = loss(embeddings, labels)
+    assert value.dtype == torch.float32
+    assert value.item() == pytest.approx(expected(embeddings.double(), labels).item(), rel=1e-5)
+
+
+@every
+def test_half_precision_rows_have_a_gradient_in_half_precision(case):
+    embeddings = rows().bfloat16().requires_grad_()
+    loss = case.build().float()
+    loss(embeddings, MIXED).backward()
+    assert embeddings.grad.dtype == torch.bfloat16
+    assert embeddings.grad.isfinite().all()
+
+
+NEED_BOTH = [case for case in PAIR_LOSSES if case.name not in {"ntxent", "contrastive", "ranked_list"}]
+
+
+@pytest.mark.parametrize("case", NEED_BOTH, ids=str)
+def test_a_batch_without_negatives_is_refused(case):
+    with pytest.raises(ValueError, match=f"^{type(case.build()).__name__[:4]}.* needs a negative: "):
+        case.build()(rows(), torch.full((12,), 7))
+
+
+@pytest.mark.parametrize("case", NEED_BOTH, ids=str)
+def test_a_batch_without_positives_is_refused(case):
+    with pytest.raises(ValueError, match=f"^{type(case.build()).__name__[:4]}.* needs a positive: "):
+        case.build()(rows(), torch.arange(12))
+
+
+@pytest.mark.parametrize("case", PAIR_LOSSES, ids=str)
+def test_a_single_row_is_refused(case):
+    with pytest.raises(ValueError, match=" needs a "):
+        case.build()(rows(1), torch.tensor([0]))
+
+
+@pytest.mark.parametrize("name", ["contrastive", "ranked_list"])
+@pytest.mark.parametrize("labels", [torch.full((12,), 7), torch.arange(12)])
+def test_a_loss_over_pairs_takes_a_batch_of_only_positives_or_only_negatives(name, labels):
+    (case,) = [case for case in PAIR_LOSSES if case.name == name]
+    value = case.build()(rows(), labels).item()
+    assert value == pytest.approx(sum(case.slow_terms(case.build(), rows(), labels)), rel=1e-12)
+    assert value > 0
+
+
+@every_class
+@pytest.mark.parametrize("label", [-1, 6])
+def test_a_label_that_is_no_class_is_named(case, label):
+    labels = MIXED.clone()
+    labels[3] = label
+    with pytest.raises(ValueError, match=rf"has 6 classes: found label {label}, must be in \[0, 5\]"):
+        case.build()(rows(), labels)
+
+
+@every_class
+@pytest.mark.parametrize(("count", "dim"), [(12, 4), (0, 5)])
+def test_rows_of_another_dim_or_none_are_refused(case, count, dim):
+    with pytest.raises(ValueError, match=rf"needs rows of dim 5: the batch is \[{count}, {dim}\]"):
+        case.build()(rows(count, dim), torch.zeros(count, dtype=torch.int64))
+
+
+# Names and defaults of the papers, which experiments rely on.
+DEFAULTS = {
+    losses.NTXentLoss: {"temperature": 0.5},
+    losses.ContrastiveLoss: {"margin": 1.0},
+    losses.TripletLoss: {"margin": 1.0},
+    losses.SemihardTripletLoss: {"margin": 0.2},
+    losses.NormalizedNPairLoss: {"scale": 25.0},
+    losses.NPairLoss: {},
+    losses.MultiSimilarityLoss: {"epsilon": 0.1, "threshold": 0.5, "alpha": 2.0, "beta": 40.0},
+    losses.LiftedStructureLoss: {"margin": 1.0},
+    losses.RankedListLoss: {
+        "margin": 0.4,
+        "alpha": 1.2,
+        "negative_temperature": 10.0,
+        "positive_temperature": 0.0,
+        "imbalance": 0.5,
+    },
+    losses.AngularLoss: {"alpha_degrees": 45.0},
+    losses.NPairAngularLoss: {"alpha_degrees": 45.0, "weight": 2.0},
+    losses.SphereFaceLoss: {"scale": 64.0, "margin": 3},
+    losses.CosFaceLoss: {"scale": 64.0, "margin": 0.35},
+    losses.ArcFaceLoss: {"scale": 64.0, "margin_radians": 0.45},
+    losses.CContrastiveLoss: {"margin": 1.0},
+    losses.CTripletLoss: {"margin": 0.8},
+}
+
+
+@pytest.mark.parametrize("loss", DEFAULTS, ids=lambda loss: loss.__name__)
+def test_the_defaults_are_the_papers(loss):
+    parameters = inspect.signature(loss).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+    assert defaults == DEFAULTS[loss]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: losses.NTXentLoss(0.0), "temperature: found 0.0, must be > 0"),
+        (lambda: losses.NTXentLoss(math.nan), "temperature: found nan, must be > 0"),
+        (lambda: losses.ContrastiveLoss(-0.1), "margin: found -0.1, must be ≥ 0"),
+        (lambda: losses.TripletLoss(-0.1), "margin: found -0.1, must be ≥ 0"),
+        (lambda: losses.SemihardTripletLoss(-0.1), "margin: found -0.1, must be ≥ 0"),
+        (lambda: losses.NormalizedNPairLoss(0.0), "scale: found 0.0, must be > 0"),
+        (lambda: losses.MultiSimilarityLoss(epsilon=-0.1), "epsilon: found -0.1, must be ≥ 0"),
+        (lambda: losses.MultiSimilarityLoss(threshold=1.5), "threshold: found 1.5, must be in [-1, 1]"),
+        (lambda: losses.MultiSimilarityLoss(alpha=0.0), "alpha: found 0.0, must be > 0"),
+        (lambda: losses.MultiSimilarityLoss(beta=0.0), "beta: found 0.0, must be > 0"),
+        (lambda: losses.LiftedStructureLoss(-0.1), "margin: found -0.1, must be ≥ 0"),
+        (lambda: losses.RankedListLoss(alpha=0.0), "alpha: found 0.0, must be > 0"),
+        (lambda: losses.RankedListLoss(margin=1.5), "margin: found 1.5, must be in [0, 1.2]"),
+        (lambda: losses.RankedListLoss(negative_temperature=-1.0), "negative_temperature: found -1.0, must be ≥ 0"),
+        (lambda: losses.RankedListLoss(positive_temperature=-1.0), "positive_temperature: found -1.0, must be ≥ 0"),
+        (lambda: losses.RankedListLoss(imbalance=1.1), "imbalance: found 1.1, must be in [0, 1]"),
+        (lambda: losses.AngularLoss(90.0), "alpha_degrees: found 90.0, must be in (0, 90)"),
+        (lambda: losses.AngularLoss(0.0), "alpha_degrees: found 0.0, must be in (0, 90)"),
+        (lambda: losses.NPairAngularLoss(weight=-1.0), "weight: found -1.0, must be ≥ 0"),
+        (lambda: losses.SoftmaxLoss(1, 5), "num_classes: found 1, must be ≥ 2"),
+        (lambda: losses.SoftmaxLoss(5, 0), "dim: found 0, must be ≥ 1"),
+        (lambda: losses.L2SoftmaxLoss(5, 5, scale=0.0), "scale: found 0.0, must be > 0"),
+        (lambda: losses.NormFaceLoss(5, 5, scale=-1.0), "scale: found -1.0, must be > 0, or None to learn it"),
+        (
+            lambda: losses.NormFaceLoss(5, 5, reachable_loss=2.0),
+            "reachable_loss: found 2.0, must be in (0, 1.609)",
+        ),
+        (lambda: losses.SphereFaceLoss(5, 5, margin=0), "margin: found 0, must be ≥ 1"),
+        (lambda: losses.CosFaceLoss(5, 5, scale=0.0), "scale: found 0.0, must be > 0"),
+        (lambda: losses.CosFaceLoss(5, 5, margin=-0.1), "margin: found -0.1, must be ≥ 0"),
+        (lambda: losses.ArcFaceLoss(5, 5, margin_radians=4.0), "margin_radians: found 4.0, must be in [0, π)"),
+        (lambda: losses.CContrastiveLoss(5, 5, margin=-0.1), "margin: found -0.1, must be ≥ 0"),
+        (lambda: losses.CTripletLoss(5, 5, margin=-0.1), "margin: found -0.1, must be ≥ 0"),
+    ],
+)
+def test_a_value_outside_its_range_is_refused(make, message):
+    with pytest.raises(ValueError) as caught:
+        make()
+    assert str(caught.value) == message
+
+
+def test_what_defines_a_loss_is_shown():
+    assert repr(losses.NTXentLoss()) == "NTXentLoss(temperature=0.5)"
+    shown = "MultiSimilarityLoss(epsilon=0.1, threshold=0.5, alpha=2.0, beta=40.0)"
+    assert repr(losses.MultiSimilarityLoss()) == shown
+    assert repr(losses.NormFaceLoss(10, 5)) == "NormFaceLoss(num_classes=10, dim=5, scale=learned)"
+    assert repr(losses.NormFaceLoss(10, 5, scale=30.0)) == "NormFaceLoss(num_classes=10, dim=5, scale=30.0)"
+    assert repr(losses.ArcFaceLoss(10, 5)) == ("ArcFaceLoss(num_classes=10, dim=5, scale=64.0, margin_radians=0.45)")

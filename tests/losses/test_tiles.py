@@ -1,0 +1,55 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssl_sec.losses import tiles
+from tests.losses.cases import rows
+
+BOUNDED, UNBOUNDED = 30.0, 1e6
+
+
+def at_once(x, anchors):
+    products = x @ x.T
+    return products.masked_fill(torch.eye(len(x), dtype=torch.bool), -torch.inf).logsumexp(1)[anchors]
+
+
+@given(
+    count=st.integers(2, 23),
+    tile=st.integers(1, 25),
+    cut=st.tuples(st.integers(0, 23), st.integers(0, 23)),
+    bound=st.sampled_from([BOUNDED, UNBOUNDED]),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=100, deadline=None)
+def test_value_and_gradient_are_those_of_the_whole_matrix(count, tile, cut, bound, seed):
+    anchors = slice(min(cut), min(max(cut), count))
+    anchors = slice(min(anchors.start, anchors.stop), anchors.stop)
+    ours, theirs = rows(count, seed=seed).requires_grad_(), rows(count, seed=seed).requires_grad_()
+    weights = torch.linspace(-1, 2, count, dtype=torch.float64)[anchors]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiles, "CPU_TILE_ROWS", tile)
+        sums = tiles.log_sum_exp_of_others(ours, anchors, bound)
+        (sums * weights).sum().backward()
+    expected = at_once(theirs, anchors)
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(sums, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("bound", [BOUNDED, UNBOUNDED])
+def test_all_anchors_may_be_asked_for_in_any_way(bound):
+    expected = at_once(rows(9), slice(None))
+    for anchors in (slice(None), slice(0, 9), slice(0, 100)):
+        torch.testing.assert_close(tiles.log_sum_exp_of_others(rows(9), anchors, bound), expected)
+
+
+def test_a_row_that_is_alone_has_no_others():
+    for bound in (BOUNDED, UNBOUNDED):
+        assert tiles.log_sum_exp_of_others(rows(1), slice(None), bound).tolist() == [-torch.inf]
+
+
+def test_half_of_the_matrix_is_made_where_all_rows_are_anchors(monkeypatch):
+    monkeypatch.setattr(tiles, "CPU_TILE_ROWS", 4)
+    made = [(above.start, left.start) for above, left, _ in tiles._upper_tiles(rows(12))]
+    assert made == [(0, 0), (0, 4), (0, 8), (4, 4), (4, 8), (8, 8)]
