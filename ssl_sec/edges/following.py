@@ -160,7 +160,7 @@ class Progress:
         return epoch is None or epoch % 10 == 0
 
     def _epoch(self) -> float:
-        return self._shown.get("train/epoch", self._shown.get("probe/epoch", 0.0))
+        return float(self._shown.get("train/epoch", self._shown.get("probe/epoch", 0.0)))
 
     def _figures(self, metrics: dict[str, float]) -> list[str]:
         names = {

@@ -7,6 +7,8 @@ With n_j rows x_i of class j in the batch, the centre of that class moves by
 and the others stay. A centre starts at 0 and is 0 until its class is first seen.
 """
 
+from typing import cast
+
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -32,3 +34,22 @@ def move_centres(
     own = centres[labels]
     # Rows of one class write the same value.
     centres.index_copy_(0, labels, own - (size * own - sums) / (1 + size))
+
+
+def snapshot(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """What was read from a buffer that moves in the same step, safe in a compiled graph.
+
+    A compiled backward pass may read the buffer again instead of keeping what was read, and then finds it moved:
+    silently wrong gradients (pytorch/pytorch#197039). It never runs an operator again that it does not know.
+    """
+    return cast(Tensor, _copied(values)) if torch.compiler.is_compiling() else values
+
+
+@torch.library.custom_op("ssl_sec::snapshot", mutates_args=())
+def _copied(values: torch.Tensor) -> torch.Tensor:
+    return values.clone()
+
+
+@_copied.register_fake  # pyright: ignore[reportUnknownMemberType]
+def _like(values: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(values)

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ssl_sec.losses.centres import snapshot
 from ssl_sec.losses.geometry import norms
 
 
@@ -71,5 +72,5 @@ class SphericalConstraint(nn.Module):
         if self.training:
             self.mean_norm.copy_(moved)
             self.started.fill_(True)
-            return moved.to(lengths.dtype)
+            return snapshot(moved).to(lengths.dtype)
         return torch.where(self.started, self.mean_norm, mean.double()).to(lengths.dtype)

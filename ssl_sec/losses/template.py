@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ssl_sec.losses.base import Loss, require
-from ssl_sec.losses.centres import move_centres
+from ssl_sec.losses.centres import move_centres, snapshot
 from ssl_sec.losses.classes import can_look
 from ssl_sec.losses.geometry import directions, in_full_precision, root
 
@@ -338,4 +338,4 @@ class CenterLoss(_ClassLoss):
     def _terms(
         self, rows: Float[Tensor, "anchors dim"], labels: Int64[Tensor, " anchors"]
     ) -> Float[Tensor, " anchors"]:
-        return (rows - self.centres[labels]).square().sum(1) / 2
+        return (rows - snapshot(self.centres[labels])).square().sum(1) / 2

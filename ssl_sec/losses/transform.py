@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from ssl_sec.losses.base import require
-from ssl_sec.losses.centres import move_centres
+from ssl_sec.losses.centres import move_centres, snapshot
 from ssl_sec.losses.classes import classes_of
 from ssl_sec.losses.geometry import directions, in_full_precision, norms
 from ssl_sec.seeding import mix
@@ -176,8 +176,11 @@ class SphericalFeatureTransform(nn.Module):
         rows = torch.arange(len(labels), device=labels.device)
         return mix(mix(mix(torch.full_like(rows, self.seed)) + step) + rows) & 0x7FFFFFFFFFFFFFFF
 
-    def _has_centre(self, labels: Int64[Tensor, " batch"]) -> Bool[Tensor, " batch"]:
-        return self.centres[labels].any(1)
+    def _has_centre(self, labels: Int64[Tensor, " rows"]) -> Bool[Tensor, " rows"]:
+        return self._centre_of(labels).any(1)
+
+    def _centre_of(self, labels: Int64[Tensor, " rows"]) -> Float[Tensor, "rows dim"]:
+        return snapshot(self.centres[labels])
 
     def _as_centred(self, rows: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
         """The rows as the centres are meant: raw where they are translated before normalisation, else unit."""
@@ -191,13 +194,13 @@ class SphericalFeatureTransform(nn.Module):
         rows: Float[Tensor, "batch dim"],
         labels: Int64[Tensor, " batch"],
     ) -> Float[Tensor, "generated dim"]:
-        centres = self.centres.to(rows.dtype)
-        mean_from, mean_to = centres[sources], centres[targets]
+        mean_from, mean_to = (self._centre_of(ends).to(rows.dtype) for ends in (sources, targets))
         if self.mode == "rotate":
             return rotation(mean_from, mean_to)(originals)
         if self.mode == "translate":
             return directions(originals + mean_to - mean_from) * norms(originals).unsqueeze(1)
-        residuals = (directions(rows) - centres[labels]) * self._has_centre(labels).unsqueeze(1)
+        own = self._centre_of(labels).to(rows.dtype)
+        residuals = (directions(rows) - own) * own.any(1, keepdim=True)
         axes = _principal_axes(residuals, self.energy)
         unit = directions(originals)
         translated = mean_to + (unit - mean_from) @ axes.T @ axes

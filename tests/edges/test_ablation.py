@@ -21,7 +21,7 @@ def test_arms_and_seeds_make_one_table(quick, tmp_path: Path):
     assert len(results["random"]) == len(results["sec"]) == 2
     assert "train/loss" in results["sec"][0]
     assert "train/loss" not in results["random"][0]
-    assert results["sec"][0]["probe/top1"] != results["sec"][1]["probe/top1"]
+    assert results["sec"][0]["train/loss"] != results["sec"][1]["train/loss"]
 
 
 def test_an_unknown_arm_is_refused_before_anything_runs(quick, tmp_path: Path):
