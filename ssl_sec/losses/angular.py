@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ssl_sec.losses.base import Loss, log_one_plus_sum_exp, require, require_triplets
-from ssl_sec.losses.classes import classes_of, positive_pairs
+from ssl_sec.losses.classes import classes_of, negative_pairs
 from ssl_sec.losses.geometry import directions
 from ssl_sec.losses.pair import NPairLoss
 
@@ -42,8 +42,8 @@ class AngularLoss(Loss):
         require_triplets(type(self).__name__, classes)
         squared_tangent = math.tan(math.radians(self.alpha_degrees)) ** 2
         unit = directions(embeddings)
-        own, positives = unit[anchors], unit[classes.positive(anchors)]
-        _, negative = positive_pairs(labels, anchors)
+        own, positives = unit[anchors], unit[classes.positive[anchors]]
+        negative = negative_pairs(labels, anchors)
         at_positives = (own * positives).sum(1, keepdim=True)
         exponents = 4 * squared_tangent * ((own + positives) @ unit.T) - 2 * (1 + squared_tangent) * at_positives
         terms = log_one_plus_sum_exp(exponents, negative)

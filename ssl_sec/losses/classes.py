@@ -18,16 +18,20 @@ class Classes:
     Attributes:
         size: rows of the row's class, itself counted.
         occurrence: how many rows of its class stand before it.
-        first: the first row of its class.
-        second: the second, or the first where the class has one row.
-        number: of its class among those of the batch, from 0, in the order of the labels.
+        start: where its class starts in `order`.
+        order: the rows, class by class in the order of the labels, and within a class as they stand.
     """
 
     size: Int64[Tensor, " batch"]
     occurrence: Int64[Tensor, " batch"]
-    first: Int64[Tensor, " batch"]
-    second: Int64[Tensor, " batch"]
-    number: Int64[Tensor, " batch"]
+    start: Int64[Tensor, " batch"]
+    order: Int64[Tensor, " batch"]
+
+    @property
+    def number(self) -> Int64[Tensor, " batch"]:
+        """Of the row's class among those of the batch, from 0, in the order of the labels."""
+        is_first = torch.zeros_like(self.start).scatter(0, self.start, 1)
+        return (is_first.cumsum(0) - 1)[self.start]
 
     @property
     def num_positives(self) -> Int64[Tensor, " batch"]:
@@ -39,28 +43,25 @@ class Classes:
         """Rows of other classes."""
         return len(self.size) - self.size
 
-    def positive(self, anchors: slice) -> Int64[Tensor, " anchors"]:
-        """The first other row of each anchor's class; the anchor itself where it is alone."""
-        return torch.where(self.occurrence == 0, self.second, self.first)[anchors]
+    @property
+    def positive(self) -> Int64[Tensor, " batch"]:
+        """The first other row of the row's class; the row itself where it is alone."""
+        return self.order[self.start + ((self.occurrence == 0) & (self.size > 1))]
+
+    def next(self, steps: int) -> Int64[Tensor, " batch"]:
+        """The row that stands so many places after the row in its class, around its end; steps < size."""
+        return self.order[self.start + (self.occurrence + steps) % self.size]
 
 
 def classes_of(labels: Int64[Tensor, " batch"]) -> Classes:
     """The classes of a batch."""
     in_order, order = labels.sort(stable=True)
-    start = torch.searchsorted(in_order, in_order)
-    size = torch.searchsorted(in_order, in_order, right=True) - start
-    occurrence = torch.arange(len(labels), device=labels.device) - start
-    number = (occurrence == 0).cumsum(0) - 1
-    second = start + (size > 1)
-    # Sorted position -> row.
-    rows = torch.empty_like(order).scatter(0, order, torch.arange(len(labels), device=labels.device))
-    return Classes(
-        size=size[rows],
-        occurrence=occurrence[rows],
-        first=order[start][rows],
-        second=order[second][rows],
-        number=number[rows],
-    )
+    start = torch.searchsorted(in_order, labels)
+    size = torch.searchsorted(in_order, labels, right=True) - start
+    # Where each row stands in the order.
+    positions = torch.arange(len(labels), device=labels.device)
+    occurrence = torch.empty_like(order).scatter(0, order, positions) - start
+    return Classes(size=size, occurrence=occurrence, start=start, order=order)
 
 
 def positive_pairs(
@@ -76,8 +77,13 @@ def positive_pairs(
         `positive` and `negative`, both [anchors, batch].
     """
     rows = torch.arange(len(labels), device=labels.device)
-    same = labels[anchors].unsqueeze(1) == labels
-    return same & (rows[anchors].unsqueeze(1) != rows), ~same
+    negative = negative_pairs(labels, anchors)
+    return ~negative & (rows[anchors].unsqueeze(1) != rows), negative
+
+
+def negative_pairs(labels: Int64[Tensor, " batch"], anchors: slice = slice(None)) -> Bool[Tensor, "anchors batch"]:
+    """Which rows are of another class than an anchor."""
+    return labels[anchors].unsqueeze(1) != labels
 
 
 def can_look(labels: Tensor) -> bool:

@@ -23,11 +23,29 @@ def norms(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, " batch"]:
     return torch.linalg.vector_norm(in_full_precision(embeddings), dim=1)  # pyright: ignore
 
 
+class _Directions(torch.autograd.Function):
+    """f̂ with its gradient (g − f̂ <f̂, g>) / ‖f‖ (SEC, Eq. 11), in half of the passes that autograd would make."""
+
+    @staticmethod
+    def forward(ctx: Any, embeddings: Tensor) -> Tensor:
+        lengths = norms(embeddings).unsqueeze(1)
+        lengths = torch.where(lengths == 0, 1.0, lengths)
+        unit = embeddings / lengths
+        ctx.save_for_backward(unit, lengths)
+        return unit
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        unit, lengths = ctx.saved_tensors
+        along = (unit * grad_outputs[0]).sum(1, keepdim=True)
+        return torch.addcmul(grad_outputs[0], unit, along, value=-1).div_(lengths)
+
+
 def directions(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
     """Rows of unit norm; a zero row stays zero."""
-    embeddings = in_full_precision(embeddings)
-    lengths = norms(embeddings)
-    return embeddings / torch.where(lengths == 0, 1.0, lengths).unsqueeze(1)
+    unit = _Directions.apply(in_full_precision(embeddings))
+    assert isinstance(unit, Tensor)
+    return unit
 
 
 class _InnerProducts(torch.autograd.Function):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssl_sec import losses
+from ssl_sec.losses import pair
 from tests.losses.cases import ALL_LOSSES, CLASS_LOSSES, DIM, PAIR_LOSSES, rows
 
 EVEN = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5])
@@ -59,6 +60,23 @@ def test_the_value_is_that_of_the_slow_loop_for_any_shape(case, sizes, lonely, d
     loss, embeddings = case.build(), rows(len(labels), dim, seed)
     expected = sum(case.slow_terms(loss, embeddings, labels))
     assert loss(embeddings, labels).item() == pytest.approx(expected, rel=1e-10, abs=1e-13)
+
+
+@given(seed=st.integers(0, 10_000), cut=st.integers(0, 14))
+@settings(max_examples=30, deadline=None)
+def test_triplets_are_counted_alike_by_a_sort_and_one_by_one(seed, cut):
+    labels = torch.tensor([0, 1, 1, 2, 2, 2, 3, 3, 3, 3, 3, 1, 0, 4])
+    (case,) = [case for case in PAIR_LOSSES if case.name == "triplet"]
+    outcomes = []
+    for most in (0, 100):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pair, "FEW_POSITIVES", most)
+            embeddings = rows(14, seed=seed).requires_grad_()
+            share = case.build()(embeddings, labels, anchors=slice(cut, 14))
+            outcomes.append((share.item(), torch.autograd.grad(share, embeddings)[0]))
+    torch.testing.assert_close(outcomes[0], outcomes[1], rtol=1e-12, atol=1e-14)
+    expected = sum(case.slow_terms(None, rows(14, seed=seed), labels)[cut:])
+    assert outcomes[0][0] == pytest.approx(expected, rel=1e-11, abs=1e-14)
 
 
 @pytest.mark.parametrize("case", CLASS_LOSSES, ids=str)

@@ -113,6 +113,18 @@ def test_lifted_structure():
     agree(losses.LiftedStructureLoss(1.0), peers.LiftedStructureLoss(1.0, distance=EUCLIDEAN, reducer=ALL), LABELS)
 
 
+def test_ranked_list():
+    """The peer adds 1e-5 to each weight of a row."""
+    ours = losses.RankedListLoss(0.4, 1.2, negative_temperature=4.0, imbalance=0.3)
+    theirs = peers.RankedListLoss(0.4, 4.0, imbalance=0.3, alpha=1.2)
+    first, second = rows(12, 16).requires_grad_(), rows(12, 16).requires_grad_()
+    value, oracle = ours(first, LABELS), theirs(second, LABELS)
+    assert value.item() == pytest.approx(oracle.item(), rel=3e-4)
+    value.backward()
+    oracle.backward()
+    torch.testing.assert_close(first.grad, second.grad, rtol=0, atol=1e-3 * first.grad.abs().max().item())
+
+
 def test_angular():
     """The peer leaves the negatives as they are; given unit rows, and two of a class, it is ours."""
 

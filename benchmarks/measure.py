@@ -1,0 +1,135 @@
+"""Time and memory of functions that take turns, and the machine they ran on."""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def in_turn(
+    functions: Mapping[str, Callable[[], object]], rounds: int, calls: int = 1, warm_up: bool = True
+) -> dict[str, list[float]]:
+    """Seconds a call, for each round; within a round each function has its turn, so that drift hits all alike.
+
+    Args:
+        functions: by name.
+        rounds: how often each has its turn.
+        calls: of one turn.
+        warm_up: whether each is called once before.
+    """
+    if warm_up:
+        for function in functions.values():
+            function()
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            _wait()
+            start = time.perf_counter()
+            for _ in range(calls):
+                function()
+            _wait()
+            seconds[name].append((time.perf_counter() - start) / calls)
+    return seconds
+
+
+def ratio(peer: list[float], ours: list[float]) -> float:
+    """How many times as long the peer took: the median over the rounds."""
+    return statistics.median(theirs / own for theirs, own in zip(peer, ours, strict=True))
+
+
+def peak_memory(function: Callable[[], object]) -> int:
+    """Bytes of tensors that a call holds at its height beyond those that were there; measured in a call of its own."""
+    if torch.cuda.is_available():
+        _wait()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        function()
+        return torch.cuda.max_memory_allocated() - before
+    with _without_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        function()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    held = height = 0
+    for event in sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"]):
+        held += event["args"]["Bytes"]
+        height = max(height, held)
+    return height
+
+
+def environment() -> dict[str, Any]:
+    """The date, the commit, the machine and the versions."""
+    return {
+        "date": date.today().isoformat(),
+        "commit": _commit(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def save(name: str, values: Mapping[str, Any]) -> Path:
+    """Writes a benchmark's figures to `results/<name>-<cpu or gpu>.json`; returns the path."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}-{'gpu' if torch.cuda.is_available() else 'cpu'}.json"
+    path.write_text(json.dumps(values, indent=2) + "\n")
+    return path
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """The rows, aligned; the keys of the first are the heading."""
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(rows[0]))]
+    heading, *others = (
+        "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])
+        for line in lines
+    )
+    return "\n".join([heading, "-" * len(heading), *others])
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """The profiler announces itself there from C++, at every start and stop."""
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _commit() -> str | None:
+    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    return done.stdout.strip() or None
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
