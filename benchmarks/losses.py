@@ -106,9 +106,9 @@ def _pair_losses() -> list[Comparison]:
     triplet = peers.TripletMarginLoss(margin=1.0, distance=squared, reducer=mean)
     near_triplet = peers.TripletMarginLoss(margin=0.2, distance=squared, reducer=mean)
     semihard = miners.TripletMarginMiner(margin=0.2, type_of_triplets="semihard", distance=squared)
-    similar = peers.MultiSimilarityLoss(alpha=2.0, beta=40.0, base=0.5)
+    similar = peers.MultiSimilarityLoss(alpha=2, beta=40, base=0.5)
     hard = miners.MultiSimilarityMiner(epsilon=0.1)
-    angular = peers.AngularLoss(45.0, reducer=mean)
+    angular = peers.AngularLoss(45, reducer=mean)
 
     def normalised_n_pair(embeddings: Tensor, labels: Tensor) -> Tensor:
         return n_pair(sqrt(25.0) * nn.functional.normalize(embeddings), labels)
@@ -128,7 +128,7 @@ def _pair_losses() -> list[Comparison]:
         ("semihard triplet", 40, 3, losses.SemihardTripletLoss(), mined_triplet),
         ("normalised N-pair", 60, 2, losses.NormalizedNPairLoss(), normalised_n_pair),
         ("multi-similarity", 24, 5, losses.MultiSimilarityLoss(), multi_similarity),
-        ("contrastive", 40, 3, losses.ContrastiveLoss(), peers.ContrastiveLoss(0, 1.0, distance=squared)),
+        ("contrastive", 40, 3, losses.ContrastiveLoss(), peers.ContrastiveLoss(0, 1, distance=squared)),
         ("N-pair", 60, 2, losses.NPairLoss(), n_pair),
         ("angular", 60, 2, losses.AngularLoss(), angular),
         ("N-pair & angular", 60, 2, losses.NPairAngularLoss(), n_pair_angular),
@@ -137,7 +137,7 @@ def _pair_losses() -> list[Comparison]:
             40,
             3,
             losses.LiftedStructureLoss(),
-            peers.LiftedStructureLoss(1.0, distance=euclidean, reducer=mean),
+            peers.LiftedStructureLoss(1, distance=euclidean, reducer=mean),
         ),
         ("ranked list", 40, 3, losses.RankedListLoss(), peers.RankedListLoss(0.4, 10.0, alpha=1.2)),
         ("NT-Xent, 2 views", 60, 2, losses.NTXentLoss(0.5), peers.NTXentLoss(0.5)),
