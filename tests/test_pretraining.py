@@ -165,7 +165,7 @@ def test_the_loss_falls_and_neighbours_are_found(tmp_path):
     runtime, _ = run(tmp_path, **changes)
     losses = list(runtime.series("train/metric_loss").values())
     assert sum(losses[-5:]) / 5 < losses[0] - 0.5
-    assert runtime.series("val/knn_top1")[65] > 70
+    assert runtime.series("val/knn_top1")[65] > 50  # chance is 10
 
 
 def test_no_epochs_leave_the_initial_encoder_and_its_accuracy(tmp_path):
