@@ -3,13 +3,16 @@
 A checkpoint is a folder `step-000001234` with the state and a manifest of its files' sizes and hashes. It is
 written under a temporary name, synced, given its manifest last and then renamed, so that a crash at any moment
 leaves either the old checkpoints or the new one beside them. On resume the newest whole one is used.
+
+The newest ones stay, and the one with the highest score, where they have scores.
 """
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,8 @@ from ssl_sec.errors import StorageError
 
 _STATE = "state.pt"
 _MANIFEST = "manifest.json"
+# What a checkpoint takes beyond its tensors.
+_ROOM_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,33 +40,39 @@ class Found:
     skipped: tuple[str, ...]
 
 
-def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep_last: int) -> Path:
-    """Writes the state after `step` steps and removes all but the newest `keep_last` checkpoints.
+def save_checkpoint(
+    folder: Path, step: int, state: Mapping[str, Any], keep_last: int, score: float | None = None
+) -> Path:
+    """Writes the state after `step` steps and removes all but the newest `keep_last` checkpoints and the best.
 
     Args:
         folder: where the run's checkpoints live.
         step: steps taken so far, ≥ 0.
         state: nested mappings and lists of tensors, numbers and strings.
         keep_last: how many to keep, ≥ 1.
+        score: of the state, the higher the better; None if it was not judged.
 
     Raises:
         StorageError: if it cannot be written; the checkpoints before it are untouched.
     """
     final = folder / f"step-{step:09d}"
+    if _defect(final) is None:  # a run has one state after so many steps
+        return final
     temporary = folder / f".{final.name}.{os.getpid()}"
     try:
         shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed and had the same number
         temporary.mkdir(parents=True)
+        _check_space(folder, state)
         with (temporary / _STATE).open("wb") as file:
             torch.save(dict(state), file)
             file.flush()
             os.fsync(file.fileno())
-        manifest = {_STATE: {"bytes": (temporary / _STATE).stat().st_size, "sha256": _sha256(temporary / _STATE)}}
+        files = {_STATE: {"bytes": (temporary / _STATE).stat().st_size, "sha256": _sha256(temporary / _STATE)}}
         with (temporary / _MANIFEST).open("w") as file:
-            json.dump({"step": step, "files": manifest}, file)
+            json.dump({"step": step, "score": score, "files": files}, file)
             file.flush()
             os.fsync(file.fileno())
-        if final.exists():  # a torn one of the same step, or the same state saved again
+        if final.exists():  # a torn one
             shutil.rmtree(final)
         temporary.rename(final)
         _sync_folder(folder)
@@ -72,9 +83,57 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep_last
         raise StorageError(f"checkpoint of step {step}: cannot be written to {folder}: {why}") from error
     # Later ones were skipped on resume, as not whole: they must not count as what is kept.
     taken = sorted(path for path in folder.glob("step-*") if path.name <= final.name)
+    best = _best(taken)
     for old in [*taken[:-keep_last], *folder.glob(".step-*")]:
-        shutil.rmtree(old, ignore_errors=True)
+        if old != best:
+            shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+class CheckpointWriter:
+    """Writes checkpoints behind the training's back: it waits for a copy of the state, not for the storage.
+
+    One at a time; an error is raised where the next one is handed over, or by `close`.
+
+    Args:
+        folder: where the run's checkpoints live.
+        keep_last: how many to keep, ≥ 1.
+    """
+
+    def __init__(self, folder: Path, keep_last: int) -> None:
+        self._folder = folder
+        self._keep_last = keep_last
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def save(self, step: int, state: Mapping[str, Any], score: float | None = None) -> None:
+        """Hands over the state after `step` steps; see `save_checkpoint`.
+
+        Raises:
+            StorageError: if the one before could not be written.
+        """
+        self.close()
+        self._thread = threading.Thread(target=self._write, args=(step, _copied(state), score))
+        self._thread.start()
+
+    def close(self) -> None:
+        """Waits until all is written.
+
+        Raises:
+            StorageError: if it could not be.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _write(self, step: int, state: Mapping[str, Any], score: float | None) -> None:
+        try:
+            save_checkpoint(self._folder, step, state, self._keep_last, score)
+        except BaseException as error:
+            self._failure = error
 
 
 def newest_checkpoint(folder: Path) -> Found:
@@ -130,3 +189,42 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _copied(state: Any) -> Any:
+    """The state with its tensors copied to the CPU."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, Mapping):
+        return {key: _copied(value) for key, value in state.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(state, list):
+        return [_copied(value) for value in state]  # pyright: ignore[reportUnknownVariableType]
+    return state
+
+
+def _num_bytes(state: Any) -> int:
+    """The size of the state's tensors."""
+    if isinstance(state, torch.Tensor):
+        return state.nbytes
+    if isinstance(state, Mapping):
+        return sum(map(_num_bytes, state.values()))  # pyright: ignore[reportUnknownArgumentType]
+    return sum(map(_num_bytes, state)) if isinstance(state, list) else 0  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _check_space(folder: Path, state: Mapping[str, Any]) -> None:
+    needed, free = _num_bytes(state) + _ROOM_BYTES, shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(f"it needs {needed >> 20} MiB, and {free >> 20} MiB are free")
+
+
+def _best(paths: Iterable[Path]) -> Path | None:
+    """The checkpoint with the highest score, the newest of equals; None where none has one."""
+    scored: list[tuple[float, str, Path]] = []
+    for path in paths:
+        try:
+            score = json.loads((path / _MANIFEST).read_text())["score"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if isinstance(score, float | int):
+            scored.append((score, path.name, path))
+    return max(scored)[2] if scored else None

@@ -91,12 +91,6 @@ def any_worker(flag: bool, device: torch.device) -> bool:
     return bool(raised.item())
 
 
-def barrier() -> None:
-    """Waits until every worker is here."""
-    if world_size() > 1:
-        dist.barrier()
-
-
 def average_gradients(model: nn.Module, device: torch.device) -> nn.Module:
     """The model, with its gradients averaged over workers during the backward pass (DDP)."""
     if world_size() == 1:

@@ -187,7 +187,7 @@ def train(
 
     Raises:
         Stopped: after a save, if a stop was asked for.
-        FloatingPointError: if the objective is not finite at a step that is reported.
+        FloatingPointError: if the objective or a weight is not finite, on every worker at the same step.
     """
     sampler = recipe.sampler
     rows = worker_rows(sampler.global_batch_size, runtime.rank, runtime.world_size)
@@ -207,6 +207,8 @@ def train(
         views = recipe.views(batch.images, step, rows, sampler.global_batch_size)
         views = views.to(dtype=dtype, memory_format=layout)
         terms = train_step(recipe, views, recipe.row_labels(batch, rows), step)
+        if runtime.device.type == "cpu":
+            _require_finite(recipe, terms, step)  # where looking costs nothing; on a GPU when figures are reported
         epoch, in_epoch = divmod(step + 1, sampler.steps_per_epoch)
         last = step + 1 == recipe.total_steps
         at_epoch_end = in_epoch == 0
@@ -222,30 +224,42 @@ def train(
             runtime.report(step, monitor())
             recipe.model.train()
         if last or (at_epoch_end and epoch % cadence.save_every_epochs == 0):
-            runtime.save(step + 1, recipe.state(step + 1))
+            _save(recipe, runtime, step)
             saved_step = step + 1
         if not last and any_worker(runtime.stop_requested(), runtime.device):
             if saved_step != step + 1:
-                runtime.save(step + 1, recipe.state(step + 1))
+                _save(recipe, runtime, step)
             raise Stopped(f"stopped after step {step}; the state is saved")
         clock, clock_step = time.perf_counter(), step + 1
 
 
-def _figures(recipe: Recipe, terms: Terms, step: int) -> dict[str, float]:
-    """What is reported of a step; the one place where the device is waited for."""
+def _save(recipe: Recipe, runtime: Runtime, step: int) -> None:
+    """Saves the state after `step`; one that is not finite is never saved."""
+    for name, parameter in recipe.model.named_parameters():
+        if not parameter.isfinite().all():
+            raise FloatingPointError(f"{name} is not finite after step {step}")
+    runtime.save(step + 1, recipe.state(step + 1))
+
+
+def _require_finite(recipe: Recipe, terms: Terms, step: int) -> None:
     total = float(terms.total.detach())
-    learning_rate, objective = recipe.learning_rate(step), recipe.objective
     if not math.isfinite(total):
         raise FloatingPointError(
             f"the objective is {total} at step {step} (metric loss {float(terms.metric_loss)}, "
-            f"constraint {float(terms.constraint)}, learning rate {learning_rate})"
+            f"constraint {float(terms.constraint)}, learning rate {recipe.learning_rate(step)})"
         )
+
+
+def _figures(recipe: Recipe, terms: Terms, step: int) -> dict[str, float]:
+    """What is reported of a step; the one place where the device is waited for."""
+    _require_finite(recipe, terms, step)
+    objective = recipe.objective
     figures = {
-        "train/loss": total,
+        "train/loss": float(terms.total.detach()),
         "train/metric_loss": float(terms.metric_loss),
         "train/constraint": float(terms.constraint),
         "train/eta": 0.0 if objective.constraint is None else objective.eta(step),
-        "train/lr": learning_rate,
+        "train/lr": recipe.learning_rate(step),
         "train/norm_mean": float(terms.norms.mean()),
         "train/norm_std": float(terms.norms.std(correction=0)),
     }

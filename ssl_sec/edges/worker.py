@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import yaml
 
-from ssl_sec.checkpoint import save_checkpoint
-from ssl_sec.collectives import barrier
+from ssl_sec.checkpoint import CheckpointWriter, newest_checkpoint
 from ssl_sec.config import PretrainConfig, ProbeJobConfig
 from ssl_sec.diagnostics import NormHistogram
 from ssl_sec.edges.run_folder import RunFolder
@@ -22,40 +21,50 @@ from ssl_sec.settings import from_values
 
 Job = Literal["pretrain", "probe"]
 
+# The checkpoint with the highest is kept.
+SCORE = "val/knn_top1"
 
-@dataclass(frozen=True, slots=True)
+
 class FolderRuntime:
     """The Runtime that training sees: figures and checkpoints of rank 0 go to the run's folder.
 
-    Attributes:
+    Args:
         rank: this worker's number.
         world_size: the number of workers.
         device: this worker's.
         folder: of the run.
-        keep_last: checkpoints to keep.
+        keep_last: checkpoints to keep, beside the one with the best kNN accuracy.
     """
 
-    rank: int
-    world_size: int
-    device: torch.device
-    folder: RunFolder
-    keep_last: int = 1
+    def __init__(self, rank: int, world_size: int, device: torch.device, folder: RunFolder, keep_last: int = 1) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.device = device
+        self._folder = folder
+        self._writer = CheckpointWriter(folder.checkpoints_path, keep_last)
+        self._score: tuple[int, float] | None = None
 
     def report(self, step: int, metrics: Mapping[str, float], norms: NormHistogram | None = None) -> None:
         """Adds a line to the run's figures."""
         if self.rank == 0:
             histogram = {} if norms is None else {"norms": asdict(norms)}
-            self.folder.append_record({"step": step, "metrics": dict(metrics), **histogram})
+            self._folder.append_record({"step": step, "metrics": dict(metrics), **histogram})
+            if SCORE in metrics:
+                self._score = step, metrics[SCORE]
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Writes a checkpoint; every worker waits for it."""
+        """Writes a checkpoint in the background."""
         if self.rank == 0:
-            save_checkpoint(self.folder.checkpoints_path, step, state, self.keep_last)
-        barrier()
+            judged = self._score is not None and self._score[0] == step - 1
+            self._writer.save(step, state, self._score[1] if self._score is not None and judged else None)
+
+    def close(self) -> None:
+        """Waits until all is written."""
+        self._writer.close()
 
     def stop_requested(self) -> bool:
         """Whether the driver asked for a stop."""
-        return self.rank == 0 and self.folder.stop_path.exists()
+        return self.rank == 0 and self._folder.stop_path.exists()
 
 
 def work(
@@ -72,9 +81,8 @@ def work(
         device: this worker's.
     """
     folder = RunFolder(Path(folder_path))
-    told = folder.error()
-    if told is not None:  # a restart by the cluster cannot mend it
-        raise told
+    if folder.error() is not None:
+        return  # the driver tells it; starting again cannot mend it
     try:
         if job == "pretrain":
             _pretrain(from_values(PretrainConfig, values), folder, rank, world_size, device)
@@ -84,18 +92,25 @@ def work(
         folder.write_outcome("stopped")
     except UserError as error:
         folder.write_error(error)
-        raise
+        raise  # the other workers may wait for this one: the cluster must end them
     except FloatingPointError as error:
-        failure = UserError(f"training diverged: {error}")
-        folder.write_error(failure)
-        raise failure from error
+        # The objective is the same on all workers, so that all are here.
+        folder.write_error(UserError(f"training diverged: {error}; {_last_checkpoint(folder)}"))
     else:
         folder.write_outcome("finished")
 
 
+def _last_checkpoint(folder: RunFolder) -> str:
+    found = newest_checkpoint(folder.checkpoints_path).path
+    return "no checkpoint was saved" if found is None else f"the last good checkpoint is {found}"
+
+
 def _pretrain(config: PretrainConfig, folder: RunFolder, rank: int, world_size: int, device: torch.device) -> None:
     runtime = FolderRuntime(rank, world_size, device, folder, config.checkpoint.keep_last)
-    pretrain(config, runtime, folder)
+    try:
+        pretrain(config, runtime, folder)
+    finally:
+        runtime.close()
 
 
 def _probe(config: ProbeJobConfig, folder: RunFolder, rank: int, world_size: int, device: torch.device) -> None:
