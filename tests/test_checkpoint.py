@@ -3,8 +3,10 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssl_sec.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from ssl_sec import checkpoint
+from ssl_sec.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint, save_checkpoint
 from ssl_sec.errors import StorageError
 
 CPU = torch.device("cpu")
@@ -153,6 +156,78 @@ def test_a_torn_checkpoint_of_the_same_step_is_replaced(tmp_path):
     truncate(save_checkpoint(tmp_path, 3, state(1), keep_last=1))
     path = save_checkpoint(tmp_path, 3, state(2), keep_last=1)
     assert load_checkpoint(path, CPU)["encoder"]["mu"] == 2
+
+
+def test_a_whole_checkpoint_of_the_same_step_is_never_touched(tmp_path):
+    path = save_checkpoint(tmp_path, 3, state(1), keep_last=1)
+    before = (path / "state.pt").stat()
+    assert save_checkpoint(tmp_path, 3, state(1), keep_last=1) == path
+    after = (path / "state.pt").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_the_best_stays_beside_the_last_ones(tmp_path):
+    scores = {1: 50.0, 2: 80.0, 3: None, 4: 70.0, 5: None, 6: 80.0, 7: None, 8: 60.0}
+    kept = []
+    for step, score in scores.items():
+        save_checkpoint(tmp_path, step, state(step), keep_last=1, score=score)
+        kept.append([int(name.removeprefix("step-")) for name in names(tmp_path)])
+    assert kept == [[1], [2], [2, 3], [2, 4], [2, 5], [6], [6, 7], [6, 8]]
+
+
+def test_a_best_one_whose_manifest_is_torn_is_not_kept(tmp_path):
+    save_checkpoint(tmp_path, 1, state(1), keep_last=1, score=90.0)
+    (tmp_path / "step-000000001" / "manifest.json").write_text("{")
+    save_checkpoint(tmp_path, 2, state(2), keep_last=1, score=10.0)
+    assert names(tmp_path) == ["step-000000002"]
+
+
+def test_too_little_space_is_told_before_anything_is_written(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, 1, state(1), keep_last=1)
+    usage = shutil._ntuple_diskusage(total=1 << 30, used=0, free=3 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    save_checkpoint(tmp_path, 2, state(2), keep_last=2)
+    monkeypatch.setattr(torch, "save", lambda *a: pytest.fail("nothing may be written"))
+    large = {"weight": torch.ones(1 << 20)}
+    with pytest.raises(StorageError, match="it needs 5 MiB, and 3 MiB are free$"):
+        save_checkpoint(tmp_path, 3, {"model": large, "optimiser": [torch.ones(3)]}, keep_last=2)
+    assert names(tmp_path) == ["step-000000001", "step-000000002"]
+
+
+def test_training_may_go_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    """What is saved is the state as it was handed over; the call returns before anything is on the disk."""
+    may_write, save = threading.Event(), torch.save
+    monkeypatch.setattr(torch, "save", lambda *a: (may_write.wait(60), save(*a)))
+    writer = CheckpointWriter(tmp_path, keep_last=2)
+    live = state(1.0)
+    writer.save(1, live, score=5.0)
+    live["encoder"]["weight"] += 1
+    live["optimiser"]["state"][0]["momentum"] += 1
+    assert newest_checkpoint(tmp_path).path is None
+    may_write.set()
+    writer.close()
+    saved = load_checkpoint(newest_checkpoint(tmp_path).path, CPU)
+    torch.testing.assert_close(saved, state(1.0), rtol=0, atol=0)
+    writer.save(2, live)
+    writer.save(3, live)
+    writer.close()
+    assert names(tmp_path) == ["step-000000001", "step-000000002", "step-000000003"]
+
+
+def test_a_checkpoint_that_could_not_be_written_is_told_once_at_the_next_call(tmp_path, monkeypatch):
+    writer = CheckpointWriter(tmp_path, keep_last=2)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", fail_to_save)
+    writer.save(1, state())
+    with pytest.raises(StorageError, match="^full$"):
+        writer.save(2, state())
+    writer.close()
+    writer.save(3, state())
+    with pytest.raises(StorageError, match="^full$"):
+        writer.close()
+
+
+def fail_to_save(*arguments):
+    raise StorageError("full")
 
 
 def test_what_a_killed_process_left_is_ignored_and_cleared(tmp_path):

@@ -226,6 +226,29 @@ def test_an_objective_that_is_not_finite_names_its_step(value):
     assert runtime.saves == []
 
 
+def test_an_objective_that_is_not_finite_is_seen_between_reports():
+    training = recipe(objective=Objective(NTXentLoss(), SphericalConstraint(), lambda step: math.nan if step else 0.1))
+    rarely = Cadence(log_every_steps=1000, save_every_epochs=1000, monitor_every_epochs=1000)
+    with pytest.raises(FloatingPointError, match="^the objective is nan at step 1 "):
+        run(training, rarely)
+
+
+def test_weights_that_are_not_finite_are_never_saved():
+    """The loss of a step may be finite and its gradient not."""
+    training, runtime, backwards = recipe(), FakeRuntime(), []
+
+    def spoil(parameter):
+        backwards.append(None)
+        if len(backwards) == 4:  # the last step of the second epoch
+            parameter.grad.fill_(math.nan)
+
+    training.head.weight.register_post_accumulate_grad_hook(spoil)
+    cadence = Cadence(log_every_steps=1, save_every_epochs=1, monitor_every_epochs=100)
+    with pytest.raises(FloatingPointError, match=r"^1\.weight is not finite after step 3$"):
+        run(training, cadence, runtime)
+    assert [step for step, _ in runtime.saves] == [2]
+
+
 def test_views_come_in_the_precision_and_layout_of_the_recipe():
     seen = []
     training = recipe(channels_last=True)

@@ -48,6 +48,13 @@ def test_rows_that_are_all_opposite_do_not_vanish():
     assert value.item() == pytest.approx(math.log(3), rel=1e-5)
 
 
+@pytest.mark.parametrize("temperature", [0.011, 0.02, 0.026])
+def test_positives_that_agree_fully_do_not_overflow(temperature):
+    embeddings = rows(4).float().repeat(2, 1)
+    value = NTXentLoss(temperature)(embeddings, PAIRS)
+    assert value.item() == pytest.approx(NTXentLoss(temperature)(embeddings.double(), PAIRS).item(), abs=1e-5)
+
+
 def test_a_label_that_occurs_once_is_named():
     with pytest.raises(ValueError, match=r"^NTXentLoss needs a positive for every row: label 7 occurs once"):
         NTXentLoss()(rows(5), torch.tensor([1, 1, 7, 2, 2]))
