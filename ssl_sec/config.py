@@ -593,6 +593,19 @@ class ProbeJobConfig:
             check_name("run_name", self.run_name)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    """Figures that MLflow has not.
+
+    Attributes:
+        folder: of the run that has ended.
+        uri: of the store; None takes the one that the run was meant for.
+    """
+
+    folder: str
+    uri: str | None = None
+
+
 def check_name(key: str, name: str) -> None:
     """Refuses a name that is no single folder's."""
     plain = name not in {"", ".", ".."} and not any(part in name for part in ("/", os.sep, "\0"))

@@ -1,5 +1,6 @@
 """A run from its configuration to its results: folder, tracking, workers, artifacts, probe."""
 
+import json
 import logging
 import os
 import shutil
@@ -9,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,9 +18,9 @@ from typing import Any
 import yaml
 from mlflow.exceptions import MlflowException
 
-from ssl_sec.config import LocalConfig, PretrainConfig, ProbeJobConfig, RuntimeConfig
-from ssl_sec.edges.following import Follower, Progress, Sink
-from ssl_sec.edges.mlflow_tracker import TrackedRun, connected, tracking_uri
+from ssl_sec.config import LocalConfig, PretrainConfig, ProbeJobConfig, ReplayConfig, RuntimeConfig
+from ssl_sec.edges.following import Follower, Progress
+from ssl_sec.edges.mlflow_tracker import LateRun, RunIdentity, TrackedRun, connected, tracking_uri
 from ssl_sec.edges.pictures import pretraining_pictures, probe_pictures
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.worker import Job, load_encoder, work
@@ -113,6 +114,31 @@ def run_probe(config: ProbeJobConfig) -> Finished:
         return _probe(config, Path(downloads), trained)
 
 
+def run_replay(config: ReplayConfig) -> Finished:
+    """Sends to MLflow what it has not of a run that has ended: its figures, artifacts and state.
+
+    Raises:
+        UserError: for what the user can mend.
+    """
+    folder = RunFolder(Path(config.folder).expanduser().resolve())
+    if not folder.identity_path.is_file():
+        raise ConfigError(f"folder: {folder.path} holds no run; allowed: the folder that a job printed")
+    identity = RunIdentity(**json.loads(folder.identity_path.read_text()))
+    identity = replace(identity, uri=config.uri or identity.uri)
+    job: Job = "probe" if identity.tags["job"] == "probe" else "pretrain"
+    values = yaml.safe_load(folder.config_path.read_text())
+    runtime = from_values(PretrainConfig if job == "pretrain" else ProbeJobConfig, values).runtime
+    run = _Run(
+        job=job,
+        folder=folder,
+        values=values,
+        runtime=runtime,
+        uri=identity.uri,
+        output_dir=Path(values["output_dir"]).expanduser().resolve(),
+    )
+    return run.replay(identity)
+
+
 def _probe(config: ProbeJobConfig, trained_path: Path, trained: PretrainConfig) -> Finished:
     output_dir = Path(config.output_dir).expanduser().resolve()
     config = replace(config, run_name=config.run_name or new_name(f"{config.run[:8]}-probe"))
@@ -162,19 +188,33 @@ class _Run:
         tags: Mapping[str, str],
         parent_run_id: str | None,
     ) -> Finished:
-        tracked = self._tracked(experiment, name, tags, parent_run_id)
-        sinks: list[Sink] = [Progress(epochs, name), *([tracked] if tracked else [])]
+        identity = RunIdentity(
+            uri=self.uri,
+            experiment=experiment,
+            name=name,
+            tags={**tags, "folder": str(self.folder.path)},
+            parent_run_id=parent_run_id,
+        )
+        self.folder.identity_path.write_text(json.dumps(asdict(identity)))
+        tracking = self._tracking(identity)
+        try:
+            tracking.connect()
+        except StorageError as error:
+            logger.warning("%s; it is tried again, and the figures are in %s", error, self.folder.metrics_path)
         status = "FAILED"
         try:
             with _stopped_by_signals(self.folder):
-                with Follower(self.folder.metrics_path, sinks, on_error=_tell_lost_sink):
+                with (
+                    Follower(self.folder.metrics_path, Progress(epochs, name)),
+                    Follower(self.folder.metrics_path, tracking, on_error=self._tell_outage, on_loss=self._tell_loss),
+                ):
                     self._launch(global_batch_size)
                 told = self.folder.error()
                 if told is not None:
                     raise told
                 if self.folder.outcome() == "stopped":
                     raise Stopped(f"stopped; go on with resume=true run_name={name}")
-            self._leave_artifacts(tracked)
+            self._leave_artifacts(tracking.run)
             status = "FINISHED"
         except (Stopped, KeyboardInterrupt):
             status = "KILLED"
@@ -186,8 +226,12 @@ class _Run:
         finally:
             if status == "FAILED":
                 self.folder.discard_unstarted()
+            tracked = tracking.run
             if tracked is not None:
                 _tolerated(lambda: tracked.end(status))
+        return self._finished(tracked)
+
+    def _finished(self, tracked: TrackedRun | None) -> Finished:
         return Finished(
             folder=self.folder,
             uri=self.uri,
@@ -196,28 +240,33 @@ class _Run:
             metrics={key: value for record in self.folder.records() for key, value in record["metrics"].items()},
         )
 
-    def _tracked(
-        self, experiment: str, name: str, tags: Mapping[str, str], parent_run_id: str | None
-    ) -> TrackedRun | None:
-        """The MLflow run, made once; None, with a warning, if MLflow is not to be had."""
-        known = self.folder.path / "mlflow_run_id"
+    def _tracking(self, identity: RunIdentity) -> LateRun:
+        return LateRun(identity, self.values, self.output_dir, self.folder.run_id_path)
+
+    def _tell_outage(self, error: Exception) -> None:
+        logger.warning("MLflow: %s; it is tried again, and the figures are in %s", error, self.folder.metrics_path)
+
+    def _tell_loss(self, count: int) -> None:
+        command = f"python -m jobs.replay folder={self.folder.path}"
+        logger.warning("%d figures are not in MLflow; send them with: %s", count, command)
+
+    def replay(self, identity: RunIdentity) -> Finished:
+        """Sends to MLflow what it has not of a run that has ended.
+
+        Raises:
+            StorageError: if the store cannot be used.
+        """
+        tracking = self._tracking(identity)
+        tracked = tracking.connect()
         try:
-            if known.exists():
-                return TrackedRun.take_up(self.uri, known.read_text())
-            tracked = TrackedRun.start(
-                self.uri,
-                experiment=experiment,
-                name=name,
-                values=self.values,
-                output_dir=self.output_dir,
-                tags={**tags, "folder": str(self.folder.path)},
-                parent_run_id=parent_run_id,
-            )
-        except StorageError as error:
-            logger.warning("%s; the figures are in %s", error, self.folder.metrics_path)
-            return None
-        known.write_text(tracked.run_id)
-        return tracked
+            tracked(self.folder.records())
+        except MlflowException as error:
+            raise StorageError(f"MLflow at {self.uri} cannot be used: {first_line(error)}") from error
+        outcome = self.folder.outcome()
+        if outcome == "finished":
+            self._leave_artifacts(tracked)
+        _tolerated(lambda: tracked.end({"finished": "FINISHED", "stopped": "KILLED"}.get(outcome or "", "FAILED")))
+        return self._finished(tracked)
 
     def _launch(self, global_batch_size: int | None) -> None:
         if isinstance(self.runtime, LocalConfig):
@@ -275,10 +324,6 @@ def _tolerated(call: Any) -> None:
         call()
     except Exception as error:
         logger.warning("MLflow: %s", first_line(error))
-
-
-def _tell_lost_sink(error: Exception) -> None:
-    logger.warning("figures no longer go to MLflow (%s); all of them stay in the run's metrics.jsonl", error)
 
 
 def new_name(what: str) -> str:

@@ -1,6 +1,7 @@
 """The driver follows a run's figures, for the terminal and for MLflow, in a thread of its own."""
 
 import json
+import os
 import sys
 import threading
 import time
@@ -45,27 +46,39 @@ class Stream(Protocol):
 
 
 class Follower:
-    """Hands the new lines of a JSONL file to its sinks, until closed; a context manager.
+    """Hands the new lines of a JSONL file to a sink, until closed; a context manager.
+
+    A sink that raises keeps its records waiting, and is asked again with all of them after a while and at the end.
 
     Args:
-        path: the file; it need not exist yet, and may be cut back by a resume.
-        sinks: who gets the records. One that raises is not asked again, and `on_error` is told.
+        path: the file; it need not exist yet, and may be written anew by a resume.
+        sink: who gets the records.
         interval_s: between looks at the file.
-        on_error: told of a sink's error; training must not stop for it.
+        retry_s: between tries of a sink that raised.
+        on_error: told of the first error of each outage; training must not stop for it.
+        on_loss: told at the end of the number of records that the sink never took.
     """
 
     def __init__(
         self,
         path: Path,
-        sinks: Sequence[Sink],
+        sink: Sink,
         interval_s: float = 0.5,
+        retry_s: float = 5.0,
         on_error: Callable[[Exception], None] = lambda error: None,
+        on_loss: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._path = path
-        self._sinks = list(sinks)
+        self._sink = sink
         self._interval_s = interval_s
+        self._retry_s = retry_s
         self._on_error = on_error
+        self._on_loss = on_loss
         self._offset = 0
+        self._inode: int | None = None
+        self._waiting: list[Record] = []
+        self._failing = False
+        self._next_try = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="follow-figures", daemon=True)
 
@@ -79,39 +92,45 @@ class Follower:
 
     def _follow(self) -> None:
         while not self._closed.wait(self._interval_s):
-            self._hand_on()
-        self._hand_on()
-        for sink in self._sinks:
-            self._guarded(sink, sink.close)
+            self._hand_on(at_the_end=False)
+        self._hand_on(at_the_end=True)
+        if self._waiting:
+            self._on_loss(len(self._waiting))
+        self._sink.close()
 
-    def _hand_on(self) -> None:
-        records = self._new_records()
-        if records:
-            for sink in list(self._sinks):
-                self._guarded(sink, lambda sink=sink: sink(records))
+    def _hand_on(self, at_the_end: bool) -> None:
+        self._waiting += self._new_records()
+        if not self._waiting or (time.monotonic() < self._next_try and not at_the_end):
+            return
+        try:
+            self._sink(self._waiting)
+        except Exception as error:
+            self._next_try = time.monotonic() + self._retry_s
+            if not self._failing:
+                self._on_error(error)
+            self._failing = True
+        else:
+            self._waiting, self._failing = [], False
 
     def _new_records(self) -> list[Record]:
+        """The records of whole lines that were not yet read; all, where a resume has written the file anew."""
         try:
-            size = self._path.stat().st_size
+            with self._path.open("rb") as file:
+                about = os.fstat(file.fileno())
+                if about.st_ino != self._inode or about.st_size < self._offset:
+                    self._inode, self._offset = about.st_ino, 0
+                file.seek(self._offset)
+                content = file.read()
         except FileNotFoundError:
             return []
-        if size < self._offset:
-            self._offset = 0  # a resume cut the file back; sinks leave out what they have
-        if size == self._offset:
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            content = file.read()
         whole = content[: content.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
-
-    def _guarded(self, sink: Sink, call: Callable[[], None]) -> None:
         try:
-            call()
-        except Exception as error:
-            self._sinks.remove(sink)
-            self._on_error(error)
+            records = [json.loads(line) for line in whole.splitlines()]
+        except ValueError:  # written anew under the same number, and grown beyond the place where we were
+            self._offset = 0
+            return []
+        self._offset += len(whole)
+        return records
 
 
 class Progress:

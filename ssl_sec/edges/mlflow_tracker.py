@@ -12,10 +12,14 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # MLflow asks for git; a machine without it is fine
+# A server that is away is asked again by us; MLflow itself would hold a call back for minutes.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 
 import mlflow
 import numpy as np
@@ -71,6 +75,7 @@ class TrackedRun:
         self.run_id = run_id
         self.experiment_id = experiment_id
         self._newest_step: dict[str, int] = {}
+        self._certain = True
 
     @classmethod
     def start(
@@ -124,23 +129,33 @@ class TrackedRun:
             client.update_run(run_id, status=RunStatus.to_string(RunStatus.RUNNING))
             run = client.get_run(run_id)
             tracked = cls(client, run_id, run.info.experiment_id)
-            for key in run.data.metrics:
-                tracked._newest_step[key] = max(point.step for point in client.get_metric_history(run_id, key))
+            tracked._look_up_newest_steps()
         except MlflowException as error:
             raise StorageError(f"MLflow at {uri} has no run {run_id}: {first_line(error)}") from error
         return tracked
 
     def __call__(self, records: Sequence[Record]) -> None:
-        """Logs the figures of new steps."""
+        """Logs the figures of new steps; after an error, again with the same records, each point still once."""
+        if not self._certain:  # the store may have taken what it did not answer
+            self._look_up_newest_steps()
         now = int(time.time() * 1000)
         points: list[Metric] = []
+        newest = dict(self._newest_step)
         for record in records:
             for key, value in record.get("metrics", {}).items():
-                if record["step"] > self._newest_step.get(key, -1):
-                    self._newest_step[key] = record["step"]
+                if record["step"] > newest.get(key, -1):
+                    newest[key] = record["step"]
                     points.append(Metric(key, float(value), now, record["step"]))
+        self._certain = False
         for start in range(0, len(points), _POINTS_A_CALL):
             self.client.log_batch(self.run_id, metrics=points[start : start + _POINTS_A_CALL])
+        self._certain = True
+        self._newest_step = newest
+
+    def _look_up_newest_steps(self) -> None:
+        for key in self.client.get_run(self.run_id).data.metrics:
+            history = self.client.get_metric_history(self.run_id, key)
+            self._newest_step[key] = max(point.step for point in history)
 
     def close(self) -> None:
         """Nothing is held back."""
@@ -181,6 +196,73 @@ class TrackedRun:
                 pip_requirements=[f"torch=={torch.__version__.split('+')[0]}", f"numpy=={np.__version__}"],
                 registered_model_name=name,
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunIdentity:
+    """What makes up a run in MLflow, besides its figures; kept in the run's folder.
+
+    Attributes:
+        uri: of the store.
+        experiment: its name.
+        name: of the run.
+        tags: of the run, `job` among them.
+        parent_run_id: of the run that it belongs to.
+    """
+
+    uri: str
+    experiment: str
+    name: str
+    tags: Mapping[str, str]
+    parent_run_id: str | None
+
+
+class LateRun:
+    """A run in MLflow that is made, or taken up, as soon as the store can be had; a sink of figures.
+
+    Args:
+        identity: of the run.
+        values: its parameters.
+        output_dir: of the job.
+        run_id_path: where the run's id is kept once it is known.
+    """
+
+    def __init__(self, identity: RunIdentity, values: Mapping[str, Any], output_dir: Path, run_id_path: Path) -> None:
+        self._identity = identity
+        self._values = values
+        self._output_dir = output_dir
+        self._run_id_path = run_id_path
+        self.run: TrackedRun | None = None
+
+    def connect(self) -> TrackedRun:
+        """The run.
+
+        Raises:
+            StorageError: if the store cannot be used.
+        """
+        if self.run is None:
+            uri = self._identity.uri
+            if self._run_id_path.exists():
+                self.run = TrackedRun.take_up(uri, self._run_id_path.read_text())
+            else:
+                self.run = TrackedRun.start(
+                    uri,
+                    experiment=self._identity.experiment,
+                    name=self._identity.name,
+                    values=self._values,
+                    output_dir=self._output_dir,
+                    tags=self._identity.tags,
+                    parent_run_id=self._identity.parent_run_id,
+                )
+                self._run_id_path.write_text(self.run.run_id)
+        return self.run
+
+    def __call__(self, records: Sequence[Record]) -> None:
+        """Logs the figures of new steps."""
+        self.connect()(records)
+
+    def close(self) -> None:
+        """Nothing is held back."""
 
 
 def connected(uri: str) -> MlflowClient:

@@ -6,8 +6,11 @@ All workers and the driver see the same folder, so on a cluster it lies on share
 
 import contextlib
 import json
+import logging
 import os
 import shutil
+import socket
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +23,8 @@ from ssl_sec.checkpoint import load_checkpoint, newest_checkpoint
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.errors import ConfigError, DataError, StorageError, UserError
 from ssl_sec.settings import flattened, from_values
+
+logger = logging.getLogger(__name__)
 
 # A run may be resumed elsewhere, with other settings of these.
 _FREE_KEYS = ("runtime.", "tracking.", "resume", "output_dir", "log_every_steps", "checkpoint.", "monitor.", "probe.")
@@ -82,6 +87,16 @@ class RunFolder:
         return self.path / "features.pt"
 
     @property
+    def identity_path(self) -> Path:
+        """What the run is in MLflow, besides its figures."""
+        return self.path / "mlflow.json"
+
+    @property
+    def run_id_path(self) -> Path:
+        """The id of the run in MLflow, once it is known."""
+        return self.path / "mlflow_run_id"
+
+    @property
     def stop_path(self) -> Path:
         """There while a stop is asked for."""
         return self.path / "stop"
@@ -118,6 +133,8 @@ class RunFolder:
                 raise ConfigError(f"{key}: found {now.get(key)!r}, but the run to resume has {before.get(key)!r}")
         for left_over in (self.stop_path, self._outcome_path, self._error_path):
             left_over.unlink(missing_ok=True)
+        for defect in newest_checkpoint(self.checkpoints_path).skipped:
+            logger.warning("skipped a checkpoint that is not whole, %s", defect)
 
     def discard_unstarted(self) -> None:
         """Removes the folder of a run that ended before its first checkpoint."""
@@ -158,6 +175,29 @@ class RunFolder:
     @property
     def _data_path(self) -> Path:
         return self.path / "data.json"
+
+    @property
+    def workers_path(self) -> Path:
+        """Which processes worked on the run, one JSON object for each start of a worker."""
+        return self.path / "workers.jsonl"
+
+    def note_worker(self, rank: int, world_size: int) -> None:
+        """Adds this process to the workers of the run."""
+        about = {
+            "rank": rank,
+            "world_size": world_size,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        with self.workers_path.open("a") as file:
+            file.write(json.dumps(about) + "\n")
+
+    def workers(self) -> list[dict[str, Any]]:
+        """The starts of workers so far, oldest first."""
+        if not self.workers_path.exists():
+            return []
+        return [json.loads(line) for line in self.workers_path.read_text().split("\n")[:-1]]
 
     def append_record(self, record: Mapping[str, Any]) -> None:
         """Adds a line to the figures."""

@@ -83,6 +83,7 @@ def work(
     folder = RunFolder(Path(folder_path))
     if folder.error() is not None:
         return  # the driver tells it; starting again cannot mend it
+    folder.note_worker(rank, world_size)
     try:
         if job == "pretrain":
             _pretrain(from_values(PretrainConfig, values), folder, rank, world_size, device)

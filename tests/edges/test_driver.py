@@ -15,13 +15,13 @@ import yaml
 from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file
 
-from ssl_sec.config import PretrainConfig, ProbeJobConfig
+from ssl_sec.config import PretrainConfig, ProbeJobConfig, ReplayConfig
 from ssl_sec.edges import worker
 from ssl_sec.edges.composition import compose
-from ssl_sec.edges.driver import run_pretraining, run_probe
+from ssl_sec.edges.driver import run_pretraining, run_probe, run_replay
 from ssl_sec.edges.summary import summary
 from ssl_sec.encoders import resnet
-from ssl_sec.errors import ConfigError, DataError, Stopped
+from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
 from ssl_sec.settings import from_values
 
 
@@ -189,14 +189,65 @@ def test_a_data_error_leaves_no_folder_and_a_failed_run(tmp_path: Path):
     assert run.info.status == "FAILED"
 
 
-def test_training_goes_on_without_mlflow(quick, caplog, tmp_path: Path):
-    (tmp_path / "file").write_text("")
-    unreachable = f"sqlite:///{tmp_path}/file/mlflow.db"
-    finished = run_pretraining(pretrain_config([*quick, f"tracking.uri={unreachable}"]))
+def test_training_goes_on_without_mlflow_and_the_figures_are_sent_later(quick, caplog, tmp_path: Path):
+    (tmp_path / "store").write_text("a file where a folder must be")
+    uri = f"sqlite:///{tmp_path}/store/mlflow.db"
+    finished = run_pretraining(pretrain_config([*quick, f"tracking.uri={uri}"]))
     assert finished.run_id is None
-    assert len(finished.folder.records()) > 2
+    records = finished.folder.records()
+    assert len(records) > 2
     assert "cannot be used" in caplog.text
+    assert f"{len(records)} figures are not in MLflow; send them with: python -m jobs.replay folder=" in caplog.text
     assert "none; see the warning" in summary(finished)
+    with pytest.raises(StorageError, match="cannot be used"):
+        run_replay(ReplayConfig(folder=str(finished.folder.path)))
+
+    (tmp_path / "store").unlink()
+    replayed = run_replay(ReplayConfig(folder=str(finished.folder.path)))
+    client = MlflowClient(uri)
+    run = client.get_run(replayed.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["epochs"] == "2"
+    for name in ("train/loss", "val/knn_top1"):
+        expected = [(r["step"], r["metrics"][name]) for r in records if name in r["metrics"]]
+        assert [(p.step, p.value) for p in client.get_metric_history(replayed.run_id, name)] == expected
+    assert {"config.yaml", "encoder.safetensors", "plots"} <= {a.path for a in client.list_artifacts(replayed.run_id)}
+
+    again = run_replay(ReplayConfig(folder=str(finished.folder.path)))
+    assert again.run_id == replayed.run_id
+    assert len(client.get_metric_history(replayed.run_id, "train/loss")) == len(
+        [r for r in records if "train/loss" in r["metrics"]]
+    )
+
+
+def test_a_store_that_is_away_for_a_while_has_every_point_once_afterwards(quick, monkeypatch, caplog):
+    """It even takes a batch whose answer is lost."""
+    log_batch, calls = MlflowClient.log_batch, []
+
+    def unreliable(self, run_id, metrics=(), params=(), **options):
+        if metrics:
+            calls.append(len(metrics))
+            if len(calls) == 1:
+                raise ConnectionError("refused")
+            if len(calls) == 2:
+                log_batch(self, run_id, metrics=metrics, **options)
+                raise ConnectionError("no answer")
+        return log_batch(self, run_id, metrics=metrics, params=params, **options)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", unreliable)
+    finished = run_pretraining(pretrain_config([*quick, "log_every_steps=1"]))
+    assert len(calls) >= 2
+    assert "it is tried again" in caplog.text
+    history = MlflowClient(finished.uri).get_metric_history(finished.run_id, "train/loss")
+    expected = [r["step"] for r in finished.folder.records() if "train/loss" in r["metrics"]]
+    told_of_loss = "figures are not in MLflow" in caplog.text
+    assert sorted(point.step for point in history) == expected
+    assert told_of_loss == (len(calls) == 2)
+
+
+def test_a_folder_that_holds_no_run_cannot_be_replayed(tmp_path: Path):
+    with pytest.raises(ConfigError, match="folder: .* holds no run"):
+        run_replay(ReplayConfig(folder=str(tmp_path)))
 
 
 @pytest.mark.slow

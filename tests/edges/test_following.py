@@ -1,6 +1,7 @@
 import io
 import json
 import threading
+import time
 from pathlib import Path
 
 from ssl_sec.edges.following import Follower, Progress
@@ -21,15 +22,18 @@ class Collected:
         self.closed = True
 
 
-class Failing:
-    calls = 0
+class Away(Collected):
+    """A sink that fails its first `outages` calls."""
+
+    def __init__(self, outages: int, wanted: int):
+        super().__init__(wanted)
+        self.outages, self.calls = outages, 0
 
     def __call__(self, records):
         self.calls += 1
-        raise ConnectionError("down")
-
-    def close(self):
-        raise AssertionError("a sink that failed is not asked again")
+        if self.calls <= self.outages:
+            raise ConnectionError(f"down {self.calls}")
+        super().__call__(records)
 
 
 def line(step: int, **metrics: float) -> str:
@@ -38,7 +42,7 @@ def line(step: int, **metrics: float) -> str:
 
 def test_all_whole_lines_arrive_once_and_in_order(tmp_path: Path):
     path, sink = tmp_path / "metrics.jsonl", Collected(wanted=2)
-    with Follower(path, [sink], interval_s=0.01):
+    with Follower(path, sink, interval_s=0.01):
         path.write_text(line(0, a=1) + line(1, a=2) + '{"step": 2, "met')
         assert sink.reached.wait(10)
         with path.open("a") as file:
@@ -49,23 +53,64 @@ def test_all_whole_lines_arrive_once_and_in_order(tmp_path: Path):
 
 def test_a_file_that_a_resume_cut_back_is_read_again(tmp_path: Path):
     path, sink = tmp_path / "metrics.jsonl", Collected(wanted=3)
-    with Follower(path, [sink], interval_s=0.01):
+    with Follower(path, sink, interval_s=0.01):
         path.write_text(line(0, a=1) + line(1, a=2) + line(2, a=3))
         assert sink.reached.wait(10)
         path.write_text(line(0, a=1))
     assert [record["step"] for record in sink.records] == [0, 1, 2, 0]
 
 
-def test_a_failing_sink_is_told_once_and_the_others_go_on(tmp_path: Path):
-    path, good, bad, told = tmp_path / "metrics.jsonl", Collected(wanted=1), Failing(), []
-    with Follower(path, [bad, good], interval_s=0.01, on_error=told.append):
+def test_a_file_that_was_written_anew_and_has_grown_is_read_from_its_start(tmp_path: Path):
+    """A resume replaces the file; at the next look it may be longer than the old one was."""
+    path, sink = tmp_path / "metrics.jsonl", Collected(wanted=2)
+    with Follower(path, sink, interval_s=0.01):
+        path.write_text(line(0, a=1) + line(1, a=2))
+        assert sink.reached.wait(10)
+        sink.reached.clear()
+        sink.wanted = 5
+        (tmp_path / "new").write_text(line(0, a=1.25) + line(1, a=2.25) + line(2, a=3.25))
+        (tmp_path / "new").replace(path)
+        assert sink.reached.wait(10)
+    assert [record["metrics"]["a"] for record in sink.records] == [1, 2, 1.25, 2.25, 3.25]
+
+
+def test_a_place_in_the_middle_of_a_line_is_noticed(tmp_path: Path):
+    """Written anew under the same number, as a file system may do it."""
+    path, sink = tmp_path / "metrics.jsonl", Collected(wanted=1)
+    with Follower(path, sink, interval_s=0.01):
         path.write_text(line(0, a=1))
-        assert good.reached.wait(10)
+        assert sink.reached.wait(10)
+        sink.reached.clear()
+        sink.wanted = 3
+        path.write_text(line(1234567, b=1) + line(1234568, b=2))
+        assert sink.reached.wait(10)
+    assert [record["step"] for record in sink.records] == [0, 1234567, 1234568]
+
+
+def test_a_sink_that_is_away_gets_all_when_it_is_back(tmp_path: Path):
+    path, sink, told, lost = tmp_path / "metrics.jsonl", Away(outages=3, wanted=2), [], []
+    follower = Follower(path, sink, interval_s=0.01, retry_s=0.02, on_error=told.append, on_loss=lost.append)
+    with follower:
+        path.write_text(line(0, a=1))
         with path.open("a") as file:
             file.write(line(1, a=2))
-    assert [record["step"] for record in good.records] == [0, 1]
-    assert bad.calls == 1
-    assert [str(error) for error in told] == ["down"]
+        assert sink.reached.wait(10)
+    assert [record["step"] for record in sink.records] == [0, 1]
+    assert [str(error) for error in told] == ["down 1"]  # once an outage
+    assert lost == []
+    assert sink.closed
+
+
+def test_a_sink_that_stays_away_is_asked_once_more_at_the_end_and_the_loss_is_told(tmp_path: Path):
+    path, sink, told, lost = tmp_path / "metrics.jsonl", Away(outages=10**9, wanted=1), [], []
+    path.write_text(line(0, a=1) + line(1, a=2))
+    follower = Follower(path, sink, interval_s=0.01, retry_s=60.0, on_error=told.append, on_loss=lost.append)
+    with follower:
+        while not told:
+            time.sleep(0.01)
+    assert sink.calls == 2
+    assert len(told) == 1
+    assert lost == [2]
 
 
 def figures(step: int, epoch: float) -> dict:
