@@ -8,7 +8,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,6 +28,8 @@ from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_
 from ssl_sec.settings import from_values, to_values
 
 logger = logging.getLogger("ssl_sec")
+
+_LAST_ARTIFACT: Mapping[Job, str] = {"pretrain": "encoder.safetensors", "probe": "confusion.json"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,7 +230,7 @@ class _Run:
                 self.folder.discard_unstarted()
             tracked = tracking.run
             if tracked is not None:
-                _tolerated(lambda: tracked.end(status))
+                self._tolerated(lambda: tracked.end(status))
         return self._finished(tracked)
 
     def _finished(self, tracked: TrackedRun | None) -> Finished:
@@ -247,8 +249,7 @@ class _Run:
         logger.warning("MLflow: %s; it is tried again, and the figures are in %s", error, self.folder.metrics_path)
 
     def _tell_loss(self, count: int) -> None:
-        command = f"python -m jobs.replay folder={self.folder.path}"
-        logger.warning("%d figures are not in MLflow; send them with: %s", count, command)
+        logger.warning("%d figures are not in MLflow; send them with: %s", count, self._replay_command)
 
     def replay(self, identity: RunIdentity) -> Finished:
         """Sends to MLflow what it has not of a run that has ended.
@@ -260,12 +261,14 @@ class _Run:
         tracked = tracking.connect()
         try:
             tracked(self.folder.records())
+            is_whole = tracked.has_file(_LAST_ARTIFACT[self.job])
         except MlflowException as error:
             raise StorageError(f"MLflow at {self.uri} cannot be used: {first_line(error)}") from error
         outcome = self.folder.outcome()
-        if outcome == "finished":
+        if outcome == "finished" and not is_whole:
             self._leave_artifacts(tracked)
-        _tolerated(lambda: tracked.end({"finished": "FINISHED", "stopped": "KILLED"}.get(outcome or "", "FAILED")))
+        status = {"finished": "FINISHED", "stopped": "KILLED"}.get(outcome or "", "FAILED")
+        self._tolerated(lambda: tracked.end(status))
         return self._finished(tracked)
 
     def _launch(self, global_batch_size: int | None) -> None:
@@ -278,23 +281,33 @@ class _Run:
             run_with_ray(self.job, self.values, self.folder, self.runtime, global_batch_size)
 
     def _leave_artifacts(self, tracked: TrackedRun | None) -> None:
+        """Draws the pictures, and leaves in MLflow all that the run made; last the file that says that all is there."""
         pictures = pretraining_pictures(self.folder) if self.job == "pretrain" else probe_pictures(self.folder)
         if tracked is None:
             return
         for picture in pictures:
-            _tolerated(lambda picture=picture: tracked.log_file(picture, "plots"))
-        _tolerated(lambda: tracked.log_file(self.folder.config_path))
-        if self.job == "probe":
-            _tolerated(lambda: tracked.log_file(self.folder.path / "confusion.json"))
-            return
-        data = self.folder.data()
-        profile = {"images": data.num_images, "bad_images": data.num_bad_images, "classes": len(data.class_names)}
-        config = from_values(PretrainConfig, self.values)
-        _tolerated(lambda: tracked.log_file(self.folder.encoder_path))
-        _tolerated(lambda: tracked.log_data(data.name, data.description, profile))
-        if config.tracking.register_model:
-            encoder = load_encoder(config, data.image_shape, self.folder.encoder_path)
-            _tolerated(lambda: tracked.log_encoder(encoder, data.image_shape, f"{config.recipe}-encoder"))
+            self._tolerated(lambda picture=picture: tracked.log_file(picture, "plots"))
+        self._tolerated(lambda: tracked.log_file(self.folder.config_path))
+        if self.job == "pretrain":
+            data = self.folder.data()
+            profile = {"images": data.num_images, "bad_images": data.num_bad_images, "classes": len(data.class_names)}
+            config = from_values(PretrainConfig, self.values)
+            self._tolerated(lambda: tracked.log_data(data.name, data.description, profile))
+            if config.tracking.register_model:
+                encoder = load_encoder(config, data.image_shape, self.folder.encoder_path)
+                self._tolerated(lambda: tracked.log_encoder(encoder, data.image_shape, f"{config.recipe}-encoder"))
+        self._tolerated(lambda: tracked.log_file(self.folder.path / _LAST_ARTIFACT[self.job]))
+
+    def _tolerated(self, call: Callable[[], object]) -> None:
+        """Does what tracking asks for; its failure is told and does not fail the run."""
+        try:
+            call()
+        except Exception as error:
+            logger.warning("MLflow: %s; what is missing there is sent by: %s", first_line(error), self._replay_command)
+
+    @property
+    def _replay_command(self) -> str:
+        return f"python -m jobs.replay folder={self.folder.path}"
 
 
 @contextmanager
@@ -316,14 +329,6 @@ def _stopped_by_signals(folder: RunFolder) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _tolerated(call: Any) -> None:
-    """Does what tracking asks for; its failure is told and does not fail the run."""
-    try:
-        call()
-    except Exception as error:
-        logger.warning("MLflow: %s", first_line(error))
 
 
 def new_name(what: str) -> str:

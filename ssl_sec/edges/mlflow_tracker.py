@@ -170,6 +170,10 @@ class TrackedRun:
         """Uploads a file."""
         self.client.log_artifact(self.run_id, str(path), folder)
 
+    def has_file(self, name: str) -> bool:
+        """Whether a file was uploaded."""
+        return any(artifact.path == name for artifact in self.client.list_artifacts(self.run_id))
+
     def end(self, status: str) -> None:
         """Ends the run: FINISHED, FAILED or KILLED."""
         self.client.set_terminated(self.run_id, status)

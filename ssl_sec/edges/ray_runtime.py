@@ -11,7 +11,8 @@ from typing import Any
 import ray
 import torch
 from ray import train
-from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+from ray.exceptions import RayActorError
+from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
 from ssl_sec.config import RayConfig
@@ -19,6 +20,8 @@ from ssl_sec.data.samplers import worker_rows
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.worker import Job, work
 from ssl_sec.errors import ConfigError
+
+logger = logging.getLogger("ssl_sec")
 
 
 def run_with_ray(
@@ -40,26 +43,52 @@ def run_with_ray(
     scaling = scaling_for(options, ray.cluster_resources())
     if global_batch_size is not None:
         worker_rows(global_batch_size, 0, _num_workers(scaling))
-    trainer = TorchTrainer(
-        _worker,
-        train_loop_config={"job": job, "values": dict(values), "folder": str(folder.path)},
-        torch_config=TorchConfig(backend="nccl" if scaling.use_gpu else "gloo", timeout_s=options.timeout_s),
-        scaling_config=scaling,
-        run_config=RunConfig(
-            name=folder.path.name,
-            storage_path=str(folder.path / "ray"),
-            failure_config=FailureConfig(max_failures=options.max_failures),
-            logging_config=LoggingConfig(log_level="WARNING"),
-        ),
-    )
+    deaths_at_start = 0
+    while True:
+        trainer = TorchTrainer(
+            _worker,
+            train_loop_config={"job": job, "values": dict(values), "folder": str(folder.path)},
+            torch_config=TorchConfig(backend="nccl" if scaling.use_gpu else "gloo", timeout_s=options.timeout_s),
+            scaling_config=scaling,
+            run_config=RunConfig(
+                name=folder.path.name,
+                storage_path=str(folder.path / "ray"),
+                failure_config=FailureConfig(max_failures=options.max_failures),
+                logging_config=LoggingConfig(log_level="WARNING"),
+            ),
+        )
+        failure = _failure_of(trainer)
+        if failure is None:
+            return
+        deaths_at_start += 1
+        if not _died_at_start(failure) or 0 <= options.max_failures < deaths_at_start:
+            raise failure
+        logger.warning("a worker died while the workers were started; they are started again")
+        # Ray keeps what the dead group held until its driver leaves.
+        ray.shutdown()
+        connect(options.address)
+
+
+def _failure_of(trainer: TorchTrainer) -> BaseException | None:
+    """Trains in a thread of its own, so that the main one keeps its signals: Ray would abort without a checkpoint."""
     failures: list[BaseException] = []
-    # In a thread of its own, so that the main one keeps its signals: Ray would abort without a checkpoint.
     thread = threading.Thread(target=_fit, args=(trainer, failures), daemon=True)
     thread.start()
     while thread.is_alive():
         thread.join(0.2)
-    if failures:
-        raise failures[0]
+    return failures[0] if failures else None
+
+
+def _fit(trainer: TorchTrainer, failures: list[BaseException]) -> None:
+    try:
+        trainer.fit()
+    except BaseException as error:
+        failures.append(error)
+
+
+def _died_at_start(failure: BaseException) -> bool:
+    """A worker's death while Ray sets up the others; Ray takes it for an error of its own and does not try again."""
+    return isinstance(failure, ControllerError) and isinstance(failure.controller_failure, RayActorError)
 
 
 def connect(address: str | None) -> None:
@@ -131,13 +160,6 @@ class _FolderHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._folder.append_record({"message": f"{record.levelname}: worker {self._rank}: {record.getMessage()}"})
-
-
-def _fit(trainer: TorchTrainer, failures: list[BaseException]) -> None:
-    try:
-        trainer.fit()
-    except BaseException as error:
-        failures.append(error)
 
 
 def _worker(settings: dict[str, Any]) -> None:
