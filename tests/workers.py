@@ -1,5 +1,6 @@
 """Functions run in several gloo processes at once."""
 
+import multiprocessing.connection
 import os
 import pickle
 import subprocess
@@ -12,6 +13,13 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 120
+RENDEZVOUS_TRIES = 3
+NOT_JOINED = "not joined"
+
+
+class NotJoinedError(Exception):
+    """A worker did not come together with the others."""
+
 
 _warm: list[subprocess.Popen] = []
 
@@ -28,16 +36,43 @@ def on_workers(world_size: int, folder: Path, function: Callable[..., Any], *arg
         function: at the top level of a module; it runs in every worker, inside of a process group.
         arguments: of the function, the same for every worker.
     """
-    rendezvous = folder / f"rendezvous-{uuid.uuid4().hex}"
     call = pickle.dumps((function, arguments))
-    workers = [_worker(rank) for rank in range(world_size)]
-    for rank, worker in enumerate(workers):
-        pickle.dump((rank, world_size, str(rendezvous), call), worker.stdin)
-        worker.stdin.flush()
-    answers = [pickle.load(worker.stdout) for worker in workers]
+    for _ in range(RENDEZVOUS_TRIES):
+        rendezvous = folder / f"rendezvous-{uuid.uuid4().hex}"
+        workers = [_worker(rank) for rank in range(world_size)]
+        for rank, worker in enumerate(workers):
+            pickle.dump((rank, world_size, str(rendezvous), call), worker.stdin)
+            worker.stdin.flush()
+        answers = _answers(workers)
+        if answers is not None:
+            break
+        # gloo now and then closes a connection that it has just made; the others would wait for their timeout.
+        _kill_workers()
+    else:
+        raise AssertionError("the workers did not find each other")
     errors = [f"worker {rank}: {error}" for rank, (error, _) in enumerate(answers) if error]
     assert not errors, "\n".join(errors)
     return [pickle.loads(result) for _, result in answers]
+
+
+def _answers(workers: list[subprocess.Popen]) -> list[tuple[str | None, bytes | None]] | None:
+    """What each worker answers; None as soon as one could not join the others."""
+    answers = {}
+    waiting = {worker.stdout: rank for rank, worker in enumerate(workers)}
+    while waiting:
+        for stream in multiprocessing.connection.wait(list(waiting)):
+            error, result = pickle.load(stream)
+            if error == NOT_JOINED:
+                return None
+            answers[waiting.pop(stream)] = error, result
+    return [answers[rank] for rank in range(len(workers))]
+
+
+def _kill_workers() -> None:
+    while _warm:
+        worker = _warm.pop()
+        worker.kill()
+        worker.communicate()
 
 
 def end_workers() -> None:
@@ -74,6 +109,8 @@ def _serve() -> None:
             return
         try:
             answer = None, pickle.dumps(_work(*task))
+        except NotJoinedError:
+            answer = NOT_JOINED, None
         except Exception:
             answer = traceback.format_exc(), None
         pickle.dump(answer, answers)
@@ -84,7 +121,10 @@ def _work(rank: int, world_size: int, rendezvous: str, call: bytes) -> Any:
     import torch.distributed as dist
 
     timeout = timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group("gloo", f"file://{rendezvous}", timeout, world_size=world_size, rank=rank)
+    try:
+        dist.init_process_group("gloo", f"file://{rendezvous}", timeout, world_size=world_size, rank=rank)
+    except RuntimeError as error:
+        raise NotJoinedError from error
     try:
         function, arguments = pickle.loads(call)
         return function(*arguments)
