@@ -157,9 +157,6 @@ class TrackedRun:
             history = self.client.get_metric_history(self.run_id, key)
             self._newest_step[key] = max(point.step for point in history)
 
-    def close(self) -> None:
-        """Nothing is held back."""
-
     def log_data(self, name: str, description: str, profile: Mapping[str, int]) -> None:
         """Names the data set, with its counts, as an input of the run."""
         digest = hashlib.sha256(f"{description}:{profile}".encode()).hexdigest()[:8]
