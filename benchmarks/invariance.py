@@ -28,6 +28,7 @@ from ssl_sec.diagnostics import NormHistogram
 from ssl_sec.edges.composition import compose
 from ssl_sec.pretraining import pretrain
 from ssl_sec.settings import from_values
+from ssl_sec.training import Request
 
 WORKERS = (1, 2, 4)
 # Precision, learning rate, epochs of 11 steps; the rate of the digits recipe is 0.3.
@@ -69,9 +70,9 @@ class Recorder:
             for name, tensor in state[part].items()
         }
 
-    def stop_requested(self) -> bool:
-        """Nobody stops it."""
-        return False
+    def request(self) -> Request:
+        """Nobody asks for anything."""
+        return Request.NONE
 
 
 class Nowhere:

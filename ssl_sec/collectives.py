@@ -82,13 +82,13 @@ def own_rows(num_rows: int) -> slice:
     return slice(rank() * num_rows // world_size(), (rank() + 1) * num_rows // world_size())
 
 
-def any_worker(flag: bool, device: torch.device) -> bool:
-    """Whether the flag is up on any worker; every worker must ask."""
+def highest_of_workers(value: int, device: torch.device) -> int:
+    """The highest of the workers' numbers; every worker must ask."""
     if world_size() == 1:
-        return flag
-    raised = torch.tensor(float(flag), device=device)
-    dist.all_reduce(raised, op=dist.ReduceOp.MAX)
-    return bool(raised.item())
+        return value
+    highest = torch.tensor(value, device=device)
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+    return int(highest.item())
 
 
 def average_gradients(model: nn.Module, device: torch.device) -> nn.Module:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ssl_sec.augment import SimCLRAugmentation
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.data.samplers import worker_rows
+from ssl_sec.data.samplers import worker_counts, worker_rows
 from ssl_sec.data.sources import (
     limit_images,
     open_cifar10,
@@ -414,28 +414,53 @@ class RayConfig(_RuntimeConfig):
     """Ray Train.
 
     Attributes:
-        num_workers: None for one worker a GPU of the cluster, or one on CPUs.
+        num_workers: how many; (least, most) follows the cluster as it shrinks and grows, with those numbers between
+            that divide the batch; None for one worker a GPU of the cluster, or one on CPUs.
         address: of a Ray cluster; None joins the one that the environment names, or starts one here.
         cpus_per_worker: None shares the cluster's CPUs out among the workers.
-        max_failures: how often Ray starts the workers again from the newest checkpoint.
+        max_failures: how often in a row the workers are started again without a new checkpoint since; a node that is
+            taken away with notice does not count.
         timeout_s: how long a worker waits for the others in a collective.
+        start_timeout_s: how long Ray waits for the workers to start before it looks at the cluster again.
+        resize_interval_s: how often Ray looks for room for more workers.
     """
 
     name: Literal["ray"] = "ray"
-    num_workers: int | None = None
+    num_workers: int | tuple[int, ...] | None = None
     address: str | None = None
     cpus_per_worker: int | None = None
     max_failures: int = 3
     timeout_s: int = 600
+    start_timeout_s: float = 60
+    resize_interval_s: float = 60
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_workers is not None:
+        if isinstance(self.num_workers, tuple):
+            in_order = len(self.num_workers) == 2 and 1 <= self.num_workers[0] <= self.num_workers[1]
+            check(in_order, "runtime.num_workers", list(self.num_workers), "[least, most] with 1 ≤ least ≤ most")
+        elif self.num_workers is not None:
             check(self.num_workers >= 1, "runtime.num_workers", self.num_workers, "≥ 1")
         if self.cpus_per_worker is not None:
             check(self.cpus_per_worker >= 1, "runtime.cpus_per_worker", self.cpus_per_worker, "≥ 1")
         check(self.max_failures >= -1, "runtime.max_failures", self.max_failures, "≥ 0, or -1 for no limit")
-        check(self.timeout_s > 0, "runtime.timeout_s", self.timeout_s, "> 0")
+        for key in ("timeout_s", "start_timeout_s", "resize_interval_s"):
+            check(getattr(self, key) > 0, f"runtime.{key}", getattr(self, key), "> 0")
+
+    def check_shares(self, global_batch_size: int) -> None:
+        """Raises a ConfigError if no allowed number of workers can share the batch equally."""
+        if isinstance(self.num_workers, int):
+            worker_rows(global_batch_size, 0, self.num_workers)
+        elif self.num_workers is not None:
+            least, most = self.num_workers
+            counts = worker_counts(global_batch_size)
+            check(
+                any(least <= count <= most for count in counts),
+                "runtime.num_workers",
+                [least, most],
+                f"a range with a number of workers that divides global_batch_size = {global_batch_size}: "
+                f"{', '.join(map(str, counts))}",
+            )
 
 
 RuntimeConfig = LocalConfig | RayConfig
@@ -567,8 +592,8 @@ class PretrainConfig:
             check_name("run_name", self.run_name)
         if self.resume:
             check(self.run_name is not None, "resume", True, "given together with the run_name to take up")
-        if isinstance(self.runtime, RayConfig) and self.runtime.num_workers is not None:
-            worker_rows(self.global_batch_size, 0, self.runtime.num_workers)
+        if isinstance(self.runtime, RayConfig):
+            self.runtime.check_shares(self.global_batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)

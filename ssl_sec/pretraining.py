@@ -71,7 +71,8 @@ def pretrain(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
     state = store.restored_state(runtime.device)
     first_step = 0 if state is None else recipe.restore(state)
     if first_step:
-        logger.info("resuming after step %d of %d", first_step, recipe.total_steps)
+        workers = "1 worker" if runtime.world_size == 1 else f"{runtime.world_size} workers"
+        logger.info("resuming after step %d of %d on %s", first_step, recipe.total_steps, workers)
     if runtime.rank == 0:
         store.describe_data(image_set)
         store.forget_records_from(first_step)

@@ -115,4 +115,4 @@ def _member(options: tuple[Any, ...], value: Any, path: str) -> Any:
                 return _value(member, value, path)
             except ConfigError:
                 continue
-    raise ConfigError(f"{path}: found {value!r}, must be {' or '.join(_PLAIN.get(m, str(m)) for m in members)}")
+    raise ConfigError(f"{path}: found {value!r}, must be {' or '.join(_PLAIN.get(m, 'a list') for m in members)}")

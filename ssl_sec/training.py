@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ssl_sec.batch import Batch
-from ssl_sec.collectives import any_worker
+from ssl_sec.collectives import highest_of_workers
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
@@ -28,6 +29,14 @@ from ssl_sec.optimisers import set_learning_rate
 from ssl_sec.schedules import Schedule
 
 Precision = Literal["float32", "bfloat16", "float64"]
+
+
+class Request(IntEnum):
+    """What may be asked of a run while it trains; the highest that any worker hears counts for all."""
+
+    NONE = 0
+    SAVE = 1
+    STOP = 2
 
 
 @runtime_checkable
@@ -57,8 +66,8 @@ class Runtime(Protocol):
         """Saves a checkpoint after `step` steps."""
         ...
 
-    def stop_requested(self) -> bool:
-        """Whether someone asked this worker to stop."""
+    def request(self) -> Request:
+        """What someone asks of this worker; every worker looks at the same steps."""
         ...
 
 
@@ -226,10 +235,13 @@ def train(
         if last or (at_epoch_end and epoch % cadence.save_every_epochs == 0):
             _save(recipe, runtime, step)
             saved_step = step + 1
-        if not last and any_worker(runtime.stop_requested(), runtime.device):
-            if saved_step != step + 1:
+        if not last:
+            request = highest_of_workers(runtime.request(), runtime.device)
+            if request >= Request.SAVE and saved_step != step + 1:
                 _save(recipe, runtime, step)
-            raise Stopped(f"stopped after step {step}; the state is saved")
+                saved_step = step + 1
+            if request == Request.STOP:
+                raise Stopped(f"stopped after step {step}; the state is saved")
         clock, clock_step = time.perf_counter(), step + 1
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import torch
 
+from ssl_sec.training import Request
+
 
 class FakeRuntime:
     """Records what it is told.
@@ -12,14 +14,16 @@ class FakeRuntime:
     Attributes:
         reports: (step, metrics, norms) of each report.
         saves: (step, bytes of the state) of each save, as torch writes them.
-        stop_at: asked after this many reports whether to stop, it says yes.
+        stop_at: asked after this many reports, it wants a stop.
+        save_at: asked after as many reports as one of these, it wants a save.
     """
 
-    def __init__(self, rank=0, world_size=1, stop_at=None):
+    def __init__(self, rank=0, world_size=1, stop_at=None, save_at=()):
         self.rank = rank
         self.world_size = world_size
         self.device = torch.device("cpu")
         self.stop_at = stop_at
+        self.save_at = save_at
         self.reports = []
         self.saves = []
 
@@ -31,8 +35,10 @@ class FakeRuntime:
         torch.save(dict(state), file)
         self.saves.append((step, file.getvalue()))
 
-    def stop_requested(self):
-        return self.stop_at is not None and len(self.reports) >= self.stop_at
+    def request(self):
+        if self.stop_at is not None and len(self.reports) >= self.stop_at:
+            return Request.STOP
+        return Request.SAVE if len(self.reports) in self.save_at else Request.NONE
 
     def series(self, name):
         """The values of one metric by step."""

@@ -4,10 +4,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ssl_sec.collectives import (
-    any_worker,
     average_gradients,
     average_parameter_gradients,
     gather_rows,
+    highest_of_workers,
     own_rows,
     rank,
     sum_over_workers,
@@ -24,7 +24,7 @@ def test_without_a_process_group_there_is_one_worker():
     assert gather_rows(rows) is rows
     assert sum_over_workers(rows) is rows
     assert own_rows(7) == slice(0, 7)
-    assert any_worker(True, CPU) and not any_worker(False, CPU)
+    assert highest_of_workers(3, CPU) == 3
     model = nn.Linear(2, 2)
     assert average_gradients(model, CPU) is model
     average_parameter_gradients(model)
@@ -45,8 +45,7 @@ def everything():
         "labels": gather_rows(torch.tensor([10 * rank(), 10 * rank() + 1])).tolist(),
         "sum": sum_over_workers(mine).tolist(),
         "own": own_rows(8),
-        "last_flag": any_worker(rank() == world_size() - 1, CPU),
-        "no_flag": any_worker(False, CPU),
+        "highest": highest_of_workers(rank() + 1, CPU),
         "mine": mine.tolist(),
     }
 
@@ -64,7 +63,7 @@ def test_all_workers_hear_all_rows_in_the_order_of_ranks(tmp_path, num_workers):
         assert answers["labels"] == [10 * r + extra for r in range(num_workers) for extra in (0, 1)]
         assert answers["sum"] == [[float(total)] * 3, [total + 0.5 * num_workers] * 3]
         assert answers["own"] == slice(number * share, (number + 1) * share)
-        assert answers["last_flag"] and not answers["no_flag"]
+        assert answers["highest"] == num_workers
         assert answers["mine"] == expected[2 * number : 2 * number + 2]
 
 

@@ -201,6 +201,13 @@ def test_a_stop_at_a_saved_step_saves_once_and_one_at_the_end_is_none():
     assert [step for step, _ in finished.saves] == [STEPS]
 
 
+def test_a_save_asked_for_is_made_once_and_training_goes_on():
+    cadence = Cadence(log_every_steps=1, save_every_epochs=2, monitor_every_epochs=100)
+    runtime = run(recipe(), cadence, FakeRuntime(save_at=(1, 4)))
+    assert [step for step, _ in runtime.saves] == [1, 4, 8, STEPS]  # step 4 is saved anyway
+    assert_identical(runtime.last_state(), run(recipe()).last_state())
+
+
 def test_a_finished_run_takes_no_step():
     runtime = run(recipe(), first_step=STEPS)
     assert runtime.reports == runtime.saves == []

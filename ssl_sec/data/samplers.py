@@ -78,13 +78,17 @@ def worker_rows(global_batch_size: int, rank: int, world_size: int) -> slice:
     """
     assert 0 <= rank < world_size
     if global_batch_size % world_size != 0:
-        counts = [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
         raise ConfigError(
             f"{world_size} workers cannot share global_batch_size = {global_batch_size} equally; "
-            f"allowed: {', '.join(map(str, counts))} workers"
+            f"allowed: {', '.join(map(str, worker_counts(global_batch_size)))} workers"
         )
     rows = global_batch_size // world_size
     return slice(rank * rows, (rank + 1) * rows)
+
+
+def worker_counts(global_batch_size: int) -> list[int]:
+    """The numbers of workers that can share a batch equally, ascending."""
+    return [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
 
 
 def permute(

@@ -16,10 +16,11 @@ from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, 
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
 from ssl_sec.config import RayConfig
-from ssl_sec.data.samplers import worker_rows
+from ssl_sec.data.samplers import worker_counts, worker_rows
+from ssl_sec.edges.ray_policies import ElasticPolicy, ElasticTrainer, FailureWatch
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.worker import Job, work
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, UserError
 
 logger = logging.getLogger("ssl_sec")
 
@@ -41,25 +42,17 @@ def run_with_ray(
     """
     connect(options.address)
     scaling = scaling_for(options, ray.cluster_resources())
-    if global_batch_size is not None:
-        worker_rows(global_batch_size, 0, _num_workers(scaling))
+    if global_batch_size is not None and isinstance(scaling.num_workers, int):
+        worker_rows(global_batch_size, 0, scaling.num_workers)
+    os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(options.start_timeout_s)
     deaths_at_start = 0
     while True:
-        trainer = TorchTrainer(
-            _worker,
-            train_loop_config={"job": job, "values": dict(values), "folder": str(folder.path)},
-            torch_config=TorchConfig(backend="nccl" if scaling.use_gpu else "gloo", timeout_s=options.timeout_s),
-            scaling_config=scaling,
-            run_config=RunConfig(
-                name=folder.path.name,
-                storage_path=str(folder.path / "ray"),
-                failure_config=FailureConfig(max_failures=options.max_failures),
-                logging_config=LoggingConfig(log_level="WARNING"),
-            ),
-        )
+        trainer = _trainer(job, values, folder, options, scaling, global_batch_size)
         failure = _failure_of(trainer)
         if failure is None:
             return
+        if isinstance(failure, ControllerError) and isinstance(failure.controller_failure, UserError):
+            raise failure.controller_failure
         deaths_at_start += 1
         if not _died_at_start(failure) or 0 <= options.max_failures < deaths_at_start:
             raise failure
@@ -67,6 +60,33 @@ def run_with_ray(
         # Ray keeps what the dead group held until its driver leaves.
         ray.shutdown()
         connect(options.address)
+
+
+def _trainer(
+    job: Job,
+    values: Mapping[str, Any],
+    folder: RunFolder,
+    options: RayConfig,
+    scaling: ScalingConfig,
+    global_batch_size: int | None,
+) -> TorchTrainer:
+    settings = {"job": job, "values": dict(values), "folder": str(folder.path), "launch": folder.note_launch()}
+    common: dict[str, Any] = {
+        "train_loop_config": settings,
+        "torch_config": TorchConfig(backend="nccl" if scaling.use_gpu else "gloo", timeout_s=options.timeout_s),
+        "scaling_config": scaling,
+        "run_config": RunConfig(
+            name=folder.path.name,
+            storage_path=str(folder.path / "ray"),
+            failure_config=FailureConfig(max_failures=-1),  # the watch counts them
+            callbacks=[FailureWatch(folder.path, options.max_failures)],
+            logging_config=LoggingConfig(log_level="WARNING"),
+        ),
+    }
+    if isinstance(scaling.num_workers, int):
+        return TorchTrainer(_worker, **common)
+    counts = range(1, scaling.max_workers + 1) if global_batch_size is None else worker_counts(global_batch_size)
+    return ElasticTrainer(_worker, **common, policy=ElasticPolicy(scaling, counts, folder.path))
 
 
 def _failure_of(trainer: TorchTrainer) -> BaseException | None:
@@ -130,24 +150,28 @@ def scaling_for(options: RayConfig, resources: Mapping[str, float]) -> ScalingCo
     num_gpus, num_cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
     use_gpu = options.device == "cuda" or (options.device == "auto" and num_gpus > 0)
     available, kind = (num_gpus, "GPU") if use_gpu else (num_cpus, "CPU")
-    num_workers = options.num_workers or (max(1, num_gpus) if use_gpu else 1)
-    cpus = options.cpus_per_worker or max(1, num_cpus // num_workers)
-    if num_workers > available:
+    if isinstance(options.num_workers, tuple):
+        least, most = options.num_workers
+        # What a worker gets is fixed, while machines come and go: its part of the machines of now.
+        cpus = options.cpus_per_worker or (max(1, num_cpus // max(1, num_gpus)) if use_gpu else 1)
+    else:
+        least = most = options.num_workers or (max(1, num_gpus) if use_gpu else 1)
+        cpus = options.cpus_per_worker or max(1, num_cpus // least)
+    if least > available:
         raise ConfigError(
-            f"runtime.num_workers: found {num_workers}, but the cluster has {available} {kind}s; "
-            f"allowed: 1 to {available}"
+            f"runtime.num_workers: found {least}, but the cluster has {available} {kind}s; allowed: 1 to {available}"
         )
-    if num_workers * cpus > num_cpus:
+    if least * cpus > num_cpus:
         raise ConfigError(
-            f"runtime.cpus_per_worker: found {cpus} for {num_workers} workers, but the cluster has {num_cpus} CPUs; "
-            f"allowed: 1 to {num_cpus // num_workers}"
+            f"runtime.cpus_per_worker: found {cpus} for {least} workers, but the cluster has {num_cpus} CPUs; "
+            f"allowed: 1 to {num_cpus // least}"
         )
-    return ScalingConfig(num_workers=num_workers, use_gpu=use_gpu, resources_per_worker={"CPU": cpus})
-
-
-def _num_workers(scaling: ScalingConfig) -> int:
-    assert isinstance(scaling.num_workers, int)
-    return scaling.num_workers
+    return ScalingConfig(
+        num_workers=least if not isinstance(options.num_workers, tuple) else (least, most),
+        use_gpu=use_gpu,
+        resources_per_worker={"CPU": cpus},
+        elastic_resize_monitor_interval_s=options.resize_interval_s,
+    )
 
 
 class _FolderHandler(logging.Handler):
@@ -165,6 +189,7 @@ class _FolderHandler(logging.Handler):
 def _worker(settings: dict[str, Any]) -> None:
     """Runs in each of Ray's worker processes."""
     context = train.get_context()
+    RunFolder(Path(settings["folder"])).require_launch(settings["launch"])
     handler = _FolderHandler(RunFolder(Path(settings["folder"])), context.get_world_rank())
     logging.getLogger("ssl_sec").addHandler(handler)
     logging.getLogger("ssl_sec").setLevel(logging.INFO)
@@ -177,4 +202,5 @@ def _worker(settings: dict[str, Any]) -> None:
         context.get_world_rank(),
         context.get_world_size(),
         device,
+        leaving=lambda: train.get_preemption_info() is not None,
     )

@@ -11,6 +11,8 @@ import os
 import shutil
 import socket
 import time
+import traceback
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,10 +23,13 @@ import yaml
 
 from ssl_sec.checkpoint import load_checkpoint, newest_checkpoint
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.errors import ConfigError, DataError, StorageError, UserError
+from ssl_sec.errors import ConfigError, DataError, StorageError, UserError, first_line
 from ssl_sec.settings import flattened, from_values
 
 logger = logging.getLogger(__name__)
+
+# Network file systems may show a new file a little later on other machines.
+_VISIBLE_WITHIN_S = 5.0
 
 # A run may be resumed elsewhere, with other settings of these.
 _FREE_KEYS = ("runtime.", "tracking.", "resume", "output_dir", "log_every_steps", "checkpoint.", "monitor.", "probe.")
@@ -101,6 +106,16 @@ class RunFolder:
         """There while a stop is asked for."""
         return self.path / "stop"
 
+    @property
+    def save_path(self) -> Path:
+        """There while a checkpoint is asked for."""
+        return self.path / "save"
+
+    @property
+    def failures_path(self) -> Path:
+        """What workers failed with, one JSON object for each failure, with its traceback."""
+        return self.path / "failures.jsonl"
+
     def start(self, values: Mapping[str, Any]) -> None:
         """Makes the folder for a new run.
 
@@ -131,14 +146,14 @@ class RunFolder:
         for key in sorted(before.keys() | now.keys()):
             if not key.startswith(_FREE_KEYS) and before.get(key) != now.get(key):
                 raise ConfigError(f"{key}: found {now.get(key)!r}, but the run to resume has {before.get(key)!r}")
-        for left_over in (self.stop_path, self._outcome_path, self._error_path):
+        for left_over in (self.stop_path, self.save_path, self._outcome_path, self._error_path):
             left_over.unlink(missing_ok=True)
         for defect in newest_checkpoint(self.checkpoints_path).skipped:
             logger.warning("skipped a checkpoint that is not whole, %s", defect)
 
     def discard_unstarted(self) -> None:
-        """Removes the folder of a run that ended before its first checkpoint."""
-        if newest_checkpoint(self.checkpoints_path).path is None and not self.encoder_path.exists():
+        """Removes the folder of a run that ended before its first step, so that its name is free again."""
+        if self.newest_step() is None and not self.records() and not self.encoder_path.exists():
             shutil.rmtree(self.path, ignore_errors=True)
             with contextlib.suppress(OSError):  # other runs of the recipe
                 self.path.parent.rmdir()
@@ -155,6 +170,11 @@ class RunFolder:
                 raise StorageError(f"no whole checkpoint in {self.checkpoints_path}: {'; '.join(found.skipped)}")
             return None
         return load_checkpoint(found.path, device)
+
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint, whole or not; None if there is none."""
+        names = [path.name for path in self.checkpoints_path.glob("step-*")]
+        return int(max(names).removeprefix("step-")) if names else None
 
     def describe_data(self, image_set: ImageSet) -> None:
         """Keeps what the driver tells of the training set."""
@@ -181,6 +201,31 @@ class RunFolder:
         """Which processes worked on the run, one JSON object for each start of a worker."""
         return self.path / "workers.jsonl"
 
+    @property
+    def _launch_path(self) -> Path:
+        return self.path / "launch"
+
+    def note_launch(self) -> str:
+        """Leaves a word that only those know who see this folder, and returns it."""
+        word = uuid.uuid4().hex
+        self._launch_path.write_text(word)
+        return word
+
+    def require_launch(self, word: str) -> None:
+        """Checks that this is the folder where the driver left the word, and not another of its name.
+
+        Raises:
+            StorageError: if it is not, on this machine.
+        """
+        deadline = time.monotonic() + _VISIBLE_WITHIN_S
+        while not (self._launch_path.is_file() and self._launch_path.read_text() == word):
+            if time.monotonic() > deadline:
+                raise StorageError(
+                    f"output_dir: {self.path} on {socket.gethostname()} is not the folder that the driver writes to; "
+                    "allowed: a folder on storage that all nodes of the cluster share"
+                )
+            time.sleep(0.1)
+
     def note_worker(self, rank: int, world_size: int) -> None:
         """Adds this process to the workers of the run."""
         about = {
@@ -195,9 +240,28 @@ class RunFolder:
 
     def workers(self) -> list[dict[str, Any]]:
         """The starts of workers so far, oldest first."""
-        if not self.workers_path.exists():
-            return []
-        return [json.loads(line) for line in self.workers_path.read_text().split("\n")[:-1]]
+        return _json_lines(self.workers_path)
+
+    def note_failure(self, rank: int, error: BaseException) -> None:
+        """Keeps what this process failed with."""
+        about = {
+            "rank": rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "error": first_line(error),
+            "traceback": "".join(traceback.format_exception(error)),
+        }
+        with self.failures_path.open("a") as file:
+            file.write(json.dumps(about) + "\n")
+
+    def failures(self) -> list[dict[str, Any]]:
+        """What workers failed with so far, oldest first; one that was killed could not say."""
+        return _json_lines(self.failures_path)
+
+    def tell(self, level: str, message: str) -> None:
+        """Says something to whoever follows the run."""
+        self.append_record({"message": f"{level}: {message}"})
 
     def append_record(self, record: Mapping[str, Any]) -> None:
         """Adds a line to the figures."""
@@ -205,11 +269,8 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
-        """All figures so far, without messages; a last line that a crash cut off is left out."""
-        if not self.metrics_path.exists():
-            return []
-        lines = self.metrics_path.read_text().split("\n")[:-1]
-        return [record for line in lines if "metrics" in (record := json.loads(line))]
+        """All figures so far, without messages."""
+        return [record for record in _json_lines(self.metrics_path) if "metrics" in record]
 
     def forget_records_from(self, step: int) -> None:
         """Drops figures of steps that will be taken again."""
@@ -245,3 +306,10 @@ class RunFolder:
         told = json.loads(self._error_path.read_text())
         kinds = {kind.exit_code: kind for kind in (ConfigError, DataError, StorageError)}
         return kinds.get(told["exit_code"], UserError)(told["message"])
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file, one a line; a last line that a crash cut off is left out."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]

@@ -1,7 +1,8 @@
 """What one worker does, on any runtime: it reports and saves to the run's folder."""
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,9 @@ from ssl_sec.errors import Stopped, UserError
 from ssl_sec.pretraining import pretrain
 from ssl_sec.probing import linear_evaluation
 from ssl_sec.settings import from_values
+from ssl_sec.training import Request
+
+logger = logging.getLogger(__name__)
 
 Job = Literal["pretrain", "probe"]
 
@@ -34,13 +38,24 @@ class FolderRuntime:
         device: this worker's.
         folder: of the run.
         keep_last: checkpoints to keep, beside the one with the best kNN accuracy.
+        leaving: whether machines of the run are about to be taken away; asked on all workers at the same steps.
     """
 
-    def __init__(self, rank: int, world_size: int, device: torch.device, folder: RunFolder, keep_last: int = 1) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        folder: RunFolder,
+        keep_last: int = 1,
+        leaving: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.device = device
         self._folder = folder
+        self._leaving = leaving
+        self._leaving_told = False
         self._writer = CheckpointWriter(folder.checkpoints_path, keep_last)
         self._score: tuple[int, float] | None = None
 
@@ -62,13 +77,29 @@ class FolderRuntime:
         """Waits until all is written."""
         self._writer.close()
 
-    def stop_requested(self) -> bool:
-        """Whether the driver asked for a stop."""
-        return self.rank == 0 and self._folder.stop_path.exists()
+    def request(self) -> Request:
+        """What the driver asks for; while machines are about to leave, a save at each look."""
+        leaving = self._leaving()
+        if self.rank > 0:
+            return Request.NONE
+        if self._folder.stop_path.exists():
+            return Request.STOP
+        if leaving and not self._leaving_told:
+            logger.warning("a machine of this run is about to be taken away; every reported step is saved from now on")
+            self._leaving_told = True
+        asked = self._folder.save_path.exists()
+        self._folder.save_path.unlink(missing_ok=True)
+        return Request.SAVE if asked or leaving else Request.NONE
 
 
 def work(
-    job: Job, values: Mapping[str, Any], folder_path: str, rank: int, world_size: int, device: torch.device
+    job: Job,
+    values: Mapping[str, Any],
+    folder_path: str,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    leaving: Callable[[], bool] = lambda: False,
 ) -> None:
     """Does a job on this worker, and tells in the run's folder how it ended.
 
@@ -79,6 +110,7 @@ def work(
         rank: this worker's number.
         world_size: the number of workers.
         device: this worker's.
+        leaving: whether machines of the run are about to be taken away.
     """
     folder = RunFolder(Path(folder_path))
     if folder.error() is not None:
@@ -86,7 +118,9 @@ def work(
     folder.note_worker(rank, world_size)
     try:
         if job == "pretrain":
-            _pretrain(from_values(PretrainConfig, values), folder, rank, world_size, device)
+            config = from_values(PretrainConfig, values)
+            runtime = FolderRuntime(rank, world_size, device, folder, config.checkpoint.keep_last, leaving)
+            _pretrain(config, folder, runtime)
         else:
             _probe(from_values(ProbeJobConfig, values), folder, rank, world_size, device)
     except Stopped:
@@ -97,6 +131,9 @@ def work(
     except FloatingPointError as error:
         # The objective is the same on all workers, so that all are here.
         folder.write_error(UserError(f"training diverged: {error}; {_last_checkpoint(folder)}"))
+    except Exception as error:
+        folder.note_failure(rank, error)
+        raise
     else:
         folder.write_outcome("finished")
 
@@ -106,8 +143,7 @@ def _last_checkpoint(folder: RunFolder) -> str:
     return "no checkpoint was saved" if found is None else f"the last good checkpoint is {found}"
 
 
-def _pretrain(config: PretrainConfig, folder: RunFolder, rank: int, world_size: int, device: torch.device) -> None:
-    runtime = FolderRuntime(rank, world_size, device, folder, config.checkpoint.keep_last)
+def _pretrain(config: PretrainConfig, folder: RunFolder, runtime: FolderRuntime) -> None:
     try:
         pretrain(config, runtime, folder)
     finally:
