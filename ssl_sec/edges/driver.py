@@ -23,7 +23,7 @@ from ssl_sec.edges.following import Follower, Progress
 from ssl_sec.edges.mlflow_tracker import LateRun, RunIdentity, TrackedRun, connected, tracking_uri
 from ssl_sec.edges.pictures import pretraining_pictures, probe_pictures
 from ssl_sec.edges.run_folder import RunFolder
-from ssl_sec.edges.worker import Job, load_encoder, work
+from ssl_sec.edges.worker import Job, Worker, load_encoder, work
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
 from ssl_sec.settings import from_values, to_values
 
@@ -273,8 +273,8 @@ class _Run:
 
     def _launch(self, global_batch_size: int | None) -> None:
         if isinstance(self.runtime, LocalConfig):
-            device = self.runtime.resolve_device()
-            work(self.job, self.values, str(self.folder.path), rank=0, world_size=1, device=device)
+            worker = Worker(rank=0, world_size=1, device=self.runtime.resolve_device())
+            work(self.job, self.values, str(self.folder.path), worker)
         else:
             from ssl_sec.edges.ray_runtime import run_with_ray  # the local runtime does without Ray
 

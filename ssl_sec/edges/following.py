@@ -5,13 +5,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from tqdm import tqdm
 
-# {"step": int, "metrics": {name: value}, ...}, or {"message": str}.
+# {"step": int, "metrics": {name: value}, ...}, or {"time": float, "message": str}.
 Record = dict[str, Any]
 
 
@@ -151,17 +151,18 @@ class Progress:
         self._first_epoch: float | None = None
         self._shown: dict[str, float] = {}
         self._last_step = -1
+        self._last_names: Set[str] = set()
+        self._told: set[tuple[float, str]] = set()
 
     def __call__(self, records: Sequence[Record]) -> None:
         """Shows the newest figures; without a terminal, a line for each report."""
         on_terminal = self._stream.isatty()
         for record in records:
             if "message" in record:
-                tqdm.write(record["message"], file=self._stream)
+                self._tell(record)
                 continue
-            if record["step"] < self._last_step:
+            if self._is_old(record):
                 continue
-            self._last_step = record["step"]
             self._shown |= record["metrics"]
             if not on_terminal and self._worth_a_line(record):
                 self._stream.write(f"{self._name}: {self._line(record)}\n")
@@ -173,6 +174,21 @@ class Progress:
         """Leaves the bar as it stands."""
         if self._bar is not None:
             self._bar.close()
+
+    def _is_old(self, record: Record) -> bool:
+        """Whether the step's figures were shown; those of one step may come in several records."""
+        step, names = record["step"], record["metrics"].keys()
+        if step < self._last_step or (step == self._last_step and names <= self._last_names):
+            return True
+        self._last_names = names | (self._last_names if step == self._last_step else set())
+        self._last_step = step
+        return False
+
+    def _tell(self, record: Record) -> None:
+        told = record["time"], record["message"]
+        if told not in self._told:  # a resume writes the file anew
+            self._told.add(told)
+            tqdm.write(record["message"], file=self._stream)
 
     def _worth_a_line(self, record: Record) -> bool:
         epoch = record["metrics"].get("probe/epoch")

@@ -1,17 +1,19 @@
 """Ray Train: one worker for each GPU, or as many as asked for on CPUs."""
 
+import contextlib
 import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 import torch
 from ray import train
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
@@ -19,10 +21,15 @@ from ssl_sec.config import RayConfig
 from ssl_sec.data.samplers import worker_counts, worker_rows
 from ssl_sec.edges.ray_policies import ElasticPolicy, ElasticTrainer, FailureWatch
 from ssl_sec.edges.run_folder import RunFolder
-from ssl_sec.edges.worker import Job, work
+from ssl_sec.edges.worker import Job, Worker, work
 from ssl_sec.errors import ConfigError, UserError
 
 logger = logging.getLogger("ssl_sec")
+
+# Between looks at whether the cluster still has room for the workers.
+_SHORTAGE_LOOKS_S = 5.0
+# Between questions whether a machine is about to be taken away.
+_NOTICE_LOOKS_S = 1.0
 
 
 def run_with_ray(
@@ -48,7 +55,7 @@ def run_with_ray(
     deaths_at_start = 0
     while True:
         trainer = _trainer(job, values, folder, options, scaling, global_batch_size)
-        failure = _failure_of(trainer)
+        failure = _failure_of(trainer, folder)
         if failure is None:
             return
         if isinstance(failure, ControllerError) and isinstance(failure.controller_failure, UserError):
@@ -89,14 +96,33 @@ def _trainer(
     return ElasticTrainer(_worker, **common, policy=ElasticPolicy(scaling, counts, folder.path))
 
 
-def _failure_of(trainer: TorchTrainer) -> BaseException | None:
+def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | None:
     """Trains in a thread of its own, so that the main one keeps its signals: Ray would abort without a checkpoint."""
     failures: list[BaseException] = []
     thread = threading.Thread(target=_fit, args=(trainer, failures), daemon=True)
     thread.start()
+    is_short, next_look = False, time.monotonic() + _SHORTAGE_LOOKS_S
     while thread.is_alive():
         thread.join(0.2)
+        if time.monotonic() > next_look:
+            next_look = time.monotonic() + _SHORTAGE_LOOKS_S
+            was_short, shortage = is_short, _shortage(trainer.scaling_config)
+            is_short = shortage is not None
+            if shortage is not None and not was_short:
+                folder.tell("WARNING", f"{shortage}; training goes on when there are more")
     return failures[0] if failures else None
+
+
+def _shortage(scaling: ScalingConfig) -> str | None:
+    """What the cluster lacks, while machines are away."""
+    resources = ray.cluster_resources()
+    a_worker: dict[str, float] = {"GPU": 1.0} if scaling.use_gpu else {}
+    a_worker |= cast(dict[str, float], scaling.resources_per_worker)
+    needs = {kind: round(scaling.min_workers * each) for kind, each in a_worker.items()}
+    for kind, needed in needs.items():
+        if (found := int(resources.get(kind, 0))) < needed:
+            return f"the cluster has {found} {kind}s, and the workers need {needed}"
+    return None
 
 
 def _fit(trainer: TorchTrainer, failures: list[BaseException]) -> None:
@@ -174,6 +200,28 @@ def scaling_for(options: RayConfig, resources: Mapping[str, float]) -> ScalingCo
     )
 
 
+class _Notice(threading.Thread):
+    """Asks Ray, beside the training, whether machines of the run are about to be taken away.
+
+    Ray's answer is a barrier of all workers, so each asks as often as the others do.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="preemption-notice", daemon=True)
+        self._given = threading.Event()
+
+    def run(self) -> None:
+        """Asks until the workers are ended."""
+        with contextlib.suppress(RayError, RuntimeError):  # Ray ends while we ask
+            while not self._given.wait(_NOTICE_LOOKS_S):
+                if train.get_preemption_info() is not None:
+                    self._given.set()
+
+    def given(self) -> bool:
+        """Whether a notice was given."""
+        return self._given.is_set()
+
+
 class _FolderHandler(logging.Handler):
     """Lays a worker's messages into the run's folder, where the driver finds them."""
 
@@ -183,7 +231,7 @@ class _FolderHandler(logging.Handler):
         self._rank = rank
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._folder.append_record({"message": f"{record.levelname}: worker {self._rank}: {record.getMessage()}"})
+        self._folder.tell(record.levelname, f"worker {self._rank}: {record.getMessage()}")
 
 
 def _worker(settings: dict[str, Any]) -> None:
@@ -195,12 +243,13 @@ def _worker(settings: dict[str, Any]) -> None:
     logging.getLogger("ssl_sec").setLevel(logging.INFO)
     device = get_device()
     assert isinstance(device, torch.device)
-    work(
-        settings["job"],
-        settings["values"],
-        settings["folder"],
-        context.get_world_rank(),
-        context.get_world_size(),
-        device,
-        leaving=lambda: train.get_preemption_info() is not None,
+    notice = _Notice()
+    notice.start()
+    worker = Worker(
+        rank=context.get_world_rank(),
+        world_size=context.get_world_size(),
+        device=device,
+        node=f"{socket.gethostname()} {ray.get_runtime_context().get_node_id()}",
+        leaving=notice.given,
     )
+    work(settings["job"], settings["values"], settings["folder"], worker)

@@ -226,12 +226,12 @@ class RunFolder:
                 )
             time.sleep(0.1)
 
-    def note_worker(self, rank: int, world_size: int) -> None:
+    def note_worker(self, rank: int, world_size: int, node: str) -> None:
         """Adds this process to the workers of the run."""
         about = {
             "rank": rank,
             "world_size": world_size,
-            "host": socket.gethostname(),
+            "node": node,
             "pid": os.getpid(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
@@ -261,7 +261,7 @@ class RunFolder:
 
     def tell(self, level: str, message: str) -> None:
         """Says something to whoever follows the run."""
-        self.append_record({"message": f"{level}: {message}"})
+        self.append_record({"time": time.time(), "message": f"{level}: {message}"})
 
     def append_record(self, record: Mapping[str, Any]) -> None:
         """Adds a line to the figures."""
@@ -273,8 +273,8 @@ class RunFolder:
         return [record for record in _json_lines(self.metrics_path) if "metrics" in record]
 
     def forget_records_from(self, step: int) -> None:
-        """Drops figures of steps that will be taken again."""
-        kept = [record for record in self.records() if record["step"] < step]
+        """Drops figures of steps that will be taken again; what was told stays."""
+        kept = [record for record in _json_lines(self.metrics_path) if "metrics" not in record or record["step"] < step]
         temporary = self.metrics_path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
         os.replace(temporary, self.metrics_path)

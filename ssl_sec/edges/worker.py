@@ -2,8 +2,9 @@
 
 import json
 import logging
+import socket
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,32 +30,40 @@ Job = Literal["pretrain", "probe"]
 SCORE = "val/knn_top1"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worker:
+    """This process among those of a run.
+
+    Attributes:
+        rank: its number.
+        world_size: the number of workers.
+        device: its own.
+        node: the machine, or the cluster's name for it.
+        leaving: whether machines of the run are about to be taken away; asked at reported steps.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    node: str = field(default_factory=socket.gethostname)
+    leaving: Callable[[], bool] = lambda: False
+
+
 class FolderRuntime:
     """The Runtime that training sees: figures and checkpoints of rank 0 go to the run's folder.
 
     Args:
-        rank: this worker's number.
-        world_size: the number of workers.
-        device: this worker's.
+        worker: this one.
         folder: of the run.
         keep_last: checkpoints to keep, beside the one with the best kNN accuracy.
-        leaving: whether machines of the run are about to be taken away; asked on all workers at the same steps.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        folder: RunFolder,
-        keep_last: int = 1,
-        leaving: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self.device = device
+    def __init__(self, worker: Worker, folder: RunFolder, keep_last: int = 1) -> None:
+        self.rank = worker.rank
+        self.world_size = worker.world_size
+        self.device = worker.device
         self._folder = folder
-        self._leaving = leaving
+        self._leaving = worker.leaving
         self._leaving_told = False
         self._writer = CheckpointWriter(folder.checkpoints_path, keep_last)
         self._score: tuple[int, float] | None = None
@@ -79,9 +88,9 @@ class FolderRuntime:
 
     def request(self) -> Request:
         """What the driver asks for; while machines are about to leave, a save at each look."""
-        leaving = self._leaving()
         if self.rank > 0:
             return Request.NONE
+        leaving = self._leaving()
         if self._folder.stop_path.exists():
             return Request.STOP
         if leaving and not self._leaving_told:
@@ -92,37 +101,25 @@ class FolderRuntime:
         return Request.SAVE if asked or leaving else Request.NONE
 
 
-def work(
-    job: Job,
-    values: Mapping[str, Any],
-    folder_path: str,
-    rank: int,
-    world_size: int,
-    device: torch.device,
-    leaving: Callable[[], bool] = lambda: False,
-) -> None:
+def work(job: Job, values: Mapping[str, Any], folder_path: str, worker: Worker) -> None:
     """Does a job on this worker, and tells in the run's folder how it ended.
 
     Args:
         job: which.
         values: its configuration.
         folder_path: the run's folder, absolute, on storage that all workers share.
-        rank: this worker's number.
-        world_size: the number of workers.
-        device: this worker's.
-        leaving: whether machines of the run are about to be taken away.
+        worker: this one.
     """
     folder = RunFolder(Path(folder_path))
     if folder.error() is not None:
         return  # the driver tells it; starting again cannot mend it
-    folder.note_worker(rank, world_size)
+    folder.note_worker(worker.rank, worker.world_size, worker.node)
     try:
         if job == "pretrain":
             config = from_values(PretrainConfig, values)
-            runtime = FolderRuntime(rank, world_size, device, folder, config.checkpoint.keep_last, leaving)
-            _pretrain(config, folder, runtime)
+            _pretrain(config, folder, FolderRuntime(worker, folder, config.checkpoint.keep_last))
         else:
-            _probe(from_values(ProbeJobConfig, values), folder, rank, world_size, device)
+            _probe(from_values(ProbeJobConfig, values), folder, FolderRuntime(worker, folder))
     except Stopped:
         folder.write_outcome("stopped")
     except UserError as error:
@@ -132,7 +129,7 @@ def work(
         # The objective is the same on all workers, so that all are here.
         folder.write_error(UserError(f"training diverged: {error}; {_last_checkpoint(folder)}"))
     except Exception as error:
-        folder.note_failure(rank, error)
+        folder.note_failure(worker.rank, error)
         raise
     else:
         folder.write_outcome("finished")
@@ -150,16 +147,15 @@ def _pretrain(config: PretrainConfig, folder: RunFolder, runtime: FolderRuntime)
         runtime.close()
 
 
-def _probe(config: ProbeJobConfig, folder: RunFolder, rank: int, world_size: int, device: torch.device) -> None:
+def _probe(config: ProbeJobConfig, folder: RunFolder, runtime: FolderRuntime) -> None:
     """Probes the encoder that the driver laid into the folder, beside its run's configuration."""
     trained = from_values(PretrainConfig, yaml.safe_load((folder.path / "pretrain.yaml").read_text()))
-    runtime = FolderRuntime(rank, world_size, device, folder)
     data = config.data or trained.data
-    encoder = load_encoder(trained, data.open("test").image_shape, folder.encoder_path).to(device)
+    encoder = load_encoder(trained, data.open("test").image_shape, folder.encoder_path).to(runtime.device)
     findings = linear_evaluation(encoder, data, config.probe, config.runtime, runtime)
     last_step = 2 * config.probe.epochs
     runtime.report(last_step, findings.metrics())
-    if rank == 0:
+    if runtime.rank == 0:
         confusion = {"confusion": findings.probe.confusion.tolist(), "class_names": list(findings.class_names)}
         (folder.path / "confusion.json").write_text(json.dumps(confusion))
 

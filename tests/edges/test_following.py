@@ -120,12 +120,14 @@ def figures(step: int, epoch: float) -> dict:
 def test_progress_writes_a_line_for_each_report_without_a_terminal():
     stream = io.StringIO()
     progress = Progress(epochs=4, name="run", stream=stream)
-    progress([figures(0, 0.5), figures(1, 1.0), {"message": "WARNING: worker 0: one image is bad"}])
+    told = [figures(0, 0.5), figures(1, 1.0), {"time": 1.5, "message": "WARNING: worker 0: one image is bad"}]
+    progress(told)
+    progress(told)  # a resume writes the file anew
     lines = stream.getvalue().splitlines()
     assert lines[0] == "run: epoch 0.50/4  step 0  loss 5.2500  images/s 1234"
     assert lines[1].startswith("run: epoch 1.00/4  step 1  loss 5.2500")
     assert lines[1].endswith("left")
-    assert lines[2] == "WARNING: worker 0: one image is bad"
+    assert lines[2:] == ["WARNING: worker 0: one image is bad"]
 
 
 def test_progress_draws_one_bar_on_a_terminal():
@@ -147,5 +149,7 @@ def test_progress_draws_one_bar_on_a_terminal():
 def test_steps_taken_again_are_not_shown_again():
     stream = io.StringIO()
     progress = Progress(epochs=4, name="run", stream=stream)
-    progress([figures(5, 2.0), figures(3, 1.0)])
+    progress([figures(5, 2.0), figures(3, 1.0), figures(5, 2.0)])
     assert len(stream.getvalue().splitlines()) == 1
+    progress([{"step": 5, "metrics": {"val/knn_top1": 50.0}}])
+    assert "kNN % 50.00" in stream.getvalue().splitlines()[1]

@@ -62,9 +62,10 @@ def test_no_whole_checkpoint_among_some_is_an_error_and_no_new_start(folder: Run
 def test_records_are_kept_to_the_step_that_is_resumed(folder: RunFolder):
     for step in range(4):
         folder.append_record({"step": step, "metrics": {"a": float(step)}})
-    folder.append_record({"message": "hello"})
+    folder.tell("INFO", "hello")
     folder.forget_records_from(2)
     assert [record["step"] for record in folder.records()] == [0, 1]
+    assert '"message": "INFO: hello"' in folder.metrics_path.read_text()
     with folder.metrics_path.open("a") as file:
         file.write('{"step": 2, "metr')
     assert [record["step"] for record in folder.records()] == [0, 1]
