@@ -70,7 +70,7 @@ def pretrain(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
     monitor = _Monitor(config, recipe.encoder, image_set, runtime)
     state = store.restored_state(runtime.device)
     first_step = 0 if state is None else recipe.restore(state)
-    if first_step:
+    if first_step and runtime.rank == 0:
         workers = "1 worker" if runtime.world_size == 1 else f"{runtime.world_size} workers"
         logger.info("resuming after step %d of %d on %s", first_step, recipe.total_steps, workers)
     if runtime.rank == 0:

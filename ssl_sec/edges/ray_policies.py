@@ -54,18 +54,19 @@ class FailureWatch(UserCallback):
         step = self._folder.newest_step()
         self._in_a_row = self._in_a_row + 1 if step == self._step else 1
         self._step = step
-        what = self._in_words(worker_exceptions)
+        what = self._told(worker_exceptions)
         since = "without a checkpoint" if step is None else f"since the checkpoint of step {step}"
         if 0 <= self._max_failures < self._in_a_row:
+            self._folder.tell("ERROR", what)
             raise UserError(
                 f"{what}; {self._in_a_row} failures {since}, runtime.max_failures allows {self._max_failures}; "
-                f"the errors are in {self._folder.failures_path}"
+                f"what workers failed with is in {self._folder.failures_path}"
             )
         limit = "" if self._max_failures < 0 else f" of {self._max_failures}"
         self._folder.tell("WARNING", f"{what}; the workers are started again (failure {self._in_a_row}{limit} {since})")
 
-    def _in_words(self, worker_exceptions: Mapping[int, Exception]) -> str:
-        said = {rank: first_line(error) for rank, error in worker_exceptions.items()}
+    def _told(self, worker_exceptions: Mapping[int, Exception]) -> str:
+        said = {rank: _in_words(error) for rank, error in worker_exceptions.items()}
         if any("timed out" in words.lower() or "timeout" in words.lower() for words in said.values()):
             silent = self._silent_after_grace(said.keys())
             said |= {rank: "no sign of life" for rank in silent}
@@ -88,10 +89,23 @@ class FailureWatch(UserCallback):
             time.sleep(0.1)
 
 
+def _death(error: Exception) -> RayActorError | None:
+    """What Ray says of a worker that did not fail, but died."""
+    error = getattr(error, "health_check_failure", error)
+    return error if isinstance(error, RayActorError) else None
+
+
 def _taken_away(error: Exception) -> bool:
     """Whether a worker's node was drained, as a spot machine is."""
-    error = getattr(error, "health_check_failure", error)
-    return isinstance(error, RayActorError) and error.preempted
+    death = _death(error)
+    return death is not None and death.preempted
+
+
+def _in_words(error: Exception) -> str:
+    death = _death(error)
+    if death is None:
+        return first_line(error)
+    return "its node died" if "node has died" in str(death) else "its process died (killed, or out of memory)"
 
 
 class ElasticPolicy(ElasticScalingPolicy):

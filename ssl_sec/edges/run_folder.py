@@ -152,8 +152,8 @@ class RunFolder:
             logger.warning("skipped a checkpoint that is not whole, %s", defect)
 
     def discard_unstarted(self) -> None:
-        """Removes the folder of a run that ended before its first step, so that its name is free again."""
-        if self.newest_step() is None and not self.records() and not self.encoder_path.exists():
+        """Removes the folder of a run that ended before it told anything, so that its name is free again."""
+        if self.newest_step() is None and not self.metrics_path.exists() and not self.encoder_path.exists():
             shutil.rmtree(self.path, ignore_errors=True)
             with contextlib.suppress(OSError):  # other runs of the recipe
                 self.path.parent.rmdir()

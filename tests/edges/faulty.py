@@ -2,9 +2,10 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from ssl_sec.config import PretrainConfig
+from ssl_sec.config import LocalConfig, PretrainConfig
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.settings import from_values
@@ -28,6 +29,11 @@ RUN = (
 
 def config_of(folder: Path, *changes: str) -> PretrainConfig:
     return from_values(PretrainConfig, compose("pretrain", [*RUN, f"output_dir={folder}", "run_name=it", *changes]))
+
+
+def in_one_process(config: PretrainConfig) -> PretrainConfig:
+    """The same without Ray, exactly."""
+    return replace(config, runtime=LocalConfig(precision="float64"))
 
 
 def folder_of(folder: Path) -> RunFolder:

@@ -4,20 +4,18 @@ import re
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from ssl_sec.config import LocalConfig
 from ssl_sec.edges.driver import run_pretraining
 from ssl_sec.edges.ray_runtime import run_with_ray
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.errors import StorageError
 from ssl_sec.settings import to_values
-from tests.edges.faulty import Once, config_of, figures, folder_of, messages, steps_so_far
+from tests.edges.faulty import Once, config_of, figures, folder_of, in_one_process, messages, steps_so_far
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
@@ -26,10 +24,6 @@ ELASTIC = (*EXACT, "runtime.num_workers=[1,2]", "runtime.start_timeout_s=5", "ru
 # Small steps, so that rounding does not grow over many of them; nothing is saved at the end of an epoch.
 ENDLESS = (*ELASTIC, "epochs=3000", "optimiser.learning_rate=0.0001", "monitor.every_epochs=3000")
 ENDLESS = (*ENDLESS, "checkpoint.every_epochs=3000")
-
-
-def in_one_process(config):
-    return replace(config, runtime=LocalConfig(precision="float64"))
 
 
 @pytest.fixture

@@ -1,62 +1,37 @@
 """What happens when something fails: two gloo workers on Ray Train, killed and started again."""
 
+import itertools
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import ray
 import torch
+from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file
 
 from ssl_sec.checkpoint import load_checkpoint, newest_checkpoint
-from ssl_sec.config import PretrainConfig
-from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_pretraining
 from ssl_sec.edges.run_folder import RunFolder
-from ssl_sec.errors import StorageError, UserError
-from ssl_sec.settings import from_values
-from tests.edges.conftest import QUICK
+from ssl_sec.errors import Stopped, StorageError, UserError
+from tests.edges.faulty import RUN, Once, config_of, figures, folder_of, in_one_process, messages, steps_so_far
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
-
-# Eight steps, two an epoch; SEC-EMA, whose μ a resume must restore.
-RUN = (
-    *QUICK,
-    "constraint=sec_ema",
-    "data.max_images=512",
-    "epochs=4",
-    "log_every_steps=1",
-    "monitor.every_epochs=2",
-    "checkpoint.every_epochs=1",
-    "runtime=ray",
-    "runtime.num_workers=2",
-    "runtime.cpus_per_worker=1",
-    "runtime.max_failures=3",
-)
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Ray on this machine, with two CPUs whatever it has."""
-    import ray
-
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    """Ray on this machine, with four CPUs whatever it has."""
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
-
-
-def config_of(folder: Path, *changes: str) -> PretrainConfig:
-    return from_values(PretrainConfig, compose("pretrain", [*RUN, f"output_dir={folder}", "run_name=it", *changes]))
-
-
-def folder_of(folder: Path) -> RunFolder:
-    return RunFolder(folder / "digits" / "it")
 
 
 @pytest.fixture(scope="module")
@@ -67,62 +42,20 @@ def whole(cluster, tmp_path_factory) -> RunFolder:
     return folder_of(folder)
 
 
-def figures(run: RunFolder) -> list:
-    """All figures but the speed, step by step; none may be there twice."""
-    taken = [
-        (record["step"], name, value)
-        for record in run.records()
-        for name, value in record["metrics"].items()
-        if name != "train/images_per_s"
-    ]
-    assert len({(step, name) for step, name, _ in taken}) == len(taken)
-    return taken
-
-
 def assert_bit_equal(run: RunFolder, whole: RunFolder) -> None:
     """Weights, optimiser, μ and figures, to the last bit."""
     states = [
         load_checkpoint(newest_checkpoint(each.checkpoints_path).path, torch.device("cpu")) for each in (run, whole)
     ]
-    assert states[0]["step"] == 8
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
     torch.testing.assert_close(load_file(run.encoder_path), load_file(whole.encoder_path), rtol=0, atol=0)
     assert figures(run) == figures(whole)
 
 
-class Once(threading.Thread):
-    """Does something once, when a condition has come true."""
-
-    def __init__(self, condition: Callable[[], bool], action: Callable[[], None]) -> None:
-        super().__init__()
-        self.happened = False
-        self._condition = condition
-        self._action = action
-        self._over = threading.Event()
-
-    def run(self) -> None:
-        while not self._condition():
-            if self._over.wait(0.001):
-                return
-        self._action()
-        self.happened = True
-
-    def __enter__(self) -> "Once":
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self.join()
-
-
-def kill(run: RunFolder, rank: int) -> None:
+def kill(run: RunFolder, rank: int, number: signal.Signals = signal.SIGKILL) -> int:
     (pid,) = [worker["pid"] for worker in run.workers()[-2:] if worker["rank"] == rank]
-    os.kill(pid, signal.SIGKILL)
-
-
-def steps_so_far(run: RunFolder) -> int:
-    return len([None for record in run.records() if "train/loss" in record["metrics"]])
+    os.kill(pid, number)
+    return pid
 
 
 MOMENTS: dict[str, Callable[[RunFolder], bool]] = {
@@ -164,14 +97,14 @@ def test_a_killed_driver_and_the_same_run_again_change_nothing(whole, tmp_path):
     assert_bit_equal(run, whole)
 
 
-def stopped_after_two_epochs(folder: Path) -> RunFolder:
+def stopped_after_two_epochs(folder: Path, *changes: str) -> RunFolder:
     """A run whose checkpoints of steps 2 and 4 are there, and which did not come to its end."""
     run = folder_of(folder)
     with (
         Once(lambda: (run.checkpoints_path / "step-000000004").exists(), lambda: run.stop_path.touch()) as stopping,
         pytest.raises(Exception, match="go on with resume=true"),
     ):
-        run_pretraining(config_of(folder))
+        run_pretraining(config_of(folder, *changes))
     assert stopping.happened
     return run
 
@@ -208,7 +141,7 @@ def test_damage_to_all_checkpoints_stops_the_run_and_starts_nothing(cluster, tmp
     with pytest.raises(StorageError, match="no whole checkpoint in .*step-000000004: state.pt has ") as caught:
         run_pretraining(config_of(tmp_path, "resume=true"))
     assert caught.value.exit_code == 4
-    assert before < len(run.workers()) <= before + 2  # nobody tried again
+    assert before < len(run.workers()) <= before + 2  # nobody tried again; the other worker may have come too late
 
 
 def test_a_run_that_diverges_stops_on_all_workers_and_is_not_tried_again(cluster, tmp_path):
@@ -221,3 +154,130 @@ def test_a_run_that_diverges_stops_on_all_workers_and_is_not_tried_again(cluster
         json.loads((folder_of(tmp_path).path / "error.json").read_text()) if folder_of(tmp_path).path.exists() else {}
     )
     assert "\n" not in told.get("message", "")
+
+
+def test_twenty_kills_at_random_moments_of_one_run_change_nothing(cluster, tmp_path_factory, tmp_path):
+    """Failures are counted since the newest checkpoint, so that three in a row suffice for twenty in all."""
+    longer = ("epochs=24", "monitor.every_epochs=24")
+    undisturbed = tmp_path_factory.mktemp("longer")
+    run_pretraining(config_of(undisturbed, *longer))
+    draws = random.Random(20)
+    run = folder_of(tmp_path)
+    moments = sorted(draws.sample(range(1, 46), 20))
+    kills = zip(itertools.count(1), moments, (draws.randrange(2) for _ in moments), strict=False)
+
+    def twenty_kills() -> None:
+        for number, step, rank in kills:
+            with Once(
+                lambda n=number, s=step: len(run.workers()) == 2 * n and steps_so_far(run) >= s, lambda: None
+            ) as due:
+                due.join(60)
+            assert due.happened
+            time.sleep(draws.uniform(0, 0.1))  # the moment within a step
+            kill(run, rank)
+
+    with Once(lambda: True, twenty_kills) as killing:
+        run_pretraining(config_of(tmp_path, *longer))
+    assert killing.happened
+    assert len(run.workers()) == 2 * 21
+    assert_bit_equal(run, folder_of(undisturbed))
+
+
+def test_a_worker_that_hangs_is_named_and_the_run_goes_on(cluster, whole, tmp_path):
+    run = folder_of(tmp_path)
+    stopped: list[int] = []
+    with Once(lambda: steps_so_far(run) >= 3, lambda: stopped.append(kill(run, 1, signal.SIGSTOP))) as hanging:
+        run_pretraining(config_of(tmp_path, "runtime.timeout_s=10"))
+    assert hanging.happened
+    assert not Path(f"/proc/{stopped[0]}").exists()
+    assert "Timed out waiting" in messages(run)
+    assert "worker 1: no sign of life; the workers are started again" in messages(run)
+    assert "Traceback" in run.failures()[0]["traceback"]
+    assert_bit_equal(run, whole)
+
+
+def test_a_run_that_fails_without_getting_on_is_given_up(cluster, tmp_path):
+    run = folder_of(tmp_path)
+
+    def kill_twice() -> None:
+        kill(run, 1)
+        with Once(lambda: len(run.workers()) == 4, lambda: kill(run, 0)) as again:
+            again.join(60)
+
+    with (
+        Once(lambda: len(run.workers()) == 2, kill_twice),
+        pytest.raises(UserError, match="2 failures without a checkpoint, runtime.max_failures allows 1; what workers"),
+    ):
+        run_pretraining(config_of(tmp_path, "runtime.max_failures=1"))
+    assert len(run.workers()) == 4
+    assert "worker 1: its process died (killed, or out of memory); the workers are started again" in messages(run)
+
+
+def test_sigterm_saves_stops_and_is_told_to_mlflow(cluster, whole, tmp_path):
+    run = folder_of(tmp_path)
+    with (
+        Once(lambda: steps_so_far(run) >= 3, lambda: os.kill(os.getpid(), signal.SIGTERM)) as terminating,
+        pytest.raises(Stopped, match="go on with resume=true run_name=it"),
+    ):
+        run_pretraining(config_of(tmp_path))
+    assert terminating.happened
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    run_id = run.run_id_path.read_text()
+    assert client.get_run(run_id).info.status == "KILLED"
+    run_pretraining(config_of(tmp_path, "resume=true"))
+    assert_bit_equal(run, whole)
+    assert client.get_run(run_id).info.status == "FINISHED"
+    assert [point.step for point in client.get_metric_history(run_id, "train/loss")] == list(range(8))
+
+
+def test_a_stopped_run_goes_on_with_four_workers(cluster, tmp_path_factory, tmp_path):
+    exact = ("runtime.precision=float64",)
+    undisturbed = tmp_path_factory.mktemp("exact")
+    run_pretraining(in_one_process(config_of(undisturbed)))
+    run = stopped_after_two_epochs(tmp_path, *exact)
+    run_pretraining(config_of(tmp_path, *exact, "runtime.num_workers=4", "resume=true"))
+    assert [worker["world_size"] for worker in run.workers()] == [2, 2, 4, 4, 4, 4]
+    curves = [{(step, name): value for step, name, value in figures(each)} for each in (run, folder_of(undisturbed))]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-8)
+
+
+def test_storage_that_fails_stops_the_run_at_once(cluster, tmp_path):
+    """A file where the checkpoints' folder would be: nothing can be written there."""
+    run = folder_of(tmp_path)
+
+    def spoil() -> None:
+        run.checkpoints_path.write_text("")
+
+    with (
+        Once(lambda: len(run.workers()) == 2, spoil) as spoiling,
+        pytest.raises(StorageError, match="^checkpoint of step 2: cannot be written to .*checkpoints: ") as caught,
+    ):
+        run_pretraining(config_of(tmp_path))
+    assert spoiling.happened
+    assert caught.value.exit_code == 4
+    assert len(run.workers()) == 2  # nobody tried again
+
+
+# The same as a disk with so little room, for files of one process.
+FULL_DISK = """
+import resource, sys
+from jobs.pretrain import pretrain
+from ssl_sec.edges.command_line import run_job
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_300_000, 1_300_000))
+sys.exit(run_job("pretrain", pretrain))
+"""
+
+
+def test_a_disk_that_fills_in_mid_run_ends_it_with_one_line_and_what_was_saved_stays(tmp_path):
+    arguments = [
+        *(argument for argument in RUN if not argument.startswith("runtime")),
+        "runtime=local",
+        f"output_dir={tmp_path}",
+        "run_name=it",
+    ]
+    ended = subprocess.run([sys.executable, "-c", FULL_DISK, *arguments], capture_output=True, text=True)
+    assert ended.returncode == 4, ended.stderr
+    last_line = ended.stderr.strip().splitlines()[-1]
+    assert last_line.startswith("error: checkpoint of step 2: cannot be written to ")
+    assert "File too large" in last_line
+    assert not list(folder_of(tmp_path).checkpoints_path.iterdir())

@@ -52,6 +52,43 @@ def test_a_run_with_a_checkpoint_is_never_discarded(folder: RunFolder):
     assert folder.restored_state(CPU) == {"step": 5}
 
 
+def test_a_run_that_told_something_is_never_discarded(folder: RunFolder):
+    folder.tell("ERROR", "worker 1: its process died")
+    folder.discard_unstarted()
+    assert folder.config_path.exists()
+
+
+def test_a_failure_keeps_its_traceback_and_a_line_that_was_cut_off_is_none(folder: RunFolder):
+    assert folder.failures() == []
+    try:
+        raise RuntimeError("lost\nthe others")
+    except RuntimeError as error:
+        folder.note_failure(3, error)
+    with folder.failures_path.open("a") as file:
+        file.write('{"rank": 4')
+    (failure,) = folder.failures()
+    assert (failure["rank"], failure["error"]) == (3, "lost")
+    assert 'raise RuntimeError("lost' in failure["traceback"]
+
+
+def test_a_folder_where_the_driver_left_no_word_is_not_the_runs(folder: RunFolder, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("ssl_sec.edges.run_folder._VISIBLE_WITHIN_S", 0.0)
+    word = folder.note_launch()
+    folder.require_launch(word)
+    with pytest.raises(StorageError, match="is not the folder that the driver writes to; allowed: a folder on storage"):
+        RunFolder(tmp_path / "elsewhere").require_launch(word)
+    folder.note_launch()
+    with pytest.raises(StorageError):
+        folder.require_launch(word)
+
+
+def test_the_newest_step_is_that_of_the_newest_checkpoint_whole_or_not(folder: RunFolder):
+    assert folder.newest_step() is None
+    for step in (5, 10):
+        (folder.checkpoints_path / f"step-{step:09d}").mkdir(parents=True)
+    assert folder.newest_step() == 10
+
+
 def test_no_whole_checkpoint_among_some_is_an_error_and_no_new_start(folder: RunFolder):
     assert folder.restored_state(CPU) is None
     (folder.checkpoints_path / "step-000000005").mkdir(parents=True)
