@@ -431,8 +431,8 @@ class RayConfig(_RuntimeConfig):
     cpus_per_worker: int | None = None
     max_failures: int = 3
     timeout_s: int = 600
-    start_timeout_s: float = 60
-    resize_interval_s: float = 60
+    start_timeout_s: float = 60.0
+    resize_interval_s: float = 60.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -126,7 +126,13 @@ def test_a_wrong_value_is_named_with_its_key_and_what_is_allowed(key, value, all
         ({"name": "ray"}, "runtime.num_workers", 0, "≥ 1"),
         ({"name": "ray"}, "runtime.cpus_per_worker", 0, "≥ 1"),
         ({"name": "ray"}, "runtime.max_failures", -2, "≥ 0, or -1 for no limit"),
+        ({"name": "ray"}, "runtime.num_workers", [0, 2], "[least, most] with 1 ≤ least ≤ most"),
+        ({"name": "ray"}, "runtime.num_workers", [3, 2], "[least, most] with 1 ≤ least ≤ most"),
+        ({"name": "ray"}, "runtime.num_workers", [2], "[least, most] with 1 ≤ least ≤ most"),
+        ({"name": "ray"}, "runtime.num_workers", "2", "an integer or a list"),
         ({"name": "ray"}, "runtime.timeout_s", 0, "> 0"),
+        ({"name": "ray"}, "runtime.start_timeout_s", 0.0, "> 0"),
+        ({"name": "ray"}, "runtime.resize_interval_s", 0.0, "> 0"),
         ({"name": "ray"}, "runtime.num_loader_workers", -1, "≥ 0"),
     ],
 )
@@ -157,6 +163,7 @@ def test_a_misspelled_key_of_a_group_is_answered_with_the_nearest():
         ("constraint", {"name": "l2reg", "eta": 1.0, "radius": 0.0}, SphericalConfig),
         ("constraint", {"name": "fixed_radius", "eta": 1.0, "radius": 8.7}, SphericalConfig),
         ("runtime", {"name": "ray", "num_workers": 2}, RayConfig),
+        ("runtime", {"name": "ray", "num_workers": [1, 2]}, RayConfig),
     ],
 )
 def test_every_name_finds_its_group_and_survives_the_way_to_values(group, values, kind):

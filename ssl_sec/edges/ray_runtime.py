@@ -106,16 +106,15 @@ def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | Non
         thread.join(0.2)
         if time.monotonic() > next_look:
             next_look = time.monotonic() + _SHORTAGE_LOOKS_S
-            was_short, shortage = is_short, _shortage(trainer.scaling_config)
-            is_short = shortage is not None
-            if shortage is not None and not was_short:
-                folder.tell("WARNING", f"{shortage}; training goes on when there are more")
+            was_short, lack = is_short, shortage(trainer.scaling_config, ray.cluster_resources())
+            is_short = lack is not None
+            if lack is not None and not was_short:
+                folder.tell("WARNING", f"{lack}; training goes on when there are more")
     return failures[0] if failures else None
 
 
-def _shortage(scaling: ScalingConfig) -> str | None:
-    """What the cluster lacks, while machines are away."""
-    resources = ray.cluster_resources()
+def shortage(scaling: ScalingConfig, resources: Mapping[str, float]) -> str | None:
+    """What the cluster lacks, while machines are away; None if nothing."""
     a_worker: dict[str, float] = {"GPU": 1.0} if scaling.use_gpu else {}
     a_worker |= cast(dict[str, float], scaling.resources_per_worker)
     needs = {kind: round(scaling.min_workers * each) for kind, each in a_worker.items()}

@@ -10,7 +10,7 @@ import pytest
 from ssl_sec.config import PretrainConfig, RayConfig
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_pretraining
-from ssl_sec.edges.ray_runtime import connect, scaling_for
+from ssl_sec.edges.ray_runtime import connect, scaling_for, shortage
 from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.settings import from_values
 
@@ -89,6 +89,28 @@ def test_more_workers_than_the_cluster_has_are_refused():
         scaling_for(RayConfig(num_workers=2, cpus_per_worker=2), {"CPU": 3.0})
     with pytest.raises(ConfigError, match="but the cluster has 0 GPUs"):
         scaling_for(RayConfig(num_workers=1, device="cuda"), {"CPU": 2.0})
+
+
+def test_an_elastic_run_needs_the_least_number_and_takes_a_machines_share_for_each():
+    cpus = scaling_for(RayConfig(num_workers=(2, 8), resize_interval_s=7.0), {"CPU": 3.0})
+    assert (cpus.num_workers, cpus.resources_per_worker) == ((2, 8), {"CPU": 1})
+    assert cpus.elastic_resize_monitor_interval_s == 7
+    gpus = scaling_for(RayConfig(num_workers=(2, 8)), {"CPU": 64.0, "GPU": 4.0})
+    assert (gpus.num_workers, gpus.use_gpu, gpus.resources_per_worker) == ((2, 8), True, {"CPU": 16})
+    with pytest.raises(ConfigError, match="runtime.num_workers: found 4, but the cluster has 3 CPUs; allowed: 1 to 3"):
+        scaling_for(RayConfig(num_workers=(4, 8)), {"CPU": 3.0})
+    with pytest.raises(ConfigError, match="runtime.cpus_per_worker: found 2 for 2 workers"):
+        scaling_for(RayConfig(num_workers=(2, 8), cpus_per_worker=2), {"CPU": 3.0})
+
+
+def test_a_cluster_that_lost_machines_is_told():
+    scaling = scaling_for(RayConfig(num_workers=4), {"CPU": 8.0, "GPU": 4.0})
+    assert shortage(scaling, {"CPU": 8.0, "GPU": 4.0}) is None
+    assert shortage(scaling, {"CPU": 8.0, "GPU": 3.0}) == "the cluster has 3 GPUs, and the workers need 4"
+    assert shortage(scaling, {"CPU": 6.0, "GPU": 4.0}) == "the cluster has 6 CPUs, and the workers need 8"
+    elastic = scaling_for(RayConfig(num_workers=(1, 4)), {"CPU": 8.0, "GPU": 4.0})
+    assert shortage(elastic, {"CPU": 2.0, "GPU": 1.0}) is None
+    assert shortage(elastic, {"CPU": 2.0}) == "the cluster has 0 GPUs, and the workers need 1"
 
 
 def test_workers_are_found_by_themselves():
