@@ -9,7 +9,7 @@ from ssl_sec.batch import Batch
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.data.samplers import ShuffledBatches
 from ssl_sec.errors import Stopped
-from ssl_sec.losses import NTXentLoss, SphericalConstraint
+from ssl_sec.losses import MultiSimilarityLoss, NTXentLoss, SphericalConstraint, SphericalFeatureTransform
 from ssl_sec.objective import Objective
 from ssl_sec.optimisers import sgd
 from ssl_sec.schedules import Cosine, LinearRamp
@@ -189,6 +189,26 @@ def test_a_stopped_and_resumed_run_ends_as_the_uninterrupted_one(stop_at):
     assert_identical(end.last_state(), whole)
     assert whole["objective"]["constraint.mean_norm"] > 0
     assert whole["optimiser"]["state"]
+
+
+def supervised() -> Recipe:
+    """With all that an objective may hold: SFT's centres, which also decide which rows are generated, and μ."""
+    torch.manual_seed(1)
+    loss, transform = MultiSimilarityLoss(), SphericalFeatureTransform(2, 4, weight=0.5)
+    objective = Objective(loss, SphericalConstraint(rho=0.5), LinearRamp(1.0, STEPS), transform).double()
+    return recipe(objective=objective, row_labels=lambda batch, rows: batch.labels.repeat(2))
+
+
+def test_the_centres_of_a_transform_go_on_where_they_were():
+    whole = run(supervised()).last_state()
+    runtime = FakeRuntime(stop_at=5)
+    with pytest.raises(Stopped):
+        run(supervised(), runtime=runtime)
+    resumed = supervised()
+    end = run(resumed, first_step=resumed.restore(runtime.last_state()))
+    assert whole["objective"]["transform.centres"].abs().sum(dim=1).min() > 0
+    assert any(end.series("train/generated_loss").values())
+    assert_identical(end.last_state(), whole)
 
 
 def test_a_stop_at_a_saved_step_saves_once_and_one_at_the_end_is_none():
