@@ -8,6 +8,7 @@ from typing import Any
 
 from ssl_sec.edges.composition import composed_yaml, options
 from ssl_sec.errors import Stopped, UserError
+from ssl_sec.masking import masked
 
 _PRIMARY_GROUPS = ("experiment", "data", "runtime")
 
@@ -24,10 +25,8 @@ def run_job(job: str, run: Callable[[Sequence[str]], str], arguments: Sequence[s
         The exit code: 0, 2 (configuration), 3 (data), 4 (storage), 130 (stopped), 1 (a bug).
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
-    logging.getLogger().setLevel(logging.WARNING)
-    logging.getLogger("ssl_sec").setLevel(logging.INFO)
-    try:
+
+    def told() -> int:
         if any(argument in ("--help", "-h") for argument in arguments):
             print(_help(job))
         elif "--cfg" in arguments:
@@ -35,9 +34,23 @@ def run_job(job: str, run: Callable[[Sequence[str]], str], arguments: Sequence[s
             overrides = [*arguments[:place], *arguments[place + 2 :]]
             print(composed_yaml(job, overrides), end="")
         else:
-            print(run(arguments))
+            print(masked(run(arguments)))
+        return 0
+
+    return exit_code_of(told)
+
+
+def exit_code_of(run: Callable[[], int]) -> int:
+    """Runs a command; what a user can mend becomes one line and an exit code, without secrets."""
+    logging.basicConfig(level=logging.INFO)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_WithoutSecrets("%(levelname)s: %(message)s"))
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger("ssl_sec").setLevel(logging.INFO)
+    try:
+        return run()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(masked(f"error: {error}"), file=sys.stderr)
         return error.exit_code
     except Stopped as stop:
         print(stop, file=sys.stderr)
@@ -48,7 +61,11 @@ def run_job(job: str, run: Callable[[Sequence[str]], str], arguments: Sequence[s
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    return 0
+
+
+class _WithoutSecrets(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return masked(super().format(record))
 
 
 def _help(job: str) -> str:

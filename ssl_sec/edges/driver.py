@@ -25,6 +25,7 @@ from ssl_sec.edges.pictures import pretraining_pictures, probe_pictures
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.worker import Job, Worker, load_encoder, work
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
+from ssl_sec.masking import HIDDEN, masked
 from ssl_sec.settings import from_values, to_values
 
 logger = logging.getLogger("ssl_sec")
@@ -78,7 +79,7 @@ def run_pretraining(config: PretrainConfig) -> Finished:
         epochs=config.epochs,
         global_batch_size=config.global_batch_size,
         tags={"recipe": config.recipe, "job": "pretrain"},
-        parent_run_id=None,
+        parent_run_id=config.tracking.parent_run,
     )
     if not config.probe.enabled:
         return finished
@@ -126,7 +127,7 @@ def run_replay(config: ReplayConfig) -> Finished:
     if not folder.identity_path.is_file():
         raise ConfigError(f"folder: {folder.path} holds no run; allowed: the folder that a job printed")
     identity = RunIdentity(**json.loads(folder.identity_path.read_text()))
-    identity = replace(identity, uri=config.uri or identity.uri)
+    identity = replace(identity, uri=config.uri or _with_credentials(identity.uri))
     job: Job = "probe" if identity.tags["job"] == "probe" else "pretrain"
     values = yaml.safe_load(folder.config_path.read_text())
     runtime = from_values(PretrainConfig if job == "pretrain" else ProbeJobConfig, values).runtime
@@ -139,6 +140,16 @@ def run_replay(config: ReplayConfig) -> Finished:
         output_dir=Path(values["output_dir"]).expanduser().resolve(),
     )
     return run.replay(identity)
+
+
+def _with_credentials(uri: str) -> str:
+    """A store's address whose credentials were not kept with the run: they stand in the environment."""
+    known = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if HIDDEN not in uri:
+        return uri
+    if masked(known) != uri:
+        raise ConfigError(f"uri: the run was meant for {uri}; give its credentials by MLFLOW_TRACKING_URI or uri=...")
+    return known
 
 
 def _probe(config: ProbeJobConfig, trained_path: Path, trained: PretrainConfig) -> Finished:
@@ -197,7 +208,7 @@ class _Run:
             tags={**tags, "folder": str(self.folder.path)},
             parent_run_id=parent_run_id,
         )
-        self.folder.identity_path.write_text(json.dumps(asdict(identity)))
+        self.folder.identity_path.write_text(json.dumps(asdict(replace(identity, uri=masked(identity.uri)))))
         tracking = self._tracking(identity)
         try:
             tracking.connect()

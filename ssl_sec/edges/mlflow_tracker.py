@@ -45,12 +45,18 @@ from ssl_sec.edges.following import Record
 from ssl_sec.encoders import Encoder
 from ssl_sec.errors import StorageError, first_line
 from ssl_sec.locking import locked
+from ssl_sec.masking import masked_values
 from ssl_sec.settings import flattened
 
 logger = logging.getLogger(__name__)
 # It tells of its tables whenever it makes a database; errors still come through.
 logging.getLogger("mlflow").setLevel(logging.ERROR)
 logging.getLogger("alembic").setLevel(logging.ERROR)
+
+# A job of a Ray cluster is told its id and, having no checkout with it, its commit.
+JOB_ID_VARIABLE = "SSL_SEC_JOB_ID"
+COMMIT_VARIABLE = "SSL_SEC_COMMIT"
+JOB_ID_TAG = "ray.job_id"
 
 _POINTS_A_CALL = 1000
 _PARAMS_A_CALL = 100
@@ -105,12 +111,13 @@ class TrackedRun:
                 MLFLOW_SOURCE_TYPE: SourceType.to_string(SourceType.JOB),
                 "ssl_sec.version": __version__,
                 **_git_commit(),
+                **({JOB_ID_TAG: os.environ[JOB_ID_VARIABLE]} if JOB_ID_VARIABLE in os.environ else {}),
                 **tags,
                 **parent,
             }
             run = client.create_run(experiment_id, tags=about, run_name=name)
             tracked = cls(client, run.info.run_id, experiment_id)
-            parameters = [Param(key, str(value)) for key, value in flattened(values).items()]
+            parameters = [Param(key, str(value)) for key, value in flattened(masked_values(values)).items()]
             for start in range(0, len(parameters), _PARAMS_A_CALL):
                 client.log_batch(run.info.run_id, params=parameters[start : start + _PARAMS_A_CALL])
         except Exception as error:
@@ -311,7 +318,9 @@ def _experiment_id(client: MlflowClient, name: str, uri: str, output_dir: Path) 
 
 
 def _git_commit() -> dict[str, str]:
-    """The commit of the checkout that this package lies in, if it lies in one."""
+    """The commit of the checkout that this package lies in, or was sent from."""
+    if COMMIT_VARIABLE in os.environ:
+        return {MLFLOW_GIT_COMMIT: os.environ[COMMIT_VARIABLE]}
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

@@ -24,6 +24,7 @@ import yaml
 from ssl_sec.checkpoint import load_checkpoint, newest_checkpoint
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.errors import ConfigError, DataError, StorageError, UserError, first_line
+from ssl_sec.masking import masked, masked_values
 from ssl_sec.settings import flattened, from_values
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class RunFolder:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.config_path.write_text(yaml.safe_dump(dict(values), sort_keys=False))
+            self.config_path.write_text(yaml.safe_dump(masked_values(values), sort_keys=False))
         except OSError as error:
             raise StorageError(f"output_dir: {self.path} cannot be written: {error.strerror}") from error
 
@@ -142,7 +143,7 @@ class RunFolder:
         if not self.config_path.is_file():
             raise ConfigError(f"resume: {self.path} holds no run; allowed: resume=false, or the run_name of a run")
         before = flattened(yaml.safe_load(self.config_path.read_text()))
-        now = flattened(values)
+        now = flattened(masked_values(values))
         for key in sorted(before.keys() | now.keys()):
             if not key.startswith(_FREE_KEYS) and before.get(key) != now.get(key):
                 raise ConfigError(f"{key}: found {now.get(key)!r}, but the run to resume has {before.get(key)!r}")
@@ -261,7 +262,7 @@ class RunFolder:
 
     def tell(self, level: str, message: str) -> None:
         """Says something to whoever follows the run."""
-        self.append_record({"time": time.time(), "message": f"{level}: {message}"})
+        self.append_record({"time": time.time(), "message": masked(f"{level}: {message}")})
 
     def append_record(self, record: Mapping[str, Any]) -> None:
         """Adds a line to the figures."""

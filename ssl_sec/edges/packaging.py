@@ -1,0 +1,73 @@
+"""What of a checkout travels to a cluster: the code and the configs, nothing else."""
+
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ssl_sec.errors import ConfigError
+
+# What a job needs of a checkout.
+_TRAVELS = ("ssl_sec", "jobs", "configs", "pyproject.toml")
+_NEVER = ("__pycache__", ".git")
+LIMIT_MIB = 64.0
+
+
+def checkout() -> Path | None:
+    """The root of the checkout that this package runs from; None where it is installed without one."""
+    root = Path(__file__).parents[2]
+    return root if (root / "pyproject.toml").is_file() and (root / "jobs").is_dir() else None
+
+
+def commit(root: Path) -> str | None:
+    """The commit of a checkout, with a mark where files differ from it."""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+@contextmanager
+def packaged(root: Path, limit_mib: float = LIMIT_MIB) -> Iterator[Path]:
+    """A folder with what travels, for as long as the context lasts.
+
+    Args:
+        root: of the checkout.
+        limit_mib: what is larger is refused.
+
+    Raises:
+        ConfigError: if it is; names the biggest folders.
+    """
+    files = [path for name in _TRAVELS for path in _files(root / name)]
+    sizes = {path.relative_to(root): path.stat().st_size for path in files}
+    total_mib = sum(sizes.values()) / 2**20
+    if total_mib > limit_mib:
+        folders: Counter[Path] = Counter()
+        for path, size in sizes.items():
+            folders[path.parent] += size
+        biggest = ", ".join(f"{folder} ({size / 2**20:.0f} MiB)" for folder, size in folders.most_common(3))
+        raise ConfigError(
+            f"the checkout has {total_mib:.0f} MiB of code and configs to send, allowed: {limit_mib:.0f} MiB; "
+            f"the biggest folders are {biggest}; keep data elsewhere, or list it in .gitignore"
+        )
+    with tempfile.TemporaryDirectory(prefix="ssl_sec-") as folder:
+        for path in sizes:
+            target = Path(folder) / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / path, target)
+        yield Path(folder)
+
+
+def _files(path: Path) -> list[Path]:
+    """The files below a path that git does not ignore, or all where there is no git."""
+    command = ["git", "-C", str(path.parent), "ls-files", "-z", "-co", "--exclude-standard", "--", path.name]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split("\0")
+        found = [path.parent / name for name in listed if name]
+    except (OSError, subprocess.SubprocessError):
+        found = [path] if path.is_file() else list(path.rglob("*"))
+    return [file for file in found if file.is_file() and not any(part in _NEVER for part in file.parts)]

@@ -1,0 +1,32 @@
+import pytest
+
+from ssl_sec.masking import masked, masked_values
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://ada:geheim@host:5432/db", "postgresql://***@host:5432/db"),
+        ("see https://token@host/a and s3://k:s@b/c.", "see https://***@host/a and s3://***@b/c."),
+        ("http://127.0.0.1:5000/#/experiments/1", "http://127.0.0.1:5000/#/experiments/1"),
+        ("sqlite:////runs/mlflow.db", "sqlite:////runs/mlflow.db"),
+        ("mail ada@host about http://host/x", "mail ada@host about http://host/x"),
+    ],
+)
+def test_userinfo_of_addresses_is_hidden(text, shown):
+    assert masked(text) == shown
+    assert masked(shown) == shown
+
+
+def test_values_of_secret_keys_are_hidden_wherever_they_stand():
+    values = {
+        "tracking": {"uri": "http://u:p@h", "api_token": "abc", "password": None},
+        "data": {"train": ["s3://k:s@b/a", 3], "AWS_SECRET_ACCESS_KEY": "x", "apiKey": 5},
+        "keys": 2,
+    }
+    assert masked_values(values) == {
+        "tracking": {"uri": "http://***@h", "api_token": "***", "password": None},
+        "data": {"train": ["s3://***@b/a", 3], "AWS_SECRET_ACCESS_KEY": "***", "apiKey": "***"},
+        "keys": 2,
+    }
+    assert values["tracking"]["uri"] == "http://u:p@h"
