@@ -192,7 +192,7 @@ class _Pipeline:
                 overrides.append(f"run={run_id}")
             elif parent is not None:
                 overrides.append(f"tracking.parent_run={parent.run_id}")
-            code = self._stage(job_id, stage.job, tuple(overrides), f"{point.name} {stage.job}")
+            code = self._stage(job_id, stage.job, tuple(overrides), " ".join([*point.swept, stage.job]))
             run_id, found = self._run_of(job_id)
             metrics |= found
             if code != 0:

@@ -3,10 +3,11 @@
 import contextlib
 import logging
 import os
+import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -87,7 +88,8 @@ def _trainer(
             storage_path=str(folder.path / "ray"),
             failure_config=FailureConfig(max_failures=-1),  # the watch counts them
             callbacks=[FailureWatch(folder.path, options.max_failures)],
-            logging_config=LoggingConfig(log_level="WARNING"),
+            # The watch tells what failed, in a line; Ray's log files have the rest.
+            logging_config=LoggingConfig(log_level="CRITICAL"),
         ),
     }
     if isinstance(scaling.num_workers, int):
@@ -145,7 +147,19 @@ def connect(address: str | None) -> None:
     started_here = address is None and "RAY_ADDRESS" not in os.environ
     logging.getLogger("ray").setLevel(logging.ERROR)
     _check_listening(address or os.environ.get("RAY_ADDRESS"))
-    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=not started_here)
+    with _own_signal_handlers():
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=not started_here)
+
+
+@contextlib.contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Puts back the handlers that Ray replaces by its own, with which a SIGTERM would end the driver at once."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():
+            if callable(handler):
+                signal.signal(number, handler)
 
 
 def _check_listening(address: str | None) -> None:

@@ -18,6 +18,7 @@ from urllib.parse import quote, urlparse
 
 import requests
 from mlflow.exceptions import MlflowException
+from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from ssl_sec.config import PretrainConfig, ProbeJobConfig
@@ -73,9 +74,15 @@ class Cluster:
     """
 
     def __init__(self, address: str | None) -> None:
-        logging.getLogger("ray").setLevel(logging.ERROR)
+        for name in ("ray", "ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk"):
+            logging.getLogger(name).setLevel(logging.ERROR)
         try:
             self._client = JobSubmissionClient(address)
+        except AuthenticationError as error:
+            raise ConfigError(
+                f"the Ray cluster at {address or 'this machine'} asks for another token; give the one it was started "
+                "with: RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=<file>"
+            ) from error
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = address or os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
             raise ConfigError(
@@ -163,10 +170,10 @@ class Cluster:
 
         async def tail() -> None:
             nonlocal num_written
-            num_skipped = 0
-            async for lines in self._client.tail_job_logs(job_id):
-                new = lines[max(0, num_written - num_skipped) :]
-                num_skipped += len(lines) - len(new)
+            position = 0  # each connection begins at the beginning
+            async for text in self._client.tail_job_logs(job_id):
+                new = text[max(0, num_written - position) :]
+                position += len(text)
                 num_written += len(new)
                 write(masked(new))
 
@@ -241,9 +248,10 @@ def passed_on() -> dict[str, str]:
     return variables
 
 
-def job_id_for(command: Command) -> str:
-    """An id that names the run, and is new for each submission of it."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", new_name(f"{command.recipe}-{command.name}"))
+def job_id_for(recipe: str, name: str, is_new: bool) -> str:
+    """An id that names the run, and is new for each submission of it; a name that was just made is new itself."""
+    named = f"{recipe}-{name}"
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", named if is_new else new_name(named))
 
 
 def is_this_machine(address: str) -> bool:

@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -120,7 +119,8 @@ def _submit(options: argparse.Namespace) -> int:
         points.append((command, swept))
     first = points[0][0]
     name = base if len(points) > 1 else first.name
-    job_id = job_id_for(replace(first, name=name))
+    was_given = options.name is not None or any(o.startswith("run_name=") for o in options.overrides)
+    job_id = job_id_for(first.recipe, name, is_new=not was_given)
     values = compose(first.job, first.overrides)
     tracking = from_values(TrackingConfig, values["tracking"])
     metadata = {"recipe": first.recipe, "job": first.job, "name": name}

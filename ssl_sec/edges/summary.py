@@ -31,5 +31,6 @@ def how_to_look(finished: Finished, page: str = "runs") -> str:
     if finished.uri.startswith(("http://", "https://")):
         return f"MLflow UI: {finished.uri}{path}"
     program = Path(sys.executable).parent / "mlflow"
-    shown = os.path.relpath(program) if program.exists() else "mlflow"
+    near = os.path.relpath(program)
+    shown = "mlflow" if not program.exists() else str(program) if near.startswith("..") else near
     return f"MLflow UI: {shown} ui --backend-store-uri {finished.uri}\n           then open http://127.0.0.1:5000{path}"
