@@ -172,8 +172,8 @@ def points_of(overrides: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[str
 
 
 def _point_name(name: str, swept: Sequence[str]) -> str:
-    parts = [override.rpartition(".")[2].replace("=", "").replace("/", "-") for override in swept]
-    return "-".join([name, *parts])
+    values = [override.partition("=") for override in swept]
+    return "-".join([name, *(f"{key.rpartition('.')[2]}{value}".replace("/", "-") for key, _, value in values)])
 
 
 def _then(then: str | None, command: Command) -> tuple[Stage, ...]:

@@ -1,0 +1,183 @@
+"""Jobs on a Ray cluster with token authentication, sent as a user sends them."""
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from tests.edges.conftest import QUICK
+
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+
+TWO_WORKERS = (*QUICK, "runtime.num_workers=2", "runtime.cpus_per_worker=1", "runtime.max_failures=0")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory):
+    """A head on loopback that asks for a token; its environment is what a job's driver inherits."""
+    folder = tmp_path_factory.mktemp("head")
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
+    token.chmod(0o600)
+    environment = {
+        **os.environ,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    environment.pop("RAY_ADDRESS", None)
+    dashboard = free_port()
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--num-cpus=2"]
+    command += ["--node-ip-address=127.0.0.1", f"--port={free_port()}", f"--dashboard-port={dashboard}"]
+    command += [f"--dashboard-agent-listen-port={free_port()}", f"--ray-client-server-port={free_port()}"]
+    command += ["--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats"]
+    # A socket's path has at most 107 characters.
+    short = Path("/tmp") / f"ssl_sec-{os.getpid()}"
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([*command, f"--temp-dir={short}"], env=environment, stdout=log, stderr=log)
+    address = f"http://127.0.0.1:{dashboard}"
+    try:
+        deadline = time.monotonic() + 120
+        while submit(SimpleNamespace(address=address, environment=environment), "list").returncode != 0:
+            assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
+        yield SimpleNamespace(address=address, environment=environment, runs=folder / "runs")
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def submit(head, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "jobs.submit", *arguments, "--address", head.address]
+    return subprocess.run(command, env=head.environment, capture_output=True, text=True)
+
+
+def jobs(head) -> dict[str, list[str]]:
+    """Job -> state and the rest of its row."""
+    (_, _, *rows) = submit(head, "list").stdout.splitlines()
+    return {cells[0]: cells[1:] for cells in (row.split() for row in rows)}
+
+
+def runs(head, recipe: str = "digits") -> dict:
+    client = MlflowClient(f"sqlite:///{head.runs}/mlflow.db")
+    experiment = client.get_experiment_by_name(recipe)
+    return {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+
+
+def wait_for(head, job_id: str, *states: str) -> str:
+    deadline = time.monotonic() + 300
+    while (state := jobs(head)[job_id][0]) not in states:
+        assert time.monotonic() < deadline, submit(head, "logs", job_id).stdout
+    return state
+
+
+def test_pretrain_then_probe_followed_to_the_end(head):
+    done = submit(
+        head, "pretrain", *TWO_WORKERS, f"output_dir={head.runs}", "--name", "chain", "--then", "probe", "--follow"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    job_id = done.stdout.split()[1]
+    assert f"dashboard: {head.address}/#/jobs/{job_id}" in done.stdout
+    assert "[pretrain] chain: epoch 2.00/2" in done.stdout
+    assert "[probe] linear probe top-1 on the test set (%)" in done.stdout
+    assert done.stdout.count("[pretrain] folder: ") == 1  # nothing is shown twice
+    states = {name: row[0] for name, row in jobs(head).items() if name.startswith(job_id)}
+    assert states == {job_id: "succeeded", f"{job_id}-1-pretrain": "succeeded", f"{job_id}-1-probe": "succeeded"}
+    trained, probed = runs(head)["chain"], runs(head)["chain-probe"]
+    assert (trained.info.status, probed.info.status) == ("FINISHED", "FINISHED")
+    assert probed.data.tags["mlflow.parentRunId"] == trained.info.run_id
+    assert trained.data.tags["ray.job_id"] == f"{job_id}-1-pretrain"
+    assert len(trained.data.tags["mlflow.source.git.commit"].removesuffix("-dirty")) == 40
+    assert probed.data.params["probe.labels_per_class"] == "10"
+
+
+def test_a_sweep_goes_on_without_its_client_and_is_one_run_with_children(head):
+    sent = submit(
+        head, "pretrain", *TWO_WORKERS, f"output_dir={head.runs}", "constraint.eta=0.1,0.25,0.5", "--name", "sweep"
+    )
+    assert sent.returncode == 0, sent.stderr
+    job_id = sent.stdout.split()[1]
+    assert wait_for(head, job_id, "succeeded", "failed") == "succeeded"
+    found = runs(head)
+    parent = found["sweep"]
+    assert (parent.info.status, parent.data.params["swept"]) == ("FINISHED", "constraint.eta")
+    children = {
+        name: run for name, run in found.items() if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id
+    }
+    assert {run.data.params["constraint.eta"] for run in children.values()} == {"0.1", "0.25", "0.5"}
+    assert sorted(children) == ["sweep-eta0.1", "sweep-eta0.25", "sweep-eta0.5"]
+    table = submit(head, "logs", job_id).stdout
+    assert "constraint.eta=0.25  succeeded" in table
+
+
+def figures(head, name: str) -> list[dict]:
+    path = head.runs / "digits" / name / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_stopped_job_saves_and_is_no_success(head):
+    endless = ("epochs=3000", "log_every_steps=1", "monitor.every_epochs=3000")
+    sent = submit(head, "pretrain", *TWO_WORKERS, *endless, f"output_dir={head.runs}", "--name", "endless")
+    job_id = sent.stdout.split()[1]
+    deadline = time.monotonic() + 120
+    while len(figures(head, "endless")) < 3:
+        assert time.monotonic() < deadline, submit(head, "logs", job_id).stdout
+    stopped = submit(head, "stop", job_id)
+    assert (stopped.returncode, stopped.stdout.splitlines()[-1]) == (0, f"{job_id}: stopped")
+    assert submit(head, "logs", job_id, "--follow").returncode == 130
+    assert "stopped; go on with resume=true run_name=endless" in submit(head, "logs", job_id).stdout
+    assert len(list((head.runs / "digits" / "endless" / "checkpoints").glob("step-*"))) == 1
+    assert runs(head)["endless"].info.status == "KILLED"
+
+
+def test_a_stopped_sweep_stops_its_jobs_and_starts_no_others(head):
+    endless = ("epochs=3000", "log_every_steps=1", "monitor.every_epochs=3000")
+    sent = submit(head, "pretrain", *TWO_WORKERS, *endless, "seed=0,1", f"output_dir={head.runs}", "--name", "two")
+    job_id = sent.stdout.split()[1]
+    deadline = time.monotonic() + 120
+    while len(figures(head, "two-seed0")) < 3:
+        assert time.monotonic() < deadline, submit(head, "logs", job_id).stdout
+    submit(head, "stop", job_id)
+    states = {name: row[0] for name, row in jobs(head).items() if name.startswith(job_id)}
+    assert states == {job_id: "stopped", f"{job_id}-1-pretrain": "stopped"}
+    assert (runs(head)["two"].info.status, runs(head)["two-seed0"].info.status) == ("KILLED", "KILLED")
+
+
+def test_a_failing_job_tells_why_in_one_line_and_keeps_its_exit_code(head, tmp_path):
+    missing = ("data=folder", f"data.root={tmp_path / 'none'}")
+    done = submit(head, "pretrain", *TWO_WORKERS, *missing, f"output_dir={head.runs}", "--name", "bad", "--follow")
+    assert done.returncode == 3
+    assert f"error: {tmp_path / 'none'}: no such folder" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert runs(head)["bad"].info.status == "FAILED"
+
+
+def test_without_the_token_nothing_is_told(head, tmp_path):
+    (tmp_path / "token").write_text(secrets.token_hex(32))
+    for environment in ({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}, {"RAY_AUTH_MODE": "disabled"}):
+        stranger = SimpleNamespace(address=head.address, environment={**head.environment, **environment})
+        refused = submit(stranger, "list")
+        assert refused.returncode == 2
+        assert "asks for another token; give the one it was started with" in refused.stderr
+        assert refused.stdout == ""
+
+
+def test_an_unknown_job_is_one_line(head):
+    for verb in ("status", "logs", "stop"):
+        answer = submit(head, verb, "nobody")
+        assert answer.returncode == 2
+        assert answer.stderr.startswith("error: job: found 'nobody', which ")
