@@ -39,6 +39,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 
 # hadolint ignore=DL3006
 FROM torch-${VARIANT} AS final
+WORKDIR /build
 # The dependencies are a layer of their own, so that a change of the code does not install them anew.
 COPY pyproject.toml ./
 RUN --mount=type=cache,target=/root/.cache/pip \
@@ -51,7 +52,7 @@ COPY jobs jobs
 COPY ssl_sec ssl_sec
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -m pip install --no-deps . \
-    && python -c "import torchvision, ssl_sec.edges.composition" \
+    && python -P -c "import torchvision, ssl_sec.edges.composition" \
     && useradd --uid 1000 --create-home --shell /bin/bash ssl_sec
 
 # NVIDIA's container toolkit reads the capabilities. NVIDIA_VISIBLE_DEVICES is left unset on purpose: it would show all
