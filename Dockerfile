@@ -43,7 +43,8 @@ WORKDIR /build
 # The dependencies are a layer of their own, so that a change of the code does not install them anew.
 COPY pyproject.toml ./
 RUN --mount=type=cache,target=/root/.cache/pip \
-    python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+    python -c "import tomllib; \
+        print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
         > requirements.txt \
     && python -m pip install --constraint constraints.txt --requirement requirements.txt
 COPY README.md LICENSE ./
