@@ -10,6 +10,8 @@
 #SBATCH --job-name=ssl-sec
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
+# Whole machines: ray symmetric-run refuses to start beside another Ray, and stops every Ray of its user when it ends.
+#SBATCH --exclusive
 #SBATCH --gpus-per-node=1
 #SBATCH --cpus-per-task=8
 #SBATCH --mem=64G
@@ -50,12 +52,11 @@ trap ask_for_a_stop USR1
 
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes%%$'\n'*}
-port=$((20000 + SLURM_JOB_ID % 10000)) # two jobs that share a machine need two ports
 export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=${RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT:-300}
 
 # In the background, since bash runs a trap only between commands or while it waits.
 srun --kill-on-bad-exit=0 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" ray symmetric-run \
-    --address "$head:$port" \
+    --address "$head:6379" \
     --min-nodes "$SLURM_JOB_NUM_NODES" \
     --num-cpus "${SLURM_CPUS_PER_TASK:-1}" \
     --num-gpus "${SLURM_GPUS_ON_NODE:-0}" \

@@ -22,6 +22,7 @@ CLUSTER = ROOT / "jobs" / "cluster"
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 CONSTRAINTS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
 KUBERNETES = "1.34"
+JOB = 'import sys; from ssl_sec.edges.command_line import run_job; sys.exit(run_job("pretrain", print))'
 CREDENTIAL = re.compile(r"TOKEN$|PASSWORD|SECRET|KEY")
 
 # What KubeRay 1.7.0's CRDs (ray.io/v1) know of what the manifests use: Kubernetes drops other fields silently.
@@ -321,7 +322,8 @@ class Slurm:
         self.run = RunFolder(folder / "runs" / "digits" / "slurm-7")
         self.requeued = folder / "requeued"
         programs = {
-            "python": f'exec {sys.executable} "$@"',
+            # python -m jobs.pretrain, without the imports that only a run needs
+            "python": f"shift 2; exec {sys.executable} -c '{JOB}' \"$@\"",
             "ray": 'echo token >"$RAY_AUTH_TOKEN_PATH"',
             "scontrol": f'if [ "$1" = show ]; then echo node1; echo node2; else echo "$2" >{self.requeued}; fi',
             "srun": (
