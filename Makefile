@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MLFLOW_PORT ?= 5000
+DOCKER ?= docker
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo test test-all coverage lint format ui clean
+.PHONY: help install install-dev demo test test-all coverage lint format ui image image-cpu clean
 
 help:           ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -51,6 +53,13 @@ format: install-dev                   ## mends what ruff can
 
 ui: install                           ## the MLflow UI on http://127.0.0.1:5000
 	$(BIN)/mlflow ui --backend-store-uri sqlite:///$(CURDIR)/runs/mlflow.db --port $(MLFLOW_PORT)
+
+image:                                ## the image ssl-sec:<version> with CUDA, by Docker
+	$(DOCKER) build --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) --tag ssl-sec:$(VERSION) .
+
+image-cpu:                            ## the same without CUDA, ssl-sec:<version>-cpu
+	$(DOCKER) build --build-arg VARIANT=cpu --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) \
+	    --tag ssl-sec:$(VERSION)-cpu .
 
 clean:                                ## removes caches and .venv, keeps runs
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache build dist *.egg-info

@@ -1,0 +1,11 @@
+# The MLflow server of compose.yaml: the version that constraints.txt has for the clients, with what its extras need.
+# Not yet built. The context is the repository's root: docker build -f jobs/cluster/mlflow.Dockerfile .
+FROM python:3.11.15-slim-trixie
+COPY constraints.txt /tmp/constraints.txt
+# psycopg2 speaks to PostgreSQL, boto3 to the object store; Flask-WTF belongs to MLflow's basic authentication.
+RUN python -m pip install --no-cache-dir --constraint /tmp/constraints.txt \
+        mlflow psycopg2-binary==2.9.13 boto3==1.44.5 Flask-WTF==1.3.0 \
+    && useradd --uid 1000 --create-home mlflow
+USER 1000:1000
+WORKDIR /home/mlflow
+CMD ["mlflow", "server", "--help"]

@@ -1,0 +1,382 @@
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from ssl_sec.config import PretrainConfig, ProbeJobConfig
+from ssl_sec.edges.composition import compose
+from ssl_sec.edges.run_folder import RunFolder
+from ssl_sec.settings import from_values
+
+ROOT = Path(__file__).parents[2]
+CLUSTER = ROOT / "jobs" / "cluster"
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+CONSTRAINTS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+KUBERNETES = "1.34"
+JOB = 'import sys; from ssl_sec.edges.command_line import run_job; sys.exit(run_job("pretrain", print))'
+CREDENTIAL = re.compile(r"TOKEN$|PASSWORD|SECRET|KEY")
+
+# What KubeRay 1.7.0's CRDs (ray.io/v1) know of what the manifests use: Kubernetes drops other fields silently.
+RAY_CLUSTER_FIELDS = {
+    *("authOptions", "autoscalerOptions", "enableInTreeAutoscaling", "gcsFaultToleranceOptions", "headGroupSpec"),
+    *("headServiceAnnotations", "managedBy", "rayVersion", "suspend", "upgradeStrategy", "workerGroupSpecs"),
+}
+AUTH_FIELDS = {"enableK8sTokenAuth", "mode", "secretName"}
+AUTOSCALER_FIELDS = {
+    *("args", "command", "env", "envFrom", "idleTimeoutSeconds", "image", "imagePullPolicy", "resources"),
+    *("securityContext", "upscalingMode", "version", "volumeMounts"),
+}
+HEAD_FIELDS = {"enableIngress", "headService", "labels", "rayStartParams", "resources", "serviceType", "template"}
+WORKER_FIELDS = {
+    *("groupName", "idleTimeoutSeconds", "labels", "maxReplicas", "minReplicas", "numOfHosts", "priority"),
+    *("rayStartParams", "replicas", "resources", "scaleStrategy", "suspend", "template"),
+}
+RAY_JOB_FIELDS = {
+    *("activeDeadlineSeconds", "backoffLimit", "clusterSelector", "deletionStrategy", "entrypoint", "jobId"),
+    *("entrypointNumCpus", "entrypointNumGpus", "entrypointResources", "managedBy", "metadata"),
+    *("preRunningDeadlineSeconds", "rayClusterSpec", "runtimeEnvYAML", "shutdownAfterJobFinishes", "submissionMode"),
+    *("submitterConfig", "submitterPodTemplate", "suspend", "ttlSecondsAfterFinished"),
+}
+
+
+def documents(name: str) -> list[dict]:
+    return list(yaml.safe_load_all((CLUSTER / name).read_text()))
+
+
+COMMON = documents("kuberay-common.yaml")
+(RAY_CLUSTER,) = documents("kuberay-cluster.yaml")
+(RAY_JOB,) = documents("kuberay-job.yaml")
+(COMPOSE,) = documents("compose.yaml")
+SPEC = RAY_JOB["spec"]["rayClusterSpec"]
+(WORKERS,) = SPEC["workerGroupSpecs"]
+PODS = {
+    "head": SPEC["headGroupSpec"]["template"]["spec"],
+    "worker": WORKERS["template"]["spec"],
+    "submitter": RAY_JOB["spec"]["submitterPodTemplate"]["spec"],
+}
+
+
+def commands_in(text: str) -> list[tuple[str, list[str]]]:
+    """Job and overrides of each `python -m jobs...` of a text; what stands for something else (<...>, ...) aside."""
+    found = []
+    for job, rest in re.findall(r"python -m jobs\.(\w+)((?: [^\n`|#]*)?)", text.replace("\\\n", " ")):
+        words = shlex.split(rest, comments=True)
+        if job == "submit":
+            job, *words = words
+        overrides = [word for word in words if re.match(r"[\w.]+=", word)]
+        found.append((job, [re.sub("<.*>", "placeholder", word) for word in overrides]))
+    return found
+
+
+def entrypoint() -> list[tuple[str, list[str]]]:
+    return commands_in(RAY_JOB["spec"]["entrypoint"])
+
+
+def slurm_examples() -> list[tuple[str, list[str]]]:
+    text = (CLUSTER / "slurm.sh").read_text()
+    return [
+        ("pretrain", shlex.split(overrides)) for overrides in re.findall(r"^#.*sbatch.*slurm\.sh (.+)$", text, re.M)
+    ]
+
+
+def documented() -> list[tuple[str, list[str]]]:
+    section = (ROOT / "README.md").read_text().partition("\n## On a cluster\n")[2].partition("\n## ")[0]
+    text = (CLUSTER / "README.md").read_text() + section
+    examples = re.findall(r"sbatch.* jobs/cluster/slurm\.sh (.+)$", text, re.M)
+    return [*commands_in(text), *(("pretrain", shlex.split(overrides)) for overrides in examples)]
+
+
+@pytest.mark.parametrize("commands", [entrypoint, slurm_examples, documented])
+def test_commands_are_configurations(commands):
+    found = commands()
+    assert found
+    for job, overrides in found:
+        kind = {"pretrain": PretrainConfig, "probe": ProbeJobConfig}[job]
+        from_values(kind, compose(job, overrides))
+
+
+def test_the_core_objects_and_pods_are_what_kubernetes_knows():
+    for each in COMMON:
+        kubernetes_validate.validate(each, KUBERNETES, strict=True)
+    for name, pod in PODS.items():
+        kubernetes_validate.validate(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": pod}, KUBERNETES, strict=True
+        )
+
+
+def test_the_ray_objects_have_only_fields_that_kuberay_knows():
+    assert (RAY_CLUSTER["apiVersion"], RAY_CLUSTER["kind"]) == ("ray.io/v1", "RayCluster")
+    assert (RAY_JOB["apiVersion"], RAY_JOB["kind"]) == ("ray.io/v1", "RayJob")
+    assert RAY_JOB["spec"].keys() <= RAY_JOB_FIELDS
+    assert SPEC.keys() <= RAY_CLUSTER_FIELDS
+    assert SPEC["authOptions"].keys() <= AUTH_FIELDS
+    assert SPEC["autoscalerOptions"].keys() <= AUTOSCALER_FIELDS
+    assert SPEC["headGroupSpec"].keys() <= HEAD_FIELDS
+    assert WORKERS.keys() <= WORKER_FIELDS
+
+
+def test_the_cluster_that_stays_is_that_of_the_job():
+    assert RAY_CLUSTER["spec"] == SPEC
+
+
+def test_ray_is_the_version_of_the_image_and_asks_for_the_token():
+    assert SPEC["rayVersion"] == CONSTRAINTS["ray"]
+    assert SPEC["authOptions"] == {"mode": "token", "secretName": "ssl-sec-ray-token"}
+
+
+def test_what_the_pods_refer_to_is_there():
+    there = {(each["kind"], each["metadata"]["name"]) for each in COMMON}
+    by_hand = set(re.findall(r"create secret generic ([\w-]+)", (CLUSTER / "README.md").read_text()))
+    assert SPEC["authOptions"]["secretName"] in by_hand
+    for pod in PODS.values():
+        assert ("ServiceAccount", pod["serviceAccountName"]) in there
+        for volume in pod.get("volumes", []):
+            assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in there
+        for source in pod["containers"][0].get("envFrom", []):
+            if "secretRef" in source:
+                assert source["secretRef"]["name"] in by_hand
+            else:
+                assert ("ConfigMap", source["configMapRef"]["name"]) in there
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_a_pod_has_no_rights_to_spare(name):
+    pod = PODS[name]
+    context = pod["securityContext"]
+    assert context["runAsNonRoot"] and context["runAsUser"] > 0 and context["runAsGroup"] > 0
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    # The autoscaler beside the head changes the cluster's size through the API; nothing else asks it for anything.
+    assert pod.get("automountServiceAccountToken", True) == (name == "head")
+    (container,) = pod["containers"]
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert container["image"].endswith(f":{VERSION}")
+    for bound in ("requests", "limits"):
+        assert container["resources"][bound].keys() >= {"cpu", "memory"}
+
+
+def test_the_run_fits_the_cluster_and_the_shared_storage():
+    ((_, overrides),) = entrypoint()
+    config = from_values(PretrainConfig, compose("pretrain", overrides))
+    assert config.runtime.num_workers == (WORKERS["minReplicas"], WORKERS["maxReplicas"])
+    assert WORKERS["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    for name in ("head", "worker"):
+        (mount,) = PODS[name]["containers"][0]["volumeMounts"]
+        assert Path(config.output_dir).is_relative_to(mount["mountPath"])
+        assert Path(config.data.root).is_relative_to(mount["mountPath"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # Ray's command line brings Ray Serve with it
+def test_a_worker_that_is_taken_away_gives_notice_in_time():
+    from ray.scripts.scripts import drain_node
+
+    (container,) = PODS["worker"]["containers"]
+    *shell, script = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert shell == ["bash", "-c"]
+    notice, _, rest = script.partition(" && ")
+    words = shlex.split(notice)
+    assert words[0] == "timeout" and words[2:4] == ["ray", "drain-node"]
+    deadline_s = drain_node.make_context("drain-node", words[4:]).params["deadline_remaining_seconds"]
+    assert rest == f"sleep {deadline_s}"
+    assert int(words[1]) + deadline_s < PODS["worker"]["terminationGracePeriodSeconds"]
+    subprocess.run(["shellcheck", "--shell=bash", "-"], input=script, text=True, check=True, env=with_tools())
+
+
+def test_no_credential_is_written_down():
+    assert "Secret" not in {each["kind"] for each in COMMON}
+    literal = []
+    for pod in PODS.values():
+        literal += [each["name"] for each in pod["containers"][0].get("env", []) if "value" in each]
+    literal += [name for each in COMMON if each["kind"] == "ConfigMap" for name in each["data"]]
+    for service in COMPOSE["services"].values():
+        values = service.get("environment", {})
+        literal += [name for name, value in values.items() if not re.fullmatch(r"\$\{\w+:\?.+\}", str(value))]
+    for line in (CLUSTER / ".env.example").read_text().splitlines():
+        name, _, value = line.partition("=")
+        literal += [name] if value and not line.startswith("#") else []
+    assert literal and not [name for name in literal if CREDENTIAL.search(name)]
+    assert not re.search(r"://[^/\s$]+:[^/\s$]+@", (CLUSTER / "compose.yaml").read_text())
+    assert "*.env" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_the_compose_file_is_one():
+    command = ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", str(CLUSTER / "compose.yaml")]
+    result = subprocess.run(command, capture_output=True, text=True, env=with_tools())
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_a_service_is_pinned_bounded_and_closed(name):
+    service = COMPOSE["services"][name]
+    assert re.search(r":v?\d+\.\d+[\w.-]*$", service["image"])
+    assert int(service["user"].partition(":")[0]) > 0
+    assert service["cap_drop"] == ["ALL"] and service["security_opt"] == ["no-new-privileges:true"]
+    assert {"mem_limit", "cpus", "healthcheck", "restart"} <= service.keys()
+    for port in service.get("ports", []):
+        assert port.startswith("127.0.0.1:")
+    for dependency in service.get("depends_on", {}).values():
+        assert dependency == {"condition": "service_healthy"}
+
+
+def test_only_mlflow_reaches_the_stores():
+    inside = {name for name, network in COMPOSE["networks"].items() if network.get("internal")}
+    for name, service in COMPOSE["services"].items():
+        assert name == "mlflow" or set(service["networks"]) <= inside
+        assert name == "mlflow" or "ports" not in service
+
+
+def test_the_example_of_the_environment_has_every_variable():
+    used = set(re.findall(r"\$\{(\w+)", (CLUSTER / "compose.yaml").read_text()))
+    lines = (CLUSTER / ".env.example").read_text().splitlines()
+    assert used == {line.partition("=")[0] for line in lines if line and not line.startswith("#")}
+
+
+def test_mlflow_has_the_options_of_its_server():
+    from mlflow.cli import server
+
+    service = COMPOSE["services"]["mlflow"]
+    assert service["image"].endswith(":" + CONSTRAINTS["mlflow"])
+    assert service["command"][:2] == ["mlflow", "server"]
+    options = server.make_context("server", list(service["command"][2:])).params
+    assert (
+        options["artifacts_destination"]
+        == "s3://" + COMPOSE["services"]["objects"]["environment"]["S3_BUCKET"] + "/artifacts"
+    )
+    assert options["app_name"] == "basic-auth"
+
+
+def with_tools(**more: str) -> dict[str, str]:
+    """The environment with the tools that are installed beside Python."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, **more}
+
+
+@pytest.mark.parametrize("path", ["Dockerfile", "jobs/cluster/mlflow.Dockerfile"])
+def test_a_dockerfile_is_clean_and_ends_as_no_root(path):
+    result = subprocess.run(
+        ["hadolint", "--no-color", path], cwd=ROOT, capture_output=True, text=True, env=with_tools()
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.findall(r"^USER (.*)$", (ROOT / path).read_text(), re.M)[-1] == "1000:1000"
+
+
+def test_the_images_have_one_python_pinned():
+    text = (ROOT / "Dockerfile").read_text()
+    (image,) = re.findall(r"^ARG PYTHON_IMAGE=(.*)$", text, re.M)
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", image)
+    assert re.findall("^FROM (.*)$", (CLUSTER / "mlflow.Dockerfile").read_text(), re.M) == [image]
+
+
+def test_each_variant_takes_torch_and_torchvision_from_one_index():
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    variants = re.findall(r"^FROM system AS torch-(\w+)\nRUN .*?pip install (.*)$", text, re.M)
+    assert {name for name, _ in variants} == {"cuda", "cpu"}
+    for _, arguments in variants:
+        assert arguments.split()[-2:] == ["torch", "torchvision"]
+        assert "--constraint constraints.txt" in arguments
+
+
+def test_the_context_holds_what_is_copied_and_nothing_else():
+    ignore = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert ignore[0] == "*"
+    let_in = {line[1:] for line in ignore if line.startswith("!")}
+    copied = set()
+    for path in ("Dockerfile", "jobs/cluster/mlflow.Dockerfile"):
+        for sources in re.findall(r"^COPY (.*) \S+$", (ROOT / path).read_text(), re.M):
+            copied |= set(sources.split())
+    assert copied == let_in
+    assert all((ROOT / each).exists() for each in copied)
+    assert {"**/.env*", "**/*.env"} <= set(ignore)
+
+
+def test_the_slurm_script_is_clean():
+    result = subprocess.run(["shellcheck", str(CLUSTER / "slurm.sh")], capture_output=True, text=True, env=with_tools())
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # Ray's command line brings Ray Serve with it
+def test_ray_symmetric_run_has_the_options_of_the_slurm_script():
+    from ray.scripts.scripts import start
+    from ray.scripts.symmetric_run import symmetric_run
+
+    text = (CLUSTER / "slurm.sh").read_text().replace("\\\n", " ")
+    (command,) = re.findall(r"ray symmetric-run (.*?) -- python", text)
+    known = {option for each in (start, symmetric_run) for parameter in each.params for option in parameter.opts}
+    used = set(re.findall(r"--[\w-]+", command))
+    assert {"--address", "--min-nodes"} <= used <= known - {"--head", "--node-ip-address", "--port", "--block"}
+
+
+class Slurm:
+    """A queue with one job, and nodes on which `srun` plays a run that goes on until it is asked to stop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run = RunFolder(folder / "runs" / "digits" / "slurm-7")
+        self.requeued = folder / "requeued"
+        programs = {
+            # python -m jobs.pretrain, without the imports that only a run needs
+            "python": f"shift 2; exec {sys.executable} -c '{JOB}' \"$@\"",
+            "ray": 'echo token >"$RAY_AUTH_TOKEN_PATH"',
+            "scontrol": f'if [ "$1" = show ]; then echo node1; echo node2; else echo "$2" >{self.requeued}; fi',
+            "srun": (
+                f'printf "%s\\n" "$@" >{folder}/srun; mkdir -p {self.run.path}; touch {self.run.config_path}\n'
+                f'[ -z "$OUTCOME" ] || exit "$OUTCOME"\n'
+                f"for _ in $(seq 300); do [ ! -f {self.run.stop_path} ] || exit 130; sleep 0.1; done"
+            ),
+        }
+        (folder / "bin").mkdir()
+        for name, script in programs.items():
+            path = folder / "bin" / name
+            path.write_text(f"#!/bin/sh\n{script}\n")
+            path.chmod(0o755)
+
+    def start(self, outcome: str = "") -> subprocess.Popen:
+        job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2"}
+        environment = {
+            **os.environ,
+            **job,
+            "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "OUTPUT_DIR": str(self.folder / "runs"),
+            "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
+            "OUTCOME": outcome,
+        }
+        return subprocess.Popen(["bash", str(CLUSTER / "slurm.sh"), "experiment=digits"], cwd=ROOT, env=environment)
+
+    def command(self) -> list[str]:
+        words = (self.folder / "srun").read_text().splitlines()
+        return words[words.index("--") + 1 :]
+
+
+def test_a_slurm_job_is_stopped_before_its_time_limit_requeued_and_resumed(tmp_path):
+    slurm = Slurm(tmp_path)
+    job = slurm.start()
+    while not slurm.run.config_path.exists():
+        assert job.poll() is None
+        time.sleep(0.05)
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(timeout=60) == 130
+    assert slurm.requeued.read_text() == "7\n"
+    first = slurm.command()
+    assert first[:4] == ["python", "-m", "jobs.pretrain", "experiment=digits"]
+    config = from_values(PretrainConfig, compose("pretrain", first[3:]))
+    assert RunFolder(Path(config.output_dir) / config.recipe / str(config.run_name)) == slurm.run
+
+    slurm.requeued.unlink()
+    assert slurm.start(outcome="0").wait(timeout=60) == 0
+    assert slurm.command() == [*first, "resume=true"]
+    assert not slurm.requeued.exists()
+
+
+def test_a_slurm_job_that_fails_is_not_tried_again(tmp_path):
+    slurm = Slurm(tmp_path)
+    assert slurm.start(outcome="3").wait(timeout=60) == 3
+    assert not slurm.requeued.exists()
