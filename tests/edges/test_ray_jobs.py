@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -66,10 +67,12 @@ def submit(head, *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, env=head.environment, capture_output=True, text=True)
 
 
-def jobs(head) -> dict[str, list[str]]:
-    """Job -> state and the rest of its row."""
-    (_, _, *rows) = submit(head, "list").stdout.splitlines()
-    return {cells[0]: cells[1:] for cells in (row.split() for row in rows)}
+def states(head, job_id: str) -> dict[str, str]:
+    """The states of a job and of its parts."""
+    token = Path(head.environment["RAY_AUTH_TOKEN_PATH"]).read_text()
+    request = urllib.request.Request(f"{head.address}/api/jobs/", headers={"Authorization": f"Bearer {token}"})
+    listed = json.loads(urllib.request.urlopen(request).read())
+    return {job["submission_id"]: job["status"] for job in listed if (job["submission_id"] or "").startswith(job_id)}
 
 
 def runs(head, recipe: str = "digits") -> dict:
@@ -78,10 +81,11 @@ def runs(head, recipe: str = "digits") -> dict:
     return {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
 
 
-def wait_for(head, job_id: str, *states: str) -> str:
+def wait_for(head, job_id: str, *ends: str) -> str:
     deadline = time.monotonic() + 300
-    while (state := jobs(head)[job_id][0]) not in states:
+    while (state := states(head, job_id)[job_id]) not in ends:
         assert time.monotonic() < deadline, submit(head, "logs", job_id).stdout
+        time.sleep(0.5)
     return state
 
 
@@ -95,8 +99,12 @@ def test_pretrain_then_probe_followed_to_the_end(head):
     assert "[pretrain] chain: epoch 2.00/2" in done.stdout
     assert "[probe] linear probe top-1 on the test set (%)" in done.stdout
     assert done.stdout.count("[pretrain] folder: ") == 1  # nothing is shown twice
-    states = {name: row[0] for name, row in jobs(head).items() if name.startswith(job_id)}
-    assert states == {job_id: "succeeded", f"{job_id}-1-pretrain": "succeeded", f"{job_id}-1-probe": "succeeded"}
+    parts = (job_id, f"{job_id}-1-pretrain", f"{job_id}-1-probe")
+    assert states(head, job_id) == dict.fromkeys(parts, "SUCCEEDED")
+    (_, _, *rows) = submit(head, "list").stdout.splitlines()
+    assert [row.split()[:2] for row in rows] == [[part, "succeeded"] for part in reversed(parts[1:])] + [
+        [job_id, "succeeded"]
+    ]
     trained, probed = runs(head)["chain"], runs(head)["chain-probe"]
     assert (trained.info.status, probed.info.status) == ("FINISHED", "FINISHED")
     assert probed.data.tags["mlflow.parentRunId"] == trained.info.run_id
@@ -111,7 +119,7 @@ def test_a_sweep_goes_on_without_its_client_and_is_one_run_with_children(head):
     )
     assert sent.returncode == 0, sent.stderr
     job_id = sent.stdout.split()[1]
-    assert wait_for(head, job_id, "succeeded", "failed") == "succeeded"
+    assert wait_for(head, job_id, "SUCCEEDED", "FAILED") == "SUCCEEDED"
     found = runs(head)
     parent = found["sweep"]
     assert (parent.info.status, parent.data.params["swept"]) == ("FINISHED", "constraint.eta")
@@ -152,8 +160,7 @@ def test_a_stopped_sweep_stops_its_jobs_and_starts_no_others(head):
     while len(figures(head, "two-seed0")) < 3:
         assert time.monotonic() < deadline, submit(head, "logs", job_id).stdout
     submit(head, "stop", job_id)
-    states = {name: row[0] for name, row in jobs(head).items() if name.startswith(job_id)}
-    assert states == {job_id: "stopped", f"{job_id}-1-pretrain": "stopped"}
+    assert states(head, job_id) == {job_id: "STOPPED", f"{job_id}-1-pretrain": "STOPPED"}
     assert (runs(head)["two"].info.status, runs(head)["two-seed0"].info.status) == ("KILLED", "KILLED")
 
 
