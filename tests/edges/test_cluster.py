@@ -27,8 +27,9 @@ ENDLESS = (*ENDLESS, "checkpoint.every_epochs=3000")
 
 
 @pytest.fixture
-def cluster(monkeypatch):
+def cluster(monkeypatch, tmp_path_factory):
     """One node with one CPU, on which the driver is; the test adds others."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("nodes"))
     monkeypatch.setenv("RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", "0.5")
     health = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
     head = {"num_cpus": 1, "include_dashboard": False, "_system_config": health}
@@ -162,9 +163,8 @@ def test_a_node_announced_to_leave_costs_no_step_and_counts_as_no_failure(cluste
     assert_the_same_curve(run, stopped_after(saved + 3, tmp_path / "one"), saved + 3)
 
 
-def test_a_folder_that_not_all_nodes_share_is_one_line(cluster, tmp_path, monkeypatch):
-    """A path under the working directory of each process is another folder in each."""
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_that_not_all_nodes_share_is_one_line(cluster, tmp_path):
+    """A path under the working directory of each process is another folder in each: Ray gives each worker its own."""
     run = RunFolder(Path("/proc/self/cwd/it"))
     config = config_of(tmp_path, "runtime.num_workers=1")
     run.start(to_values(config))
