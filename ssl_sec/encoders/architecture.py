@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from ssl_sec.encoders.resnet import LAYERS, stage_planes
 from ssl_sec.errors import ConfigError
 
 
+@runtime_checkable
 class Architecture(Protocol):
     """A backbone as others name it."""
 

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -67,6 +67,7 @@ class Exportable:
         return set(self.mean) == {0.0} and set(self.std) == {1.0}
 
 
+@runtime_checkable
 class Format(Protocol):
     """A way to write an encoder, and the words to read it back."""
 
