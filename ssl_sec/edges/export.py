@@ -80,7 +80,7 @@ def run_export(config: ExportConfig) -> Exported:
     form = FORMATS[config.format]
     require_packages(form)
     output_dir = Path(config.output_dir).expanduser().resolve()
-    client, run = _found(tracking_uri(config.tracking, output_dir), config.run)
+    client, run, probes = _found(tracking_uri(config.tracking, output_dir), config.run)
     with tempfile.TemporaryDirectory() as downloads:
         trained = download_run(client, config.run, Path(downloads))
         default = output_dir / "exports" / f"{trained.recipe}-{config.run[:8]}-{form.name}"
@@ -97,16 +97,14 @@ def run_export(config: ExportConfig) -> Exported:
     with _laid_out(output, config.overwrite) as folder:
         form.write(exportable, images, folder)
         check = check_export(form, exportable, images, folder)
-        probes = child_probes(client, trained.recipe).get(config.run, [])
-        card = model_card(run, probes, form, exportable, check)
-        (folder / "README.md").write_text(card)
+        (folder / "README.md").write_text(model_card(run, probes, form, exportable, check))
         for path in folder.iterdir():  # safetensors keeps its files from others, whom an export is for
             shutil.copymode(folder / "README.md", path)
     return Exported(folder=output, form=form, exportable=exportable, check=check)
 
 
-def _found(uri: str, run_id: str) -> tuple[MlflowClient, Run]:
-    """The store and the run.
+def _found(uri: str, run_id: str) -> tuple[MlflowClient, Run, list[Run]]:
+    """The store, the run and its probes.
 
     Raises:
         ConfigError: if the store does not know the run.
@@ -117,7 +115,8 @@ def _found(uri: str, run_id: str) -> tuple[MlflowClient, Run]:
     except Exception as error:  # a database raises its own
         raise _unusable(uri, error) from error
     try:
-        return client, client.get_run(run_id)
+        run = client.get_run(run_id)
+        return client, run, child_probes(client, run.data.tags.get("recipe", "")).get(run_id, [])
     except MlflowException as error:
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise unknown_run(client, run_id) from error

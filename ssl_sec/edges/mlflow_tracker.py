@@ -330,6 +330,8 @@ def mark_best(client: MlflowClient, recipe: str) -> None:
 
 def _best_version(client: MlflowClient, recipe: str) -> str | None:
     versions = client.search_model_versions(f"name = {_quoted(model_name(recipe))}")
+    if not versions:
+        return None
     runs: dict[str, Run] = {}
     for version in versions:
         run_id = version.run_id

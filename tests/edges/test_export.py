@@ -1,5 +1,6 @@
 """A run on real digits, its encoder taken elsewhere."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_pretraining
 from ssl_sec.edges.export import run_export
+from ssl_sec.edges.model_card import model_card
 from ssl_sec.edges.worker import load_encoder
 from ssl_sec.encoders import export as formats
 from ssl_sec.errors import ConfigError, StorageError
@@ -171,23 +173,17 @@ def test_an_unwritable_output_is_a_storage_error(finished, tmp_path: Path):
         run_export(export_config(finished, "torchscript", f"output={tmp_path / 'file' / 'new'}"))
 
 
-def test_a_run_without_probe_is_told_as_not_evaluated(exported):
-    from ssl_sec.edges.model_card import model_card
-
-    class Info:
-        run_id, run_name = "abc", "a | b\nc"
-
-    class Data:
-        tags, params, metrics = {}, {"recipe": "odd"}, {}
-
-    class Bare:
-        info, data, inputs = Info, Data, None
-
+def test_a_run_without_figures_is_told_as_not_evaluated(finished, exported):
+    client = MlflowClient(finished.uri)
+    bare = client.get_run(client.create_run("0", run_name="a | b").info.run_id)
     one = exported["safetensors"]
-    card = model_card(Bare, [], one.form, one.exportable, one.check)
+    card = model_card(bare, [], one.form, one.exportable, one.check)
     assert "Not evaluated." in card
-    assert "| run name | a \\| b\\nc |" in card
+    assert "metrics:" not in card
+    assert "| run name | a \\| b |" in card
     assert "| commit | unknown |" in card
+    run = client.get_run(finished.run_id)
+    assert "not evaluated by a linear probe" in model_card(run, [], one.form, one.exportable, one.check)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +208,5 @@ def test_a_mistake_is_one_line_and_its_exit_code(overrides, code, message, finis
     told = capsys.readouterr().err.strip()
     assert told.startswith("error: ")
     assert "\n" not in told
-    import re
-
     assert re.search(message, told), told
     assert list(tmp_path.iterdir()) == []
