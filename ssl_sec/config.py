@@ -24,6 +24,9 @@ from ssl_sec.data.sources import (
     open_parquet,
 )
 from ssl_sec.encoders import Encoder, load_weights, resnet, timm_backbone
+from ssl_sec.encoders.architecture import Architecture, TimmModel, TorchvisionResNet
+from ssl_sec.encoders.export import FormatName
+from ssl_sec.encoders.timm import timm_arguments
 from ssl_sec.errors import ConfigError
 from ssl_sec.heads import ProjectionHead
 from ssl_sec.loss_config import PairLossConfig
@@ -223,6 +226,10 @@ class _EncoderConfig:
             load_weights(backbone, Path(self.weights).expanduser())
         return Encoder(backbone, num_features, self.mean, self.std)
 
+    def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
+        """The backbone as others name it."""
+        raise AssertionError("each encoder has its own")
+
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
         raise AssertionError("each encoder builds its own")
 
@@ -239,8 +246,16 @@ class ResNetConfig(_EncoderConfig):
         super().__post_init__()
         check(self.width > 0, "encoder.width", self.width, "> 0")
 
+    @property
+    def _depth(self) -> int:
+        return int(self.name.removeprefix("resnet"))
+
+    def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
+        """The ResNet in torchvision's words."""
+        return TorchvisionResNet(depth=self._depth, stem=self.stem, width=self.width, num_channels=num_channels)
+
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
-        return resnet(int(self.name.removeprefix("resnet")), self.stem, self.width, num_channels)
+        return resnet(self._depth, self.stem, self.width, num_channels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +265,10 @@ class TimmConfig(_EncoderConfig):
     name: Literal["timm"] = "timm"
     model: str
     pretrained: bool = False
+
+    def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
+        """The model by its name."""
+        return TimmModel(model=self.model, arguments=timm_arguments(self.model, num_channels, image_size_px))
 
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
         return timm_backbone(self.model, self.pretrained, num_channels, image_size_px)
@@ -618,6 +637,28 @@ class ProbeJobConfig:
     def __post_init__(self) -> None:
         if self.run_name is not None:
             check_name("run_name", self.run_name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """The encoder of a run that MLflow knows, in files that others read.
+
+    Attributes:
+        run: the MLflow run id of the pretraining.
+        format: of the files; see `ssl_sec.encoders.export`.
+        output: a folder that is made; None takes one in output_dir/exports.
+        overwrite: whether an export that is there is replaced.
+        data: where the images of the check come from; None takes the data set of the run.
+        output_dir: where MLflow's sqlite lies, unless tracking names a store.
+    """
+
+    run: str
+    format: FormatName
+    output: str | None = None
+    overwrite: bool = False
+    data: DataConfig | None = None
+    output_dir: str = "runs"
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
 @dataclass(frozen=True, kw_only=True)

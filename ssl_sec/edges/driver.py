@@ -17,10 +17,19 @@ from typing import Any
 
 import yaml
 from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
 
 from ssl_sec.config import LocalConfig, PretrainConfig, ProbeJobConfig, ReplayConfig, RuntimeConfig
 from ssl_sec.edges.following import Follower, Progress
-from ssl_sec.edges.mlflow_tracker import LateRun, RunIdentity, TrackedRun, connected, tracking_uri
+from ssl_sec.edges.mlflow_tracker import (
+    LateRun,
+    RunIdentity,
+    TrackedRun,
+    connected,
+    mark_best,
+    model_name,
+    tracking_uri,
+)
 from ssl_sec.edges.pictures import pretraining_pictures, probe_pictures
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.worker import Job, Worker, load_encoder, work
@@ -67,6 +76,7 @@ def run_pretraining(config: PretrainConfig) -> Finished:
     (folder.resume if config.resume else folder.start)(values)
     run = _Run(
         job="pretrain",
+        recipe=config.recipe,
         folder=folder,
         values=values,
         runtime=config.runtime,
@@ -102,19 +112,34 @@ def run_probe(config: ProbeJobConfig) -> Finished:
         UserError: for what the user can mend.
     """
     output_dir = Path(config.output_dir).expanduser().resolve()
-    client = connected(tracking_uri(config.tracking, output_dir))
     with tempfile.TemporaryDirectory() as downloads:
-        try:
-            for artifact in ("config.yaml", "encoder.safetensors"):
-                client.download_artifacts(config.run, artifact, downloads)
-        except (MlflowException, OSError) as error:
-            raise ConfigError(
-                f"run: found {config.run!r}, but MLflow at {client.tracking_uri} has no finished pretraining run of "
-                "that id; allowed: a run id that jobs.pretrain printed, with tracking.uri or MLFLOW_TRACKING_URI set "
-                "to its store"
-            ) from error
-        trained = from_values(PretrainConfig, yaml.safe_load((Path(downloads) / "config.yaml").read_text()))
+        trained = download_run(connected(tracking_uri(config.tracking, output_dir)), config.run, Path(downloads))
         return _probe(config, Path(downloads), trained)
+
+
+def download_run(client: MlflowClient, run_id: str, folder: Path) -> PretrainConfig:
+    """Lays `config.yaml` and `encoder.safetensors` of a finished pretraining run into a folder.
+
+    Returns:
+        The run's configuration.
+
+    Raises:
+        ConfigError: if the store has no such run, or the run no encoder.
+    """
+    try:
+        for artifact in ("config.yaml", "encoder.safetensors"):
+            client.download_artifacts(run_id, artifact, str(folder))
+    except (MlflowException, OSError) as error:
+        raise unknown_run(client, run_id) from error
+    return from_values(PretrainConfig, yaml.safe_load((folder / "config.yaml").read_text()))
+
+
+def unknown_run(client: MlflowClient, run_id: str) -> ConfigError:
+    """What to tell of a run id that the store does not know, or not as a finished pretraining."""
+    return ConfigError(
+        f"run: found {run_id!r}, but MLflow at {client.tracking_uri} has no finished pretraining run of that id; "
+        "allowed: a run id that jobs.pretrain printed, with tracking.uri or MLFLOW_TRACKING_URI set to its store"
+    )
 
 
 def run_replay(config: ReplayConfig) -> Finished:
@@ -133,6 +158,7 @@ def run_replay(config: ReplayConfig) -> Finished:
     runtime = from_values(PretrainConfig if job == "pretrain" else ProbeJobConfig, values).runtime
     run = _Run(
         job=job,
+        recipe=identity.tags["recipe"],
         folder=folder,
         values=values,
         runtime=runtime,
@@ -163,6 +189,7 @@ def _probe(config: ProbeJobConfig, trained_path: Path, trained: PretrainConfig) 
     shutil.copy(trained_path / "config.yaml", folder.path / "pretrain.yaml")
     run = _Run(
         job="probe",
+        recipe=trained.recipe,
         folder=folder,
         values=values,
         runtime=config.runtime,
@@ -185,6 +212,7 @@ class _Run:
     """A job that is launched, followed and tracked."""
 
     job: Job
+    recipe: str
     folder: RunFolder
     values: Mapping[str, Any]
     runtime: RuntimeConfig
@@ -306,8 +334,9 @@ class _Run:
             self._tolerated(lambda: tracked.log_data(data.name, data.description, profile))
             if config.tracking.register_model:
                 encoder = load_encoder(config, data.image_shape, self.folder.encoder_path)
-                self._tolerated(lambda: tracked.log_encoder(encoder, data.image_shape, f"{config.recipe}-encoder"))
+                self._tolerated(lambda: tracked.log_encoder(encoder, data.image_shape, model_name(self.recipe)))
         self._tolerated(lambda: tracked.log_file(self.folder.path / _LAST_ARTIFACT[self.job]))
+        self._tolerated(lambda: mark_best(tracked.client, self.recipe))
 
     def _tolerated(self, call: Callable[[], object]) -> None:
         """Does what tracking asks for; its failure is told and does not fail the run."""

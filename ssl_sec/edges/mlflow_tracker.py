@@ -20,11 +20,13 @@ os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # MLflow asks for git; a m
 # A server that is away is asked again by us; MLflow itself would hold a call back for minutes.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+# A job says what it does in its own words.
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
 import mlflow
 import numpy as np
 import torch
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunStatus, SourceType
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunStatus, SourceType
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.pytorch import log_model
@@ -60,6 +62,10 @@ JOB_ID_TAG = "ray.job_id"
 
 _POINTS_A_CALL = 1000
 _PARAMS_A_CALL = 100
+
+# The alias of a recipe's best encoder; MLflow itself knows the newest as `latest`.
+BEST = "best"
+_ALIAS_TRIES = 5
 
 
 def tracking_uri(config: TrackingConfig, output_dir: Path) -> str:
@@ -283,6 +289,79 @@ def connected(uri: str) -> MlflowClient:
         client = MlflowClient(uri)
         client.search_experiments(max_results=1)
     return client
+
+
+def model_name(recipe: str) -> str:
+    """The registered model that holds a recipe's encoders."""
+    return f"{recipe}-encoder"
+
+
+def child_probes(client: MlflowClient, recipe: str) -> dict[str, list[Run]]:
+    """The finished probes of a recipe's encoders, newest first, by the id of the run that they belong to."""
+    experiments = [str(experiment.experiment_id) for experiment in client.search_experiments()]
+    probes: dict[str, list[Run]] = {}
+    token = None
+    while True:
+        page = client.search_runs(
+            experiments,
+            f"tags.job = 'probe' AND tags.recipe = {_quoted(recipe)} AND attributes.status = 'FINISHED'",
+            page_token=token,
+        )
+        for run in page:
+            if MLFLOW_PARENT_RUN_ID in run.data.tags:
+                probes.setdefault(run.data.tags[MLFLOW_PARENT_RUN_ID], []).append(run)
+        token = page.token
+        if not token:
+            return probes
+
+
+def mark_best(client: MlflowClient, recipe: str) -> None:
+    """Points the alias `best` of the recipe's registered model to its best version, if it has versions.
+
+    All versions are judged by one figure: the newest probe's top-1 where every version has been probed, else the last
+    kNN top-1 of the pretraining. Of equals the earliest stays.
+
+    Two runs may do so at once. Each looks again after it has set the alias, until what it set is what it finds; so
+    whoever sets it last has seen the versions of all that set it before.
+    """
+    name = model_name(recipe)
+    for _ in range(_ALIAS_TRIES):
+        best = _best_version(client, recipe)
+        if best is None:
+            return
+        aliases = client.get_registered_model(name).aliases
+        if str(aliases.get(BEST)) == best:
+            return
+        client.set_registered_model_alias(name, BEST, best)
+
+
+def _best_version(client: MlflowClient, recipe: str) -> str | None:
+    versions = client.search_model_versions(f"name = {_quoted(model_name(recipe))}")
+    if not versions:
+        return None
+    runs: dict[str, Run] = {}
+    for version in versions:
+        run_id = version.run_id
+        if not run_id and version.model_id:  # of versions that were registered from a logged model
+            run_id = client.get_logged_model(version.model_id).source_run_id
+        with contextlib.suppress(MlflowException):  # a run that is gone is no candidate
+            runs[str(version.version)] = client.get_run(run_id or "")
+    probes = child_probes(client, recipe)
+    probed: dict[str, float] = {}
+    for version, run in runs.items():
+        newest = next(iter(probes.get(run.info.run_id, [])), None)
+        if newest is not None and "probe/top1" in newest.data.metrics:
+            probed[version] = newest.data.metrics["probe/top1"]
+    knn = {
+        version: run.data.metrics["val/knn_top1"] for version, run in runs.items() if "val/knn_top1" in run.data.metrics
+    }
+    scores = probed if len(probed) == len(runs) else knn
+    return max(scores, key=lambda version: (scores[version], -int(version)), default=None)
+
+
+def _quoted(text: str) -> str:
+    """A string of MLflow's filters."""
+    return f'"{text}"' if "'" in text else f"'{text}'"
 
 
 @contextlib.contextmanager

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ssl_sec.edges.driver import Finished
 
-_TOLD = {
+# Figures by metric name, in words.
+FIGURES = {
     "train/loss": "last loss",
     "val/knn_top1": "kNN top-1 on held-out training images (%)",
     "val/rankme": "RankMe",
@@ -19,7 +20,7 @@ _TOLD = {
 
 def summary(finished: Finished) -> str:
     """Results, folder, and how to look at the run in MLflow."""
-    figures = [f"{label}: {finished.metrics[key]:.4g}" for key, label in _TOLD.items() if key in finished.metrics]
+    figures = [f"{label}: {finished.metrics[key]:.4g}" for key, label in FIGURES.items() if key in finished.metrics]
     run = [f"MLflow run: {finished.run_id}"] if finished.run_id else ["MLflow run: none; see the warning above"]
     page = f"runs/{finished.run_id}"
     return "\n".join([*figures, f"folder: {finished.folder.path}", *run, how_to_look(finished, page)])

@@ -11,11 +11,21 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, conv1x1
 
-_LAYERS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {
+# Blocks of each stage by depth.
+LAYERS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {
     18: (BasicBlock, (2, 2, 2, 2)),
     34: (BasicBlock, (3, 4, 6, 3)),
     50: (Bottleneck, (3, 4, 6, 3)),
 }
+
+
+def stage_planes(width: float) -> list[int]:
+    """Channels inside the blocks of each stage; the stem has as many as the first.
+
+    Args:
+        width: multiplies torchvision's, > 0.
+    """
+    return [max(1, round(64 * width * 2**stage)) for stage in range(4)]
 
 
 class ResNet(nn.Module):
@@ -32,8 +42,8 @@ class ResNet(nn.Module):
         self, depth: int, stem: Literal["cifar", "imagenet"], width: float = 1.0, num_channels: int = 3
     ) -> None:
         super().__init__()
-        block, repeats = _LAYERS[depth]
-        planes = [max(1, round(64 * width * 2**stage)) for stage in range(4)]
+        block, repeats = LAYERS[depth]
+        planes = stage_planes(width)
         self.num_features = planes[-1] * block.expansion
         if stem == "cifar":
             self.conv1 = nn.Conv2d(num_channels, planes[0], 3, padding=1, bias=False)

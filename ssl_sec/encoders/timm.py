@@ -1,5 +1,7 @@
 """Any image model of timm by its name."""
 
+from typing import Any
+
 from torch import nn
 
 from ssl_sec.errors import ConfigError, nearest
@@ -17,15 +19,26 @@ def timm_backbone(model: str, pretrained: bool, num_channels: int, image_size_px
     Raises:
         ConfigError: for a name that timm does not know, with its nearest ones.
     """
+    backbone, _ = _created(model, pretrained, num_channels, image_size_px)
+    # Some models, MobileNetV3 among them, widen their features once more after the pooling.
+    return backbone, int(backbone.head_hidden_size)  # pyright: ignore[reportArgumentType]
+
+
+def timm_arguments(model: str, num_channels: int, image_size_px: int) -> dict[str, Any]:
+    """What `timm.create_model` takes besides the name to build the same; arguments as for `timm_backbone`."""
+    return _created(model, False, num_channels, image_size_px)[1]
+
+
+def _created(model: str, pretrained: bool, num_channels: int, image_size_px: int) -> tuple[nn.Module, dict[str, Any]]:
     import timm  # its registry takes a second to import, and most runs do without
 
     if not timm.is_model(model):
         raise ConfigError(f"encoder.model: timm knows no {model!r}; {nearest(model, timm.list_models())}")
-    options = {"pretrained": pretrained, "in_chans": num_channels, "num_classes": 0}
+    arguments: dict[str, Any] = {"num_classes": 0, "in_chans": num_channels, "img_size": image_size_px}
     try:
-        backbone = timm.create_model(model, img_size=image_size_px, **options)
+        backbone = timm.create_model(model, pretrained=pretrained, **arguments)
     except TypeError:  # convolutional models take any size and no such argument
-        backbone = timm.create_model(model, **options)
+        del arguments["img_size"]
+        backbone = timm.create_model(model, pretrained=pretrained, **arguments)
     assert isinstance(backbone, nn.Module)
-    # Some models, MobileNetV3 among them, widen their features once more after the pooling.
-    return backbone, int(backbone.head_hidden_size)  # pyright: ignore[reportArgumentType]
+    return backbone, arguments

@@ -1,0 +1,179 @@
+"""The encoder of a run in files that others read, with a check of them and a model card."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+from torch import Tensor
+
+from ssl_sec.augment import unit_range
+from ssl_sec.config import ExportConfig
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.edges.driver import download_run, unknown_run
+from ssl_sec.edges.mlflow_tracker import child_probes, connected, tracking_uri
+from ssl_sec.edges.model_card import model_card
+from ssl_sec.edges.worker import load_encoder
+from ssl_sec.encoders.export import (
+    FILE_NAMES,
+    FORMATS,
+    Check,
+    Exportable,
+    Format,
+    check_export,
+    require_packages,
+)
+from ssl_sec.errors import ConfigError, StorageError, first_line
+
+_CHECKED_IMAGES = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """What an export leaves.
+
+    Attributes:
+        folder: with the encoder's files and README.md, the model card.
+        form: of the files.
+        exportable: the encoder.
+        check: what reading the files back gave.
+    """
+
+    folder: Path
+    form: Format
+    exportable: Exportable
+    check: Check
+
+    def told(self) -> str:
+        """The check's result, and how the files are read."""
+        loading = [*self.form.loading(self.exportable).splitlines(), self.form.use(self.exportable)]
+        return "\n".join(
+            [
+                f"exported: {self.exportable.architecture.title} as {self.form.name}",
+                f"check: read back without this package, {self.check.num_images} images; largest difference of a "
+                f"feature {self.check.largest_difference:.3g} (features up to {self.check.largest_feature:.3g}, "
+                f"{self.check.allowed:.3g} allowed)",
+                f"folder: {self.folder}",
+                "",
+                *(f"    {line}".rstrip() for line in loading),
+            ]
+        )
+
+
+def run_export(config: ExportConfig) -> Exported:
+    """Exports the encoder of a pretraining run that MLflow knows.
+
+    Raises:
+        ConfigError: if there is no such run, the format cannot hold its encoder, the output is there already, or the
+            files do not give the encoder's features.
+        DataError: if the images of the check cannot be had.
+        StorageError: if the store cannot be used or the files cannot be written.
+    """
+    form = FORMATS[config.format]
+    require_packages(form)
+    output_dir = Path(config.output_dir).expanduser().resolve()
+    client, run, probes = _found(tracking_uri(config.tracking, output_dir), config.run)
+    with tempfile.TemporaryDirectory() as downloads:
+        trained = download_run(client, config.run, Path(downloads))
+        default = output_dir / "exports" / f"{trained.recipe}-{config.run[:8]}-{form.name}"
+        output = default if config.output is None else Path(config.output).expanduser().resolve()
+        _refuse_existing(output, config.overwrite)
+        image_set = (config.data or trained.data).open("test")
+        channels, height, width = image_set.image_shape
+        exportable = Exportable(
+            encoder=load_encoder(trained, image_set.image_shape, Path(downloads) / "encoder.safetensors").eval(),
+            architecture=trained.encoder.architecture(channels, min(height, width)),
+            image_shape=(channels, height, width),
+        )
+    images = _some_images(image_set)
+    with _laid_out(output, config.overwrite) as folder:
+        form.write(exportable, images, folder)
+        check = check_export(form, exportable, images, folder)
+        (folder / "README.md").write_text(model_card(run, probes, form, exportable, check))
+        for path in folder.iterdir():  # safetensors keeps its files from others, whom an export is for
+            shutil.copymode(folder / "README.md", path)
+    return Exported(folder=output, form=form, exportable=exportable, check=check)
+
+
+def _found(uri: str, run_id: str) -> tuple[MlflowClient, Run, list[Run]]:
+    """The store, the run and its probes.
+
+    Raises:
+        ConfigError: if the store does not know the run.
+        StorageError: if it cannot be used.
+    """
+    try:
+        client = connected(uri)
+    except Exception as error:  # a database raises its own
+        raise _unusable(uri, error) from error
+    try:
+        run = client.get_run(run_id)
+        return client, run, child_probes(client, run.data.tags.get("recipe", "")).get(run_id, [])
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise unknown_run(client, run_id) from error
+        raise _unusable(uri, error) from error
+
+
+def _unusable(uri: str, error: Exception) -> StorageError:
+    return StorageError(f"tracking.uri: MLflow at {uri} cannot be used: {first_line(error)}")
+
+
+def _some_images(image_set: ImageSet) -> Float[Tensor, "batch channels height width"]:
+    """Images from all over the set, whose files may be in the order of their classes."""
+    count = min(_CHECKED_IMAGES, len(image_set))
+    batch = image_set.read(torch.linspace(0, len(image_set) - 1, count).long())
+    # A recorded forward pass must not be tied to the number of images it was recorded with, and two is that number.
+    images = unit_range(batch.images)
+    return images if count > 2 else images.repeat(3, 1, 1, 1)
+
+
+def _refuse_existing(output: Path, overwrite: bool) -> None:
+    """Refuses an output that is there, unless it is an export and may be replaced.
+
+    Raises:
+        ConfigError: if it is refused.
+    """
+    if not os.path.lexists(output):
+        return
+    if not overwrite:
+        raise ConfigError(f"output: {output} is there already; allowed: a new folder, or overwrite=true")
+    others = ["it is no folder"] if not output.is_dir() or output.is_symlink() else []
+    others = others or sorted(f"it holds {item.name!r}" for item in output.iterdir() if item.name not in FILE_NAMES)
+    if others:
+        raise ConfigError(f"overwrite: {output} is not an export, {others[0]}; allowed: a folder that an export made")
+
+
+@contextmanager
+def _laid_out(output: Path, overwrite: bool) -> Iterator[Path]:
+    """A folder beside `output` that takes its place when all went well, and else is removed.
+
+    Raises:
+        ConfigError: if `output` is there and may not be replaced.
+        StorageError: if it cannot be written.
+    """
+    _refuse_existing(output, overwrite)
+    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    replaced = output.with_name(f".{output.name}.{os.getpid()}.old")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        _refuse_existing(output, overwrite)  # another export may have been faster
+        if output.exists():
+            output.rename(replaced)
+        temporary.rename(output)
+    except OSError as error:
+        if replaced.exists():
+            replaced.rename(output)
+        raise StorageError(f"output: {output} cannot be written: {error.strerror or first_line(error)}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)

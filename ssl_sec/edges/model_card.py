@@ -1,0 +1,132 @@
+"""The model card of an exported encoder, from what MLflow knows of its run."""
+
+import json
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+
+import yaml
+from mlflow.entities import Run
+from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
+
+from ssl_sec import __version__
+from ssl_sec.edges.summary import FIGURES
+from ssl_sec.encoders.export import Check, Exportable, Format, versions
+from ssl_sec.errors import printable
+
+_RECIPE_KEYS = (
+    "recipe",
+    "seed",
+    "epochs",
+    "global_batch_size",
+    "loss.",
+    "constraint.",
+    "encoder.",
+    "head.",
+    "augment.",
+    "optimiser.",
+)
+_FIGURES = {
+    **FIGURES,
+    "train/metric_loss": "the loss without the constraint",
+    "train/constraint": "the constraint",
+    "train/norm_mean": "mean norm of the embeddings",
+    "train/norm_std": "standard deviation of the norms",
+}
+
+
+def model_card(run: Run, probes: Sequence[Run], form: Format, exportable: Exportable, check: Check) -> str:
+    """Markdown with the Hugging Face Hub's metadata block.
+
+    Args:
+        run: the pretraining.
+        probes: of its encoder, newest first.
+        form: of the files.
+        exportable: the encoder.
+        check: what reading the files back gave.
+    """
+    tags, parameters = run.data.tags, run.data.params
+    recipe = parameters.get("recipe", tags.get("recipe", "custom"))
+    inputs = [item.dataset for item in run.inputs.dataset_inputs] if run.inputs else []
+    channels, height, width = exportable.image_shape
+    metadata = {
+        "library_name": form.library,
+        "pipeline_tag": "image-feature-extraction",
+        "tags": ["self-supervised-learning", "contrastive-learning", "image-feature-extraction", form.name],
+        **({"datasets": list(dict.fromkeys(data.name.partition("/")[0] for data in inputs))} if inputs else {}),
+        **({"metrics": ["accuracy"]} if probes or "val/knn_top1" in run.data.metrics else {}),
+    }
+    used = exportable.encoder.num_features
+    kept = {key: value for key, value in sorted(parameters.items()) if key.startswith(_RECIPE_KEYS)}
+    parts = [
+        f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---",
+        f"# {_cell(recipe)}: {_cell(exportable.architecture.title)}",
+        f"An image encoder, pretrained without labels by a contrastive loss; {used} features an image.",
+        "## Input",
+        f"float32 [batch, {channels}, {height}, {width}], pixels in [0, 1], any batch size; the images of the training "
+        f"had {height} x {width} pixels. {form.input_contract(exportable)} Output: float32 [batch, {used}].",
+        "## Use",
+        f"In this folder, with `images` as {'a numpy array' if form.takes_numpy else 'a torch tensor'}:",
+        f"```python\n{form.loading(exportable)}\n{form.use(exportable)}\n```",
+        "## Results",
+        _results(run, probes),
+        "## Check of this export",
+        f"Read back by the lines above in a process without the package that trained it, on {check.num_images} images "
+        "of the test split at once and on one alone: the largest difference of a feature from the trained encoder's is "
+        f"{check.largest_difference:.3g}. Features are up to {check.largest_feature:.3g}; {check.allowed:.3g} "
+        f"({form.tolerance:g} of that) was allowed.",
+        "## Data",
+        "\n".join(_told_of_data(data.name, data.source, data.profile) for data in inputs) or "MLflow has no record.",
+        "## Recipe",
+        _table(("key", "value"), kept.items()),
+        "## Origin",
+        _table(
+            ("what", "value"),
+            {
+                "MLflow run": run.info.run_id,
+                "run name": run.info.run_name,
+                "seed": parameters.get("seed", "unknown"),
+                "commit": tags.get(MLFLOW_GIT_COMMIT, "unknown"),
+                "trained with ssl_sec": tags.get("ssl_sec.version", "unknown"),
+                "exported with": ", ".join(
+                    f"{name} {version}"
+                    for name, version in {
+                        "ssl_sec": __version__,
+                        **versions(form),
+                        "Python": platform.python_version(),
+                    }.items()
+                ),
+            }.items(),
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _results(run: Run, probes: Sequence[Run]) -> str:
+    rows = [("pretraining", *row) for row in _figures(run.data.metrics)]
+    for probe in probes:
+        labels = probe.data.params.get("probe.labels_per_class", "None")
+        what = f"probe {probe.info.run_id[:8]}, {'all labels' if labels == 'None' else f'{labels} labels a class'}"
+        rows += [(what, *row) for row in _figures(probe.data.metrics)]
+    told = "" if probes else "The encoder was not evaluated by a linear probe.\n\n"
+    if not rows:
+        return f"{told}Not evaluated."
+    return f"{told}Last values of each figure:\n\n{_table(('run', 'figure', 'value'), rows)}"
+
+
+def _figures(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    return [(f"{label} (`{key}`)", f"{metrics[key]:.4g}") for key, label in _FIGURES.items() if key in metrics]
+
+
+def _told_of_data(name: str, source: str, profile: str | None) -> str:
+    counts = json.loads(profile) if profile else {}
+    told = "".join(f", {value} {key.replace('_', ' ')}" for key, value in counts.items())
+    return f"- {_cell(name)}: {_cell(source)}{told}"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    return printable(str(value)).replace("|", "\\|")

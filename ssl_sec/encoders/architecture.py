@@ -1,0 +1,139 @@
+"""Backbones as other libraries name them: the Python that builds each there, with the key names of our weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from ssl_sec.encoders.resnet import LAYERS, stage_planes
+from ssl_sec.errors import ConfigError
+
+
+@runtime_checkable
+class Architecture(Protocol):
+    """A backbone as others name it."""
+
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+        ...
+
+    @property
+    def imports(self) -> str:
+        """The module whose names `building` uses."""
+        ...
+
+    def building(self) -> str:
+        """Python that makes `encoder`: images to features, the key names of our backbone, weights yet to come."""
+        ...
+
+    def timm_model(self) -> tuple[str, Mapping[str, Any]]:
+        """The name and the arguments by which `timm.create_model` builds it.
+
+        Raises:
+            ConfigError: if timm has no such model.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TorchvisionResNet:
+    """A ResNet of `ssl_sec.encoders.resnet` in torchvision's words.
+
+    Attributes:
+        depth: 18, 34 or 50.
+        stem: "cifar" or "imagenet".
+        width: of every layer, as a multiple of torchvision's.
+        num_channels: of the images.
+    """
+
+    depth: int
+    stem: Literal["cifar", "imagenet"]
+    width: float
+    num_channels: int
+
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+        stem = "CIFAR stem (3x3, no pooling)" if self.stem == "cifar" else "ImageNet stem"
+        return f"ResNet-{self.depth}, {stem}, width {self.width:g}"
+
+    @property
+    def imports(self) -> str:
+        """The module whose names `building` uses."""
+        return "torchvision"
+
+    def building(self) -> str:
+        """The Python that changes torchvision's ResNet: its first and last layers, and by a subclass its width."""
+        planes = stage_planes(self.width)
+        lines: list[str] = []
+        if planes == stage_planes(1.0):
+            lines.append(f"encoder = torchvision.models.resnet{self.depth}()")
+        else:
+            block, repeats = LAYERS[self.depth]
+            by_stage = dict(zip(stage_planes(1.0), planes, strict=True))
+            lines += [
+                "class OtherWidth(torchvision.models.ResNet):",
+                "    def _make_layer(self, block, planes, blocks, **options):",
+                f"        self.inplanes = {planes[0]} if planes == 64 else self.inplanes",
+                f"        return super()._make_layer(block, {by_stage}[planes], blocks, **options)",
+                "",
+                f"encoder = OtherWidth(torchvision.models.resnet.{block.__name__}, {list(repeats)})",
+                f"encoder.bn1 = torch.nn.BatchNorm2d({planes[0]})",
+            ]
+        if self.stem == "cifar":
+            lines.append(f"encoder.conv1 = torch.nn.Conv2d({self.num_channels}, {planes[0]}, 3, padding=1, bias=False)")
+            lines.append("encoder.maxpool = torch.nn.Identity()")
+        elif (self.num_channels, planes[0]) != (3, 64):
+            lines.append(
+                f"encoder.conv1 = torch.nn.Conv2d({self.num_channels}, {planes[0]}, 7, stride=2, padding=3, bias=False)"
+            )
+        return "\n".join([*lines, "encoder.fc = torch.nn.Identity()"])
+
+    def timm_model(self) -> tuple[str, Mapping[str, Any]]:
+        """The ResNet of timm of the same depth; its stem is always a 7x7 convolution of 64 channels and stride 2.
+
+        Raises:
+            ConfigError: for another stem or width.
+        """
+        if self.stem == "cifar" or stage_planes(self.width) != stage_planes(1.0):
+            raise ConfigError(
+                f"format: found 'timm', but timm can build no {self.title}: its ResNets have the ImageNet stem with 64 "
+                "channels; allowed for this encoder: safetensors, torchscript, onnx"
+            )
+        return f"resnet{self.depth}", {"num_classes": 0, "in_chans": self.num_channels}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimmModel:
+    """A model of timm.
+
+    Attributes:
+        model: its name; a tag of pretrained weights after a point is left out.
+        arguments: that `timm.create_model` takes besides.
+    """
+
+    model: str
+    arguments: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+        return f"timm's {self._name}"
+
+    @property
+    def imports(self) -> str:
+        """The module whose names `building` uses."""
+        return "timm"
+
+    @property
+    def _name(self) -> str:
+        return self.model.partition(".")[0]
+
+    def building(self) -> str:
+        """The call of `timm.create_model`."""
+        arguments = ", ".join(f"{key}={value!r}" for key, value in self.arguments.items())
+        return f"encoder = timm.create_model({self._name!r}, {arguments})"
+
+    def timm_model(self) -> tuple[str, Mapping[str, Any]]:
+        """Its name and arguments."""
+        return self._name, self.arguments

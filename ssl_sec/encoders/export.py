@@ -1,0 +1,439 @@
+"""Encoders in files that others read: safetensors, TorchScript, ONNX and timm's folder.
+
+Each format writes into a folder, and states the Python that reads it back there without this package. The check of
+an export runs that very text in a process of its own, so that what a model card says has been done.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ssl_sec.encoders.architecture import Architecture
+from ssl_sec.encoders.encoder import Encoder
+from ssl_sec.encoders.weights import save_weights
+from ssl_sec.errors import ConfigError, StorageError, first_line
+
+FormatName = Literal["safetensors", "torchscript", "onnx", "timm"]
+
+_CHECK_TIMEOUT_S = 600
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exportable:
+    """An encoder with what its file says of it.
+
+    Attributes:
+        encoder: on the CPU, float32, in evaluation mode.
+        architecture: of its backbone.
+        image_shape: channels, height and width that it was trained on.
+    """
+
+    encoder: Encoder
+    architecture: Architecture
+    image_shape: tuple[int, int, int]
+
+    @property
+    def mean(self) -> list[float]:
+        """That is subtracted from each channel of pixels in [0, 1]."""
+        return self._by_channel(self.encoder.mean)
+
+    @property
+    def std(self) -> list[float]:
+        """That each channel is then divided by."""
+        return self._by_channel(self.encoder.std)
+
+    def _by_channel(self, values: Tensor) -> list[float]:
+        # The shortest decimals that are these float32 numbers.
+        listed = [float(str(np.float32(value))) for value in values.flatten().tolist()]
+        return listed * self.image_shape[0] if len(listed) == 1 else listed
+
+    @property
+    def leaves_pixels(self) -> bool:
+        """Whether the backbone takes pixels in [0, 1] as they are."""
+        return set(self.mean) == {0.0} and set(self.std) == {1.0}
+
+
+@runtime_checkable
+class Format(Protocol):
+    """A way to write an encoder, and the words to read it back."""
+
+    name: ClassVar[FormatName]
+    library: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]]
+    takes_numpy: ClassVar[bool]
+    tolerance: ClassVar[float]
+
+    def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
+        """Writes the encoder's files into a folder.
+
+        Args:
+            exportable: the encoder.
+            images: two or more in [0, 1], for formats that record a forward pass.
+            folder: that exists and is empty.
+
+        Raises:
+            ConfigError: if the format cannot hold this encoder.
+            StorageError: if the files cannot be written.
+        """
+        ...
+
+    def loading(self, exportable: Exportable) -> str:
+        """Python that, run in the folder, makes what `use` names."""
+        ...
+
+    def use(self, exportable: Exportable) -> str:
+        """A line that makes `features` from `images`, pixels in [0, 1]."""
+        ...
+
+    def input_contract(self, exportable: Exportable) -> str:
+        """Who scales the pixels, and where mean and standard deviation are written."""
+        ...
+
+
+class Safetensors:
+    """Weights alone, with torchvision's or timm's key names."""
+
+    name: ClassVar[FormatName] = "safetensors"
+    library: ClassVar[str] = "pytorch"
+    packages: ClassVar[tuple[str, ...]] = ("torch", "torchvision", "timm", "safetensors")
+    takes_numpy: ClassVar[bool] = False
+    tolerance: ClassVar[float] = 1e-5
+
+    def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
+        """Writes encoder.safetensors; its header has the architecture, the mean and the standard deviation."""
+        about = {
+            "architecture": exportable.architecture.title,
+            "image_shape": json.dumps(exportable.image_shape),
+            "mean": json.dumps(exportable.mean),
+            "std": json.dumps(exportable.std),
+        }
+        save_weights(exportable.encoder.backbone, folder / "encoder.safetensors", about)
+
+    def loading(self, exportable: Exportable) -> str:
+        """Builds the model with its own library, then loads the weights, every name of which must fit."""
+        lines = [
+            f"import torch, {exportable.architecture.imports}",
+            "from safetensors.torch import load_file",
+            "",
+            exportable.architecture.building(),
+            'encoder.load_state_dict(load_file("encoder.safetensors"))',
+            "encoder.eval()",
+        ]
+        if not exportable.leaves_pixels:
+            lines.append(f"mean, std = torch.tensor([{exportable.mean}, {exportable.std}])[..., None, None]")
+        return "\n".join(lines)
+
+    def use(self, exportable: Exportable) -> str:
+        """Scales the pixels where the encoder does."""
+        return f"features = encoder({'images' if exportable.leaves_pixels else '(images - mean) / std'})"
+
+    def input_contract(self, exportable: Exportable) -> str:
+        """The file has weights alone."""
+        if exportable.leaves_pixels:
+            return "The model takes pixels in [0, 1] as they are; nothing is subtracted or divided."
+        return (
+            f"The file holds the backbone alone: scale the pixels first, (images - mean) / std with mean "
+            f"{exportable.mean} and std {exportable.std}, as the lines below do. Both are in the file's header too."
+        )
+
+
+class TorchScript:
+    """The recorded forward pass with its weights, for Python and C++."""
+
+    name: ClassVar[FormatName] = "torchscript"
+    library: ClassVar[str] = "pytorch"
+    packages: ClassVar[tuple[str, ...]] = ("torch",)
+    takes_numpy: ClassVar[bool] = False
+    tolerance: ClassVar[float] = 1e-5
+
+    def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
+        """Writes encoder.pt."""
+        # torch.jit is deprecated and told so at each call; it is still what libtorch and many servers read.
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            try:
+                traced = torch.jit.trace(exportable.encoder, images[:2], check_trace=False)
+            except Exception as error:  # whatever a model of timm does that cannot be recorded
+                raise _cannot_hold(self.name, exportable, error) from error
+            assert isinstance(traced, torch.jit.ScriptModule)
+            try:
+                traced.save(str(folder / "encoder.pt"))
+            except (OSError, RuntimeError) as error:
+                raise StorageError(f"{folder / 'encoder.pt'} cannot be written: {first_line(error)}") from error
+
+    def loading(self, exportable: Exportable) -> str:
+        """PyTorch alone is needed."""
+        return 'import torch\n\nencoder = torch.jit.load("encoder.pt")'
+
+    def use(self, exportable: Exportable) -> str:
+        """The encoder scales the pixels itself."""
+        return "features = encoder(images)"
+
+    def input_contract(self, exportable: Exportable) -> str:
+        """The file has the whole encoder."""
+        return _contains_scaling(exportable)
+
+
+class ONNX:
+    """The forward pass as an ONNX graph with its weights in one file."""
+
+    name: ClassVar[FormatName] = "onnx"
+    library: ClassVar[str] = "onnx"
+    packages: ClassVar[tuple[str, ...]] = ("onnx", "onnxscript", "onnxruntime")
+    takes_numpy: ClassVar[bool] = True
+    # The kernels are others than torch's, and their sums have another order.
+    tolerance: ClassVar[float] = 1e-4
+
+    def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
+        """Writes encoder.onnx."""
+        path = folder / "encoder.onnx"
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            try:
+                program = torch.onnx.export(
+                    exportable.encoder,
+                    (images[:2],),
+                    dynamo=True,
+                    input_names=["images"],
+                    output_names=["features"],
+                    dynamic_shapes=({0: torch.export.Dim("batch")},),
+                    verbose=False,
+                )
+            except Exception as error:  # whatever a model of timm does that has no operator
+                raise _cannot_hold(self.name, exportable, error) from error
+        assert program is not None
+        try:
+            program.save(path, external_data=False)
+        except (OSError, ValueError, RuntimeError) as error:  # protobuf holds no more than 2 GiB
+            raise StorageError(f"{path} cannot be written: {first_line(error)}") from error
+
+    def loading(self, exportable: Exportable) -> str:
+        """ONNX Runtime alone is needed; images and features are numpy arrays."""
+        return 'import onnxruntime\n\nencoder = onnxruntime.InferenceSession("encoder.onnx")'
+
+    def use(self, exportable: Exportable) -> str:
+        """The encoder scales the pixels itself."""
+        return '(features,) = encoder.run(["features"], {"images": images})'
+
+    def input_contract(self, exportable: Exportable) -> str:
+        """The file has the whole encoder."""
+        return _contains_scaling(exportable)
+
+
+class TimmFolder:
+    """config.json and model.safetensors as the Hugging Face Hub keeps timm's models."""
+
+    name: ClassVar[FormatName] = "timm"
+    library: ClassVar[str] = "timm"
+    packages: ClassVar[tuple[str, ...]] = ("torch", "timm", "safetensors")
+    takes_numpy: ClassVar[bool] = False
+    tolerance: ClassVar[float] = 1e-5
+
+    def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
+        """Writes both files; mean and standard deviation are where timm's transforms look for them."""
+        model, arguments = exportable.architecture.timm_model()
+        import timm  # its registry takes a second to import
+
+        registered = timm.get_pretrained_cfg(model)
+        told = {} if registered is None else registered.to_dict()
+        config = {
+            "architecture": model,
+            "num_classes": 0,
+            "num_features": exportable.encoder.num_features,
+            "model_args": dict(arguments),
+            "pretrained_cfg": {
+                "input_size": list(exportable.image_shape),
+                "fixed_input_size": told.get("fixed_input_size", False),
+                "interpolation": "bilinear",
+                "crop_pct": 1.0,
+                "mean": exportable.mean,
+                "std": exportable.std,
+                "num_classes": 0,
+                "pool_size": None,
+                # For those who ask timm for other channels, or for a classifier to train.
+                "first_conv": told.get("first_conv"),
+                "classifier": told.get("classifier"),
+            },
+        }
+        save_weights(exportable.encoder.backbone, folder / "model.safetensors")
+        try:
+            (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        except OSError as error:
+            raise StorageError(f"{folder / 'config.json'} cannot be written: {error.strerror}") from error
+
+    def loading(self, exportable: Exportable) -> str:
+        """A line reads the folder; timm's own transforms take mean and std from where the next one does."""
+        return "\n".join(
+            [
+                "import timm, torch",
+                "",
+                'encoder = timm.create_model("local-dir:.", pretrained=True).eval()',
+                'mean, std = torch.tensor([encoder.pretrained_cfg[key] for key in ("mean", "std")])[..., None, None]',
+            ]
+        )
+
+    def use(self, exportable: Exportable) -> str:
+        """Scales the pixels as timm's transforms do."""
+        return "features = encoder((images - mean) / std)"
+
+    def input_contract(self, exportable: Exportable) -> str:
+        """The config has the scaling."""
+        return (
+            f"timm's models take scaled pixels: (images - mean) / std with mean {exportable.mean} and std "
+            f"{exportable.std}, which config.json states and timm's own transforms apply."
+        )
+
+
+FORMATS: Mapping[FormatName, Format] = {
+    "safetensors": Safetensors(),
+    "torchscript": TorchScript(),
+    "onnx": ONNX(),
+    "timm": TimmFolder(),
+}
+
+# What an export's folder may hold, and so what overwriting may remove.
+FILE_NAMES = frozenset(
+    {"README.md", "encoder.safetensors", "encoder.pt", "encoder.onnx", "config.json", "model.safetensors"}
+)
+
+
+def require_packages(form: Format) -> None:
+    """Checks that what the format needs is installed.
+
+    Raises:
+        ConfigError: with what to install.
+    """
+    missing = [name for name in form.packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"format: {form.name} needs {', '.join(form.packages)}, and {', '.join(missing)} is not installed; "
+            "install with: pip install -c constraints.txt -e '.[onnx]'"
+        )
+
+
+def versions(form: Format) -> dict[str, str]:
+    """The versions that wrote and checked an export."""
+    return {name: importlib.metadata.version(name) for name in dict.fromkeys(("torch", *form.packages))}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """An export that was read back and gave our features.
+
+    Attributes:
+        num_images: it was done on; their batch is another than the one that was recorded.
+        largest_difference: of a feature, absolute.
+        largest_feature: of ours, absolute.
+        allowed: the difference that would have passed.
+    """
+
+    num_images: int
+    largest_difference: float
+    largest_feature: float
+    allowed: float
+
+
+def check_export(
+    form: Format, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path
+) -> Check:
+    """Reads an export back in a process without this package, and compares its features with the encoder's.
+
+    All images are given at once, and the first alone. A difference passes up to the format's tolerance times the
+    largest feature.
+
+    Raises:
+        ConfigError: if it cannot be read back or gives other features.
+    """
+    with torch.no_grad():
+        ours = exportable.encoder(images).numpy()
+    try:
+        theirs, first = _features_elsewhere(form, exportable, images.numpy(), folder)
+    except _Unreadable as error:
+        raise ConfigError(
+            f"format: {form.name} was written, but reading it back fails: {error}; nothing is kept; "
+            "allowed: another format"
+        ) from error
+    largest_feature = float(np.abs(ours).max())
+    allowed = form.tolerance * largest_feature
+    if theirs.shape != ours.shape or first.shape != ours[:1].shape:
+        found = f"has features of shape {theirs.shape} instead of {ours.shape}"
+    else:
+        difference = float(max(np.abs(theirs - ours).max(), np.abs(first - ours[:1]).max()))
+        if difference <= allowed:  # false for NaN
+            return Check(
+                num_images=len(images),
+                largest_difference=difference,
+                largest_feature=largest_feature,
+                allowed=allowed,
+            )
+        found = f"differs from the encoder by {difference:.3g}, and {allowed:.3g} is allowed"
+    raise ConfigError(f"format: {form.name} was written, but {found}; nothing is kept; allowed: another format")
+
+
+class _Unreadable(Exception):
+    """The process that reads an export back failed."""
+
+
+def _features_elsewhere(form: Format, exportable: Exportable, images: np.ndarray, folder: Path) -> Sequence[np.ndarray]:
+    given = "" if form.takes_numpy else "import torch\ntorch.set_grad_enabled(False)\narray = torch.from_numpy(array)"
+    script = "\n".join(
+        [
+            "import sys",
+            "import numpy",
+            "array = numpy.load(sys.argv[1])",
+            given,
+            form.loading(exportable),
+            "results = []",
+            "for images in (array, array[:1]):",
+            f"    {form.use(exportable)}",
+            "    results.append(numpy.asarray(features))",
+            "assert 'ssl_sec' not in sys.modules",
+            "numpy.savez(sys.argv[2], *results)",
+        ]
+    )
+    with tempfile.TemporaryDirectory() as exchange:
+        given_path, result_path = Path(exchange) / "images.npy", Path(exchange) / "features.npz"
+        np.save(given_path, images)
+        # -P: what lies in the folder is no module. Our features are the CPU's, so are these.
+        command = [sys.executable, "-P", "-c", script, str(given_path), str(result_path)]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+        try:
+            done = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_CHECK_TIMEOUT_S
+            )
+        except subprocess.TimeoutExpired as error:
+            raise _Unreadable(f"no answer within {_CHECK_TIMEOUT_S} s") from error
+        if done.returncode != 0:
+            told = done.stderr.strip().splitlines()
+            raise _Unreadable(told[-1] if told else f"exit code {done.returncode}")
+        with np.load(result_path) as results:
+            return [results[name] for name in results.files]
+
+
+def _contains_scaling(exportable: Exportable) -> str:
+    if exportable.leaves_pixels:
+        return "The file holds the whole encoder, which takes pixels in [0, 1] as they are."
+    return (
+        "The file holds the whole encoder: give it pixels in [0, 1], it subtracts the mean "
+        f"{exportable.mean} and divides by {exportable.std} itself."
+    )
+
+
+def _cannot_hold(name: FormatName, exportable: Exportable, error: Exception) -> ConfigError:
+    others = ", ".join(other for other in FORMATS if other != name)
+    title = exportable.architecture.title
+    return ConfigError(f"format: found {name!r}, but it cannot hold {title}: {first_line(error)}; try: {others}")

@@ -1,0 +1,159 @@
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ssl_sec.encoders import Encoder, export, resnet, timm_backbone
+from ssl_sec.encoders.architecture import TimmModel, TorchvisionResNet
+from ssl_sec.encoders.export import FORMATS, Exportable, check_export, require_packages
+from ssl_sec.encoders.timm import timm_arguments
+from ssl_sec.errors import ConfigError
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def exportable_resnet(depth, stem, width, num_channels, size=8, mean=(0.0,), std=(1.0,)):
+    torch.manual_seed(0)
+    backbone, num_features = resnet(depth, stem, width, num_channels)
+    return Exportable(
+        encoder=trained(Encoder(backbone, num_features, mean, std)),
+        architecture=TorchvisionResNet(depth=depth, stem=stem, width=width, num_channels=num_channels),
+        image_shape=(num_channels, size, size),
+    )
+
+
+def exportable_timm(model, num_channels, size, mean=(0.0,), std=(1.0,)):
+    torch.manual_seed(0)
+    backbone, num_features = timm_backbone(model, False, num_channels, size)
+    return Exportable(
+        encoder=trained(Encoder(backbone, num_features, mean, std)),
+        architecture=TimmModel(model=model, arguments=timm_arguments(model, num_channels, size)),
+        image_shape=(num_channels, size, size),
+    )
+
+
+def trained(encoder):
+    """As if: running statistics that are not those of a new batch norm."""
+    for module in encoder.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, std=0.1)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+    return encoder.eval()
+
+
+def some_images(exportable, count=5):
+    return torch.rand(count, *exportable.image_shape, generator=torch.Generator().manual_seed(1))
+
+
+SCALED = {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7)}
+CASES = {
+    "narrow safetensors": ("safetensors", lambda: exportable_resnet(18, "cifar", 0.125, 1, mean=(0.3,), std=(0.2,))),
+    "bottleneck safetensors": ("safetensors", lambda: exportable_resnet(50, "imagenet", 0.0625, 3, 32, **SCALED)),
+    "timm safetensors": ("safetensors", lambda: exportable_timm("test_vit", 3, 32, **SCALED)),
+    "timm torchscript": ("torchscript", lambda: exportable_timm("test_vit", 3, 32, **SCALED)),
+    "timm onnx": ("onnx", lambda: exportable_timm("test_vit", 3, 32, **SCALED)),
+    "timm timm": ("timm", lambda: exportable_timm("test_vit.r160_in1k", 3, 32, **SCALED)),
+    "resnet timm": ("timm", lambda: exportable_resnet(18, "imagenet", 1.0, 1, 32, mean=(0.3,), std=(0.2,))),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_read_back_elsewhere_gives_the_encoders_features(case, tmp_path):
+    name, made = CASES[case]
+    exportable = made()
+    images = some_images(exportable)
+    FORMATS[name].write(exportable, images, tmp_path)
+    check = check_export(FORMATS[name], exportable, images, tmp_path)
+    assert check.num_images == 5
+    assert check.largest_difference <= check.allowed == FORMATS[name].tolerance * check.largest_feature
+    assert check.largest_feature > 0
+    assert {path.name for path in tmp_path.iterdir()} <= export.FILE_NAMES
+
+
+def readme_snippets():
+    section = README.read_text().split("### Take the encoder elsewhere")[1].split("\n## ")[0]
+    return dict(re.findall(r"```python\n# format=(\w+)[^\n]*\n(.*?)\n```", section, re.DOTALL))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_readme_reads_each_format_as_the_check_does(name):
+    """The check runs these lines."""
+    exportable = exportable_resnet(18, "cifar", 1.0, 3)
+    assert readme_snippets()[name] == f"{FORMATS[name].loading(exportable)}\n{FORMATS[name].use(exportable)}"
+
+
+def test_the_readmes_lines_for_weights_alone_read_a_resnet(tmp_path):
+    exportable = exportable_resnet(18, "cifar", 1.0, 3)
+    FORMATS["safetensors"].write(exportable, some_images(exportable), tmp_path)
+    check_export(FORMATS["safetensors"], exportable, some_images(exportable), tmp_path)
+
+
+def test_timms_config_states_scaling_and_size(tmp_path):
+    exportable = exportable_timm("test_vit", 3, 32, mean=(0.5,), std=(0.25,))
+    FORMATS["timm"].write(exportable, some_images(exportable), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["pretrained_cfg"]["mean"] == [0.5, 0.5, 0.5]
+    assert config["pretrained_cfg"]["std"] == [0.25, 0.25, 0.25]
+    assert config["pretrained_cfg"]["input_size"] == [3, 32, 32]
+    assert config["model_args"] == {"num_classes": 0, "in_chans": 3, "img_size": 32}
+
+
+@pytest.mark.parametrize(("stem", "width"), [("cifar", 1.0), ("imagenet", 0.5), ("cifar", 0.125)])
+def test_a_resnet_that_timm_cannot_build_is_refused_with_the_formats_that_hold_it(stem, width, tmp_path):
+    exportable = exportable_resnet(18, stem, width, 3)
+    with pytest.raises(ConfigError, match="format: found 'timm', .* allowed .*: safetensors, torchscript, onnx$"):
+        FORMATS["timm"].write(exportable, some_images(exportable), tmp_path)
+
+
+def test_other_features_do_not_pass(tmp_path):
+    exportable = exportable_resnet(18, "cifar", 0.125, 1)
+    FORMATS["torchscript"].write(exportable, some_images(exportable), tmp_path)
+    with torch.no_grad():
+        exportable.encoder.backbone.layer4[1].bn2.bias += 0.01
+    with pytest.raises(ConfigError, match="torchscript was written, but differs from the encoder by .* is allowed"):
+        check_export(FORMATS["torchscript"], exportable, some_images(exportable), tmp_path)
+
+
+def test_features_that_are_no_numbers_do_not_pass(tmp_path):
+    exportable = exportable_resnet(18, "cifar", 0.125, 1)
+    with torch.no_grad():
+        exportable.encoder.backbone.layer4[1].bn2.bias.fill_(float("nan"))
+    FORMATS["torchscript"].write(exportable, some_images(exportable), tmp_path)
+    with pytest.raises(ConfigError, match="differs from the encoder by nan"):
+        check_export(FORMATS["torchscript"], exportable, some_images(exportable), tmp_path)
+
+
+def test_a_file_that_cannot_be_read_back_is_told_in_one_line(tmp_path):
+    exportable = exportable_resnet(18, "cifar", 0.125, 1)
+    (tmp_path / "encoder.safetensors").write_bytes(b"no weights")
+    with pytest.raises(
+        ConfigError, match="safetensors was written, but reading it back fails: .+; nothing is kept"
+    ) as told:
+        check_export(FORMATS["safetensors"], exportable, some_images(exportable), tmp_path)
+    assert "\n" not in str(told.value)
+
+
+def test_an_encoder_that_a_format_cannot_hold_is_one_line(tmp_path):
+    class Unexportable(nn.Module):
+        def forward(self, images):
+            raise RuntimeError("no such operator\nand more")
+
+    exportable = Exportable(
+        encoder=Encoder(Unexportable(), 3).eval(),
+        architecture=TimmModel(model="odd", arguments={}),
+        image_shape=(3, 8, 8),
+    )
+    with pytest.raises(ConfigError, match="cannot hold timm's odd: no such operator; try: safetensors, onnx, timm$"):
+        FORMATS["torchscript"].write(exportable, some_images(exportable), tmp_path)
+
+
+def test_a_package_that_is_not_installed_is_named_with_what_to_install(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else found(name))
+    require_packages(FORMATS["torchscript"])
+    with pytest.raises(ConfigError, match=r"onnxruntime is not installed; install with: pip install .*\[onnx\]"):
+        require_packages(FORMATS["onnx"])
