@@ -1,0 +1,85 @@
+"""What a user sees: the pages of a run in `mlflow ui`, in headless Chromium."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from ssl_sec.config import PretrainConfig
+from ssl_sec.edges.composition import compose
+from ssl_sec.edges.driver import run_pretraining
+from ssl_sec.settings import from_values
+from tests.edges.conftest import QUICK
+from tests.edges.test_stores import free_port
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    overrides = (*QUICK, "runtime=local", f"output_dir={folder}", "run_name=seen", "log_every_steps=1")
+    return run_pretraining(from_values(PretrainConfig, compose("pretrain", overrides)))
+
+
+@pytest.fixture(scope="module")
+def ui(run, tmp_path_factory):
+    """The address of `mlflow ui`, started as the summary of a run says."""
+    port = free_port()
+    command = [str(Path(sys.executable).with_name("mlflow")), "ui", "--backend-store-uri", run.uri, "--port", str(port)]
+    log_path = tmp_path_factory.mktemp("ui") / "log"
+    with log_path.open("w") as log:
+        server = subprocess.Popen([*command, "--workers", "1"], stdout=log, stderr=log, start_new_session=True)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 180
+        while not _answers(address):
+            assert server.poll() is None and time.monotonic() < deadline, log_path.read_text()
+            time.sleep(0.2)
+        yield address
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(60)
+
+
+def _answers(address: str) -> bool:
+    try:
+        return urllib.request.urlopen(f"{address}/health", timeout=5).status == 200
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("page", "shown"),
+    [
+        ("", ["seen", "Finished", "constraint.name", "val/knn_top1", "digits"]),
+        ("/model-metrics", ["train/loss", "train/norm_mean", "val/rankme"]),
+        ("/artifacts", ["plots", "config.yaml", "encoder.safetensors"]),
+    ],
+)
+def test_the_pages_of_a_run_show_what_it_is(ui, run, tmp_path, page, shown):
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    address = f"{ui}/#/experiments/{run.experiment_id}/runs/{run.run_id}{page}"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    options += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}"]
+    options += ["--window-size=1400,1600", "--virtual-time-budget=60000", "--timeout=120000"]
+    picture = tmp_path / "page.png"
+    dom = subprocess.run(
+        [chromium, *options, "--dump-dom", address], capture_output=True, text=True, timeout=180
+    ).stdout
+    assert [text for text in shown if text not in dom] == []
+    subprocess.run(
+        [chromium, *options, f"--screenshot={picture}", address], check=True, capture_output=True, timeout=180
+    )
+    with Image.open(picture) as image:
+        assert image.size == (1400, 1600)
+        assert len(image.convert("RGB").getcolors(2**24)) > 50  # not an empty page
