@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.papers import reported
 from ssl_sec.settings import flattened
 
 _PACKAGED = Path(__file__).parents[1] / "configs"
@@ -64,9 +65,9 @@ def options() -> dict[str, dict[str, str]]:
     for path in sorted(CONFIG_FOLDER.glob("*/*.yaml")):
         if path.parent.name != "table":
             found.setdefault(path.parent.name, {})[path.stem] = _explanation(path)
-    for name, row in _table_rows().items():
-        paper = ", ".join(f"{metric} {value}" for metric, value in row.get("paper", {}).items())
-        found["experiment"][name] = f"the paper's: {paper}" if paper else ""
+    for name in _table_rows():
+        figures = ", ".join(f"{metric.rpartition('/')[2]} {value}" for metric, value in reported(name).items())
+        found["experiment"][name] = f"the paper's: {figures}" if figures else ""
     return found
 
 
@@ -121,10 +122,9 @@ def as_mapping(config: DictConfig) -> dict[str, Any]:
 def _register_tables() -> None:
     groups = {path.name for path in CONFIG_FOLDER.iterdir() if path.is_dir()}
     for name, row in _table_rows().items():
-        keys = {key: value for key, value in row.items() if key != "paper"}
-        defaults = [{f"override /{key}": value} for key, value in keys.items() if key in groups]
+        defaults = [{f"override /{key}": value} for key, value in row.items() if key in groups]
         values = OmegaConf.create({})
-        for key, value in keys.items():
+        for key, value in row.items():
             if key not in groups:
                 OmegaConf.update(values, key, value, force_add=True)
         node = {"defaults": [*defaults, "_self_"], "recipe": name, **as_mapping(values)}
