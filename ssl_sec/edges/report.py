@@ -26,7 +26,7 @@ def run_report(arguments: Sequence[str]) -> str:
         StorageError: for a store that cannot be used, or an output folder that cannot be written.
     """
     config = from_values(ReportConfig, compose("report", _overrides(arguments)))
-    report = _report(config)
+    report = make_report(config)
     folder = Path(config.output).expanduser()
     try:
         paths = report.write(folder)
@@ -35,7 +35,13 @@ def run_report(arguments: Sequence[str]) -> str:
     return "\n".join([report.text, "", *map(str, paths)])
 
 
-def _report(config: ReportConfig) -> Report:
+def make_report(config: ReportConfig) -> Report:
+    """A report that is not yet written.
+
+    Raises:
+        ConfigError: for a table, a figure, a paper or a run that does not exist.
+        StorageError: for a store that cannot be used.
+    """
     paper = papers.load(config.paper)
 
     def archive() -> RunArchive:

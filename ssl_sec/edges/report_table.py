@@ -8,6 +8,7 @@ a footnote that says what they changed.
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from ssl_sec.config import PretrainConfig
@@ -64,8 +65,6 @@ class Measurements:
 
     def __init__(self, archive: RunArchive) -> None:
         self._archive = archive
-        self._experiments = options()["experiment"]
-        self._settings: dict[str, dict[str, str] | None] = {}
         self.orphans: set[str] = set()
 
     def __call__(self, recipe: str, metric: str) -> Measured | None:
@@ -94,9 +93,7 @@ class Measurements:
         return found
 
     def _changes(self, recipe: str, run: ArchivedRun, pretraining: ArchivedRun) -> tuple[Change, ...]:
-        if recipe not in self._settings:
-            self._settings[recipe] = self._composed(recipe)
-        expected = self._settings[recipe]
+        expected = _settings_of(recipe)
         if expected is None:
             return (("experiment", recipe, None),)
         changes = _differences(*(_without_probe(settings) for settings in (expected, pretraining.settings)))
@@ -106,16 +103,6 @@ class Measurements:
             keys = {key for key in expected if key.startswith("probe.")} | own.keys()
             changes += _differences({key: expected[key] for key in keys if key in expected}, own)
         return tuple(sorted(changes, key=lambda change: change[0]))
-
-    def _composed(self, recipe: str) -> dict[str, str] | None:
-        """The settings of the experiment of this name; None if there is none."""
-        if recipe not in self._experiments:
-            return None
-        try:
-            config = from_values(PretrainConfig, compose("pretrain", [f"experiment={recipe}"]))
-        except ConfigError:  # it needs what the command line gives
-            return None
-        return deciding({key: str(value) for key, value in flattened(to_values(config)).items()})
 
 
 def table_report(paper: str, table: Table, archive: RunArchive | None) -> Report:
@@ -266,6 +253,18 @@ def _decimals(table: Table, place: int) -> int | None:
         return None
     numbers = [value[0] if isinstance(value, tuple) else value for value in values]
     return max((len(f"{n:.10g}".partition(".")[2]) for n in numbers if isinstance(n, float)), default=None)
+
+
+@cache
+def _settings_of(recipe: str) -> Mapping[str, str] | None:
+    """The settings of the experiment of this name; None if there is none."""
+    if recipe not in options()["experiment"]:
+        return None
+    try:
+        config = from_values(PretrainConfig, compose("pretrain", [f"experiment={recipe}"]))
+    except ConfigError:  # it needs what the command line gives
+        return None
+    return deciding({key: str(value) for key, value in flattened(to_values(config)).items()})
 
 
 def _measured(candidates: Sequence[_Candidate], metric: str) -> Measured:
