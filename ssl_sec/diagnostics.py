@@ -35,7 +35,7 @@ _CLASS_COLOURS = (
     "#777777",
 )
 _CLASS_MARKERS = ("o", "^")
-# Of the arms of a comparison: Okabe and Ito's, and line styles, so that more than seven can be told apart.
+# Of the arms of a comparison: Okabe and Ito's; with three line styles, a curve shows through the one drawn over it.
 _ARM_COLOURS = (_VERMILION, _BLUE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _ARM_STYLES = ("solid", "dashed", "dotted")
 _MOST_NAMED_CLASSES = len(_CLASS_COLOURS) * len(_CLASS_MARKERS)
@@ -337,8 +337,7 @@ def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str
 
 def _arm_look(place: int) -> tuple[str, str]:
     """Colour and line style of an arm."""
-    style = place // len(_ARM_COLOURS) % len(_ARM_STYLES)
-    return _ARM_COLOURS[place % len(_ARM_COLOURS)], _ARM_STYLES[style]
+    return _ARM_COLOURS[place % len(_ARM_COLOURS)], _ARM_STYLES[place % len(_ARM_STYLES)]
 
 
 def features_figure(

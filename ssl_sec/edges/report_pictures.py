@@ -9,7 +9,10 @@ _INCHES_A_LINE = 0.24
 _INCHES_A_CHARACTER = 0.082
 _GAP_INCHES = 0.22
 _FONT_SIZE = 9
+_PALE = "0.65"
 _COLOURS = {"paper": "0.15", "ours": "#0072B2", "difference": "0.45"}
+
+NOT_RUN = "not run"
 
 # A header, and lines of cells.
 Block = tuple[Sequence[str], Sequence[Sequence[str]]]
@@ -47,7 +50,8 @@ def table_figure(title: str, blocks: Sequence[Block], notes: Sequence[str]) -> F
                 axes.axhline(depth - _INCHES_A_LINE / 2, color="0.85", linewidth=0.6)
             colour = _COLOURS.get(cells[kind_place], "0.15")
             for start, cell in zip(starts, cells, strict=True):
-                axes.text(start, depth, cell, fontsize=_FONT_SIZE, color=colour, va="center")
+                shade = _PALE if cell == NOT_RUN else colour
+                axes.text(start, depth, cell, fontsize=_FONT_SIZE, color=shade, va="center")
             depth += _INCHES_A_LINE
         depth += _INCHES_A_LINE
     for line in broken:

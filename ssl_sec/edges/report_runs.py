@@ -208,7 +208,7 @@ class RunArchive:
                 return None
             path = Path(self.client.download_artifacts(run.run_id, "norms.json", folder))
             told = json.loads(path.read_text())
-        return NormHistogram(**told[-1]) if told else None
+        return next((NormHistogram(**one) for one in reversed(told) if sum(one["counts"])), None)
 
     def _search(
         self, condition: str, experiment_ids: Sequence[str] | None = None, most: int | None = None

@@ -15,13 +15,12 @@ from ssl_sec.config import PretrainConfig
 from ssl_sec.edges.command_line import in_table
 from ssl_sec.edges.composition import compose, options
 from ssl_sec.edges.report_files import Report, in_markdown
-from ssl_sec.edges.report_pictures import table_figure
+from ssl_sec.edges.report_pictures import NOT_RUN, table_figure
 from ssl_sec.edges.report_runs import ArchivedRun, RunArchive, deciding, in_order
 from ssl_sec.errors import ConfigError
 from ssl_sec.papers import Column, Table, Value, load
 from ssl_sec.settings import flattened, from_values, to_values
 
-_NOT_RUN = "not run"
 _MOST_COLUMNS = 7
 _EXPLANATION = (
     "ours: mean ± sample standard deviation of the last values, not the best (number of seeds); difference: ours less "
@@ -209,7 +208,7 @@ def _block(
         if any((row_place, place) in cells for place in places):
             ours = [_ours(cells, (row_place, place), footnotes) for place in places]
             lines.append([*empty, "", "ours", *ours])
-        differences = [_signed(_difference(row.values[place], own[place])) for place in places]
+        differences = [_signed(_difference(row.values[place], own[place]), own[place], footnotes) for place in places]
         if any(differences):
             lines.append([*empty, "", "difference", *differences])
     return header, lines
@@ -220,7 +219,7 @@ def _ours(cells: Mapping[tuple[int, int], Measured | None], place: tuple[int, in
         return ""
     measured = cells[place]
     if measured is None:
-        return _NOT_RUN
+        return NOT_RUN
     spread = "" if measured.deviation is None else f" ± {measured.deviation:.2f}"
     return f"{measured.mean:.2f}{spread} ({len(measured.seeds)}){footnotes.mark(measured.changes)}"
 
@@ -230,8 +229,10 @@ def _difference(value: Value, measured: Measured | None) -> float | None:
     return None if measured is None or not isinstance(said, float) else measured.mean - said
 
 
-def _signed(difference: float | None) -> str:
-    return "" if difference is None else f"{difference:+.2f}"
+def _signed(difference: float | None, measured: Measured | None, footnotes: _Footnotes) -> str:
+    if difference is None or measured is None:
+        return ""
+    return f"{difference:+.2f}{footnotes.mark(measured.changes)}"
 
 
 def _said(value: Value, decimals: int | None) -> str:

@@ -194,7 +194,8 @@ def test_where_and_how_a_run_ran_changes_nothing(store, changes):
 def test_a_reduced_run_is_marked_with_what_it_changed(store):
     store.result("cifar10_sec_100", 0, 50.0, epochs=12, encoder__width=0.25)
     text = store.text(table=5)
-    assert "50.00 (1) [1]" in text
+    assert line_of(text, "NT-Xent + SEC", "ours")[0] == "50.00 (1) [1]"
+    assert line_of(text, "NT-Xent + SEC", "difference") == ["-36.87 [1]"]
     assert "[1] changed: encoder.width 0.25 (recipe: 1.0), epochs 12 (recipe: 100)" in text
     assert "encoder.width 0.25" in store.cells()["cifar10_sec_100", "probe/top1"]["changed"]
     assert "[1] changed: encoder.width" in store.report(table=5).markdown
