@@ -48,7 +48,6 @@ _AXIS_LABELS = {
     "train/eta": "constraint's weight η",
     "train/lr": "learning rate",
     "train/norm_mean": "embedding norm (L2)",
-    "train/norm_std": "std of the embedding norm",
     "train/norm_variance": "variance of the embedding norm",
     "train/images_per_s": "throughput (images/s)",
     "val/knn_top1": "kNN top-1 accuracy (%)",
