@@ -674,6 +674,42 @@ class ReplayConfig:
     uri: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """Results beside a paper's, or two runs side by side; one of table, figure and compare.
+
+    Attributes:
+        paper: its short name.
+        table: a number of the paper.
+        figure: likewise.
+        compare: two runs, by id, name, or the beginning of one.
+        all: whether a comparison shows what is equal, too.
+        recipes: of the runs that a figure shows; None for all of the experiment with the newest run.
+        output: the folder for the files.
+        output_dir: where the runs' folders are, with their store.
+        tracking: which store; with `experiment`, only that experiment's runs count.
+    """
+
+    paper: str = "sec"
+    table: int | None = None
+    figure: int | str | None = None
+    compare: tuple[str, ...] | None = None
+    all: bool = False
+    recipes: tuple[str, ...] | None = None
+    output: str = "report"
+    output_dir: str = "runs"
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        asked = [self.table, self.figure, self.compare]
+        one = sum(what is not None for what in asked) == 1
+        check(one, "table, figure, compare", asked, "one of them: table=5, figure=6 or compare <run> <run>")
+        if self.compare is not None:
+            check(len(self.compare) == 2, "compare", list(self.compare), "two runs: compare <run> <run>")
+        if self.recipes is not None:
+            check(len(self.recipes) > 0, "recipes", list(self.recipes), "one name or more")
+
+
 def check_name(key: str, name: str) -> None:
     """Refuses a name that is no single folder's."""
     plain = name not in {"", ".", ".."} and not any(part in name for part in ("/", os.sep, "\0"))

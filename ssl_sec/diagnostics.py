@@ -35,6 +35,9 @@ _CLASS_COLOURS = (
     "#777777",
 )
 _CLASS_MARKERS = ("o", "^")
+# Of the arms of a comparison: Okabe and Ito's; with three line styles, a curve shows through the one drawn over it.
+_ARM_COLOURS = (_VERMILION, _BLUE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_ARM_STYLES = ("solid", "dashed", "dotted")
 _MOST_NAMED_CLASSES = len(_CLASS_COLOURS) * len(_CLASS_MARKERS)
 
 # How the metrics that every run has are called on an axis; another is called by its own name.
@@ -45,6 +48,7 @@ _AXIS_LABELS = {
     "train/eta": "constraint's weight η",
     "train/lr": "learning rate",
     "train/norm_mean": "embedding norm (L2)",
+    "train/norm_variance": "variance of the embedding norm",
     "train/images_per_s": "throughput (images/s)",
     "val/knn_top1": "kNN top-1 accuracy (%)",
     "val/rankme": "effective rank (RankMe)",
@@ -67,6 +71,24 @@ class NormHistogram:
 
     def __post_init__(self) -> None:
         assert len(self.edges) == len(self.counts) + 1, "a histogram has one edge more than bins"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric over the steps, of one run or as the mean of several.
+
+    Attributes:
+        steps: ascending.
+        values: one for each step; not finite where there is a gap.
+        deviations: standard deviation over runs at each step; None for a single run.
+    """
+
+    steps: list[int]
+    values: list[float]
+    deviations: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        assert len(self.steps) == len(self.values), "a curve has one value for each step"
 
 
 def class_divergences(
@@ -229,6 +251,92 @@ def norm_histograms_figure(histograms: Sequence[NormHistogram], num_bins: int = 
     outline_axes.legend(frameon=False)
     _add_grid(outline_axes)
     return figure
+
+
+def norm_distributions(
+    arms: Mapping[str, Sequence[NormHistogram]], num_bins: int = 80
+) -> tuple[list[float], dict[str, list[float]]]:
+    """The distributions of several arms over common bins, each the mean of its runs' in percent.
+
+    Args:
+        arms: the histograms of each arm's runs, one or more, none empty.
+        num_bins: common bins between the smallest and the largest edge.
+
+    Returns:
+        The edges of the bins, and the share in each bin of every arm (%).
+    """
+    everything = [histogram for histograms in arms.values() for histogram in histograms]
+    low, high = min(one.edges[0] for one in everything), max(one.edges[-1] for one in everything)
+    edges = np.linspace(low, high, num_bins + 1)
+    shares = {
+        arm: np.mean([_percentages(one, edges) for one in histograms], axis=0).tolist()
+        for arm, histograms in arms.items()
+    }
+    return edges.tolist(), shares
+
+
+def norm_distributions_figure(edges: Sequence[float], shares: Mapping[str, Sequence[float]], title: str) -> Figure:
+    """How the norms of several arms are distributed (SEC, Figs. 1 and 5a).
+
+    Args:
+        edges: bounds of the bins, ascending, one more than there are bins.
+        shares: of each arm in each bin, in percent.
+        title: written above.
+    """
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for place, (arm, values) in enumerate(shares.items()):
+        colour, style = _arm_look(place)
+        axes.stairs(values, np.array(edges), color=colour, alpha=0.25, fill=True, linewidth=0)
+        axes.stairs(values, np.array(edges), color=colour, linestyle=style, linewidth=1.5, label=arm)
+    axes.set(xlabel="embedding norm (L2)", ylabel="share of embeddings in a bin (%)", title=title)
+    axes.legend(frameon=False)
+    _add_grid(axes)
+    return figure
+
+
+def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str) -> Figure:
+    """A small plot for each metric, with a curve for each arm and its standard deviation over runs as a band.
+
+    Args:
+        panels: metric -> arm -> curve; a metric without curves is left out.
+        title: written above all of them.
+    """
+    shown = {metric: curves for metric, curves in panels.items() if curves}
+    if not shown:
+        return _message("the runs have no curves")
+    arms = list(dict.fromkeys(arm for curves in shown.values() for arm in curves))
+    columns = min(len(shown), 3)
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(max(4.2 * columns, 6.0), 2.8 * rows + 0.6), layout="constrained")
+    figure.suptitle(title)
+    all_axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    handles = {}
+    for axes, (metric, curves) in zip(all_axes, shown.items(), strict=False):
+        for arm, curve in curves.items():
+            colour, style = _arm_look(arms.index(arm))
+            # Few points are marked, since a single one would not show as a line.
+            marker = "o" if len(curve.steps) <= 12 else None
+            look = {"color": colour, "linestyle": style, "marker": marker, "markersize": 3.5, "linewidth": 1.5}
+            (handles[arm],) = axes.plot(curve.steps, curve.values, **look)
+            if curve.deviations is not None:
+                values, deviations = np.array(curve.values), np.array(curve.deviations)
+                band = (values - deviations, values + deviations)
+                axes.fill_between(curve.steps, *band, color=colour, alpha=0.2, linewidth=0)
+        axes.set_ylabel(_AXIS_LABELS.get(metric, metric))
+        _label_steps(axes)
+        _add_grid(axes)
+    for axes in all_axes[len(shown) :]:
+        axes.remove()
+    shown_arms = [arm for arm in arms if arm in handles]
+    legend = {"loc": "outside lower center", "frameon": False, "ncols": min(len(shown_arms), columns + 1)}
+    figure.legend([handles[arm] for arm in shown_arms], shown_arms, **legend)
+    return figure
+
+
+def _arm_look(place: int) -> tuple[str, str]:
+    """Colour and line style of an arm."""
+    return _ARM_COLOURS[place % len(_ARM_COLOURS)], _ARM_STYLES[place % len(_ARM_STYLES)]
 
 
 def features_figure(

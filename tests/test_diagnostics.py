@@ -10,11 +10,15 @@ import torch
 from matplotlib.figure import Figure
 
 from ssl_sec.diagnostics import (
+    Curve,
     NormHistogram,
     class_divergences,
+    compared_curves_figure,
     confusion_figure,
     curves_figure,
     features_figure,
+    norm_distributions,
+    norm_distributions_figure,
     norm_histogram,
     norm_histograms_figure,
     within_class_energy,
@@ -136,6 +140,46 @@ def test_the_later_of_two_histograms_of_a_step_counts():
 @pytest.mark.parametrize("histograms", [[], [NormHistogram(0, [0.0, 1.0], [0])]])
 def test_no_norms_say_so(histograms):
     assert texts(norm_histograms_figure(histograms)) == ["no norms were recorded"]
+
+
+def test_the_distribution_of_an_arm_is_the_mean_of_its_runs():
+    wide, narrow = NormHistogram(0, [0.0, 2.0, 4.0], [1, 3]), NormHistogram(0, [1.0, 3.0], [5])
+    edges, shares = norm_distributions({"both": [wide, narrow], "one": [narrow]}, num_bins=4)
+    assert edges == [0, 1, 2, 3, 4]
+    assert shares["one"] == pytest.approx([0, 50, 50, 0])
+    # The wide one has 12.5, 12.5, 37.5 and 37.5 %.
+    assert shares["both"] == pytest.approx([6.25, 31.25, 43.75, 18.75])
+    figure = norm_distributions_figure(edges, shares, "title")
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["both", "one"]
+    assert figure.axes[0].get_xlabel() == "embedding norm (L2)"
+
+
+def test_compared_curves_have_a_panel_for_each_metric_and_one_legend():
+    spread = Curve([0, 5, 9], [1.0, 2.0, 4.0], [0.5, 0.5, 1.0])
+    panels = {
+        "train/loss": {"a": spread, "b": Curve([0], [3.0])},
+        "train/lr": {"b": Curve([0, 9], [1.0, 0.0])},
+        "x": {},
+    }
+    figure = compared_curves_figure(panels, "two runs")
+    loss, rate = figure.axes
+    assert [axes.get_ylabel() for axes in figure.axes] == ["total loss", "learning rate"]
+    assert [line.get_ydata().tolist() for line in loss.lines] == [[1, 2, 4], [3]]
+    assert loss.lines[1].get_color() == rate.lines[0].get_color() != loss.lines[0].get_color()
+    (band,) = loss.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (0.5, 5.0)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+
+
+def test_no_curves_to_compare_say_so():
+    assert texts(compared_curves_figure({"train/loss": {}}, "")) == ["the runs have no curves"]
+
+
+def test_twelve_arms_look_different():
+    curves = {f"arm {number}": Curve([0, 1], [0.0, 1.0]) for number in range(12)}
+    lines = compared_curves_figure({"x": curves}, "").axes[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 12
 
 
 def test_features_are_drawn_by_class_and_the_same_for_one_seed():

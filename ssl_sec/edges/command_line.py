@@ -11,6 +11,13 @@ from ssl_sec.errors import Stopped, UserError
 from ssl_sec.masking import masked
 
 _PRIMARY_GROUPS = ("experiment", "data", "runtime")
+_MORE_USAGES = {
+    "report": (
+        "table=5 [paper=angular]       our results beside a table of a paper",
+        "figure=6 [recipes=[a,b]]      a figure of a paper, drawn from our runs",
+        "compare <run> <run>           two runs side by side, by id, name or the beginning of one",
+    )
+}
 
 
 def run_job(job: str, run: Callable[[Sequence[str]], str], arguments: Sequence[str] | None = None) -> int:
@@ -72,6 +79,7 @@ def _help(job: str) -> str:
     lines = [
         f"usage: python -m jobs.{job} [group=option ...] [key=value ...]",
         f"       python -m jobs.{job} [...] --cfg job     print the configuration and stop",
+        *(f"       python -m jobs.{job} {usage}" for usage in _MORE_USAGES.get(job, ())),
         "",
     ]
     primary = composed_yaml(job, [])

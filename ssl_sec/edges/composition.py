@@ -14,13 +14,16 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
 
 from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.papers import reported
 from ssl_sec.settings import flattened
 
 _PACKAGED = Path(__file__).parents[1] / "configs"
 CONFIG_FOLDER = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[2] / "configs"
+
+_TABLES = "table"
 
 
 def compose(job: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -62,11 +65,11 @@ def options() -> dict[str, dict[str, str]]:
     """Group -> option -> its explanation, the first comment line of its file."""
     found: dict[str, dict[str, str]] = {}
     for path in sorted(CONFIG_FOLDER.glob("*/*.yaml")):
-        if path.parent.name != "table":
+        if path.parent.name != _TABLES:
             found.setdefault(path.parent.name, {})[path.stem] = _explanation(path)
-    for name, row in _table_rows().items():
-        paper = ", ".join(f"{metric} {value}" for metric, value in row.get("paper", {}).items())
-        found["experiment"][name] = f"the paper's: {paper}" if paper else ""
+    for name in _table_rows():
+        figures = ", ".join(f"{metric.rpartition('/')[2]} {value}" for metric, value in reported(name).items())
+        found["experiment"][name] = f"the paper's: {figures}" if figures else ""
     return found
 
 
@@ -78,9 +81,16 @@ def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
         except HydraException as error:
             raise ConfigError(f"{override!r}: not understood; give key=value, or --help") from error
     _register_tables()
+    # The folder of the tables is a group to Hydra, but one that nobody chooses from: `table` is a key like others.
+    tables = [override for override in overrides if override.partition("=")[0] == _TABLES]
     try:
         with hydra.initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3", job_name=job):
-            return hydra.compose(job, list(overrides))
+            config = hydra.compose(job, [override for override in overrides if override not in tables])
+        for override in tables:
+            OmegaConf.update(config, _TABLES, parser.parse_override(override).value())
+        return config
+    except ConfigAttributeError as error:
+        raise ConfigError(_unknown_key(job, overrides) or _first_line(error)) from error
     except MissingConfigException as error:
         raise ConfigError(_missing_option(overrides) or _first_line(error)) from error
     except ConfigCompositionException as error:
@@ -121,10 +131,9 @@ def as_mapping(config: DictConfig) -> dict[str, Any]:
 def _register_tables() -> None:
     groups = {path.name for path in CONFIG_FOLDER.iterdir() if path.is_dir()}
     for name, row in _table_rows().items():
-        keys = {key: value for key, value in row.items() if key != "paper"}
-        defaults = [{f"override /{key}": value} for key, value in keys.items() if key in groups]
+        defaults = [{f"override /{key}": value} for key, value in row.items() if key in groups]
         values = OmegaConf.create({})
-        for key, value in keys.items():
+        for key, value in row.items():
             if key not in groups:
                 OmegaConf.update(values, key, value, force_add=True)
         node = {"defaults": [*defaults, "_self_"], "recipe": name, **as_mapping(values)}
@@ -133,7 +142,7 @@ def _register_tables() -> None:
 
 def _table_rows() -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
-    for path in sorted((CONFIG_FOLDER / "table").glob("*.yaml")):
+    for path in sorted((CONFIG_FOLDER / _TABLES).glob("*.yaml")):
         table = OmegaConf.load(path)
         assert isinstance(table, DictConfig)
         values = as_mapping(table)

@@ -328,6 +328,9 @@ class _Run:
             self._tolerated(lambda picture=picture: tracked.log_file(picture, "plots"))
         self._tolerated(lambda: tracked.log_file(self.folder.config_path))
         if self.job == "pretrain":
+            histograms = [asdict(histogram) for histogram in self.folder.histograms()]
+            self.folder.norms_path.write_text(json.dumps(histograms))
+            self._tolerated(lambda: tracked.log_file(self.folder.norms_path))
             data = self.folder.data()
             profile = {"images": data.num_images, "bad_images": data.num_bad_images, "classes": len(data.class_names)}
             config = from_values(PretrainConfig, self.values)

@@ -8,7 +8,6 @@ import torch
 from matplotlib.figure import Figure
 
 from ssl_sec.diagnostics import (
-    NormHistogram,
     confusion_figure,
     curves_figure,
     features_figure,
@@ -20,14 +19,12 @@ from ssl_sec.edges.run_folder import RunFolder
 def pretraining_pictures(folder: RunFolder) -> list[Path]:
     """Draws curves, norms and features; returns the files."""
     history: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    histograms: list[NormHistogram] = []
     for record in folder.records():
         for key, value in record["metrics"].items():
             if key == "train/epoch":  # the steps again, in another unit
                 continue
             history[key].append((record["step"], value))
-        if "norms" in record:
-            histograms.append(NormHistogram(**record["norms"]))
+    histograms = folder.histograms()
     figures: dict[str, Figure] = {"curves": curves_figure(history)}
     if histograms:
         figures["norms"] = norm_histograms_figure(histograms)

@@ -23,6 +23,7 @@ import yaml
 
 from ssl_sec.checkpoint import load_checkpoint, newest_checkpoint
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.diagnostics import NormHistogram
 from ssl_sec.errors import ConfigError, DataError, StorageError, UserError, first_line
 from ssl_sec.masking import masked, masked_values
 from ssl_sec.settings import flattened, from_values
@@ -91,6 +92,11 @@ class RunFolder:
     def features_path(self) -> Path:
         """Features of some training images, once training has ended."""
         return self.path / "features.pt"
+
+    @property
+    def norms_path(self) -> Path:
+        """Histograms of the embeddings' norms, once training has ended."""
+        return self.path / "norms.json"
 
     @property
     def identity_path(self) -> Path:
@@ -272,6 +278,10 @@ class RunFolder:
     def records(self) -> list[dict[str, Any]]:
         """All figures so far, without messages."""
         return [record for record in _json_lines(self.metrics_path) if "metrics" in record]
+
+    def histograms(self) -> list[NormHistogram]:
+        """How the norms were distributed, oldest first."""
+        return [NormHistogram(**record["norms"]) for record in self.records() if "norms" in record]
 
     def forget_records_from(self, step: int) -> None:
         """Drops figures of steps that will be taken again; what was told stays."""

@@ -86,6 +86,7 @@ def test_overrides_win_over_the_experiment():
         (["optimiser.momentm=0.9"], "optimiser.momentm: unknown key; did you mean 'optimiser.momentum'"),
         (["experiment=digits", "constraint.etta=1"], "constraint.etta: unknown key; did you mean 'constraint.eta'"),
         (["epoch=3"], "epoch: unknown key; did you mean 'epochs'"),
+        (["table=5"], "table: unknown key"),
         (["digits"], "'digits': not understood; give key=value, or --help"),
         (["data=folder"], "data.root: missing; give it as data.root=<value>"),
         (["epochs=[1"], "'epochs=[1': not understood"),

@@ -68,7 +68,7 @@ def test_every_figure_is_in_mlflow_once(finished, client):
 
 def test_the_artifacts_are_there(finished, client, tmp_path: Path):
     names = {item.path for item in client.list_artifacts(finished.run_id)}
-    assert {"config.yaml", "encoder.safetensors", "plots"} <= names
+    assert {"config.yaml", "encoder.safetensors", "norms.json", "plots"} <= names
     plots = {item.path for item in client.list_artifacts(finished.run_id, "plots")}
     assert plots == {"plots/curves.png", "plots/norms.png", "plots/features.png"}
     path = client.download_artifacts(finished.run_id, "config.yaml", str(tmp_path))

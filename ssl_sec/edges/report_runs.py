@@ -1,0 +1,271 @@
+"""The runs that MLflow has, for reports: found by their tags, page by page."""
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+
+from ssl_sec.config import TrackingConfig
+from ssl_sec.diagnostics import NormHistogram
+from ssl_sec.edges.mlflow_tracker import connected, tracking_uri
+from ssl_sec.errors import ConfigError, StorageError, first_line, nearest
+
+_FINISHED = "attributes.status = 'FINISHED'"
+_RUNS_A_PAGE = 1000
+
+# What a run may have otherwise and still be the same experiment: where and how it ran, and where its files lie.
+_FREE_KEYS = {
+    "seed",
+    "probe.seed",
+    "probe.enabled",
+    "run",
+    "run_name",
+    "output_dir",
+    "resume",
+    "log_every_steps",
+    "data.root",
+    "data.download",
+    "data.cache_folder",
+    "data.resident_limit_mib",
+}
+_FREE_GROUPS = ("runtime.", "tracking.", "checkpoint.", "monitor.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchivedRun:
+    """A run in MLflow.
+
+    Attributes:
+        run_id: in MLflow.
+        name: of the run.
+        recipe: that it says it is of.
+        status: FINISHED, FAILED, KILLED, RUNNING.
+        started_ms: since 1970.
+        experiment_id: in MLflow.
+        parent_run_id: of the run that it belongs to.
+        params: as MLflow keeps them, as words.
+        metrics: the value of each at its last step.
+    """
+
+    run_id: str
+    name: str
+    recipe: str
+    status: str
+    started_ms: int
+    experiment_id: str
+    parent_run_id: str | None
+    params: Mapping[str, str]
+    metrics: Mapping[str, float]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The parameters that make it the experiment that it is."""
+        return deciding(self.params)
+
+    @property
+    def seed(self) -> str:
+        """As it was told."""
+        return self.params.get("seed", "?")
+
+
+def deciding(params: Mapping[str, str]) -> dict[str, str]:
+    """The parameters that decide what a run gives, without its seed."""
+    return {key: value for key, value in params.items() if key not in _FREE_KEYS and not key.startswith(_FREE_GROUPS)}
+
+
+class RunArchive:
+    """The runs of a store.
+
+    Args:
+        client: of the store.
+        experiment: only the runs of the experiment of this name; None for all.
+    """
+
+    def __init__(self, client: MlflowClient, experiment: str | None = None) -> None:
+        self.client = client
+        self._experiment = experiment
+        self._of_recipe: dict[str, list[ArchivedRun]] = {}
+
+    @classmethod
+    def open(cls, config: TrackingConfig, output_dir: Path) -> "RunArchive":
+        """The store that runs in `output_dir` are tracked in.
+
+        Raises:
+            StorageError: if it cannot be used; none is made.
+        """
+        uri = tracking_uri(config, output_dir)
+        if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+            raise StorageError(
+                f"tracking.uri: found {uri}, which is not there; allowed: a store that runs were tracked in, or "
+                "output_dir=<their folder>"
+            )
+        try:
+            return cls(connected(uri), config.experiment)
+        except Exception as error:
+            raise StorageError(f"tracking.uri: MLflow at {uri} cannot be used: {first_line(error)}") from error
+
+    @cached_property
+    def experiments(self) -> dict[str, str]:
+        """Id -> name of the experiments whose runs count.
+
+        Raises:
+            ConfigError: if there is none of the name asked for.
+        """
+        found: dict[str, str] = {}
+        token = None
+        with self._told():
+            while True:
+                page = self.client.search_experiments(max_results=_RUNS_A_PAGE, page_token=token)
+                found |= {str(experiment.experiment_id): experiment.name for experiment in page}
+                token = page.token
+                if not token:
+                    break
+        if self._experiment is None:
+            return found
+        if self._experiment not in found.values():
+            raise ConfigError(
+                f"tracking.experiment: found {self._experiment!r}; {nearest(self._experiment, found.values())}"
+            )
+        return {number: name for number, name in found.items() if name == self._experiment}
+
+    def finished(self, recipe: str) -> list[ArchivedRun]:
+        """All finished runs of a recipe, pretraining and what was measured on it, newest first."""
+        if recipe not in self._of_recipe:
+            self._of_recipe[recipe] = self._search(f"{_FINISHED} and tags.recipe = {_quoted(recipe)}")
+        return self._of_recipe[recipe]
+
+    def finished_pretraining(self, recipe: str) -> list[ArchivedRun]:
+        """The finished pretraining runs of a recipe, newest first.
+
+        Raises:
+            ConfigError: if there is none.
+        """
+        found = self._search(f"{_FINISHED} and tags.job = 'pretrain' and tags.recipe = {_quoted(recipe)}")
+        if not found:
+            known = {run.recipe for run in self._search(f"{_FINISHED} and tags.job = 'pretrain'")}
+            hint = nearest(recipe, known) if known else "there is none of any"
+            raise ConfigError(f"recipes: found {recipe!r}, of which no pretraining has finished; {hint}")
+        return found
+
+    def newest_experiment(self) -> list[ArchivedRun]:
+        """The finished pretraining runs of the experiment that has the newest one, newest first.
+
+        Raises:
+            ConfigError: if there is none.
+        """
+        pretraining = f"{_FINISHED} and tags.job = 'pretrain'"
+        newest = self._search(pretraining, most=1)
+        if not newest:
+            raise ConfigError(f"recipes: no pretraining has finished in MLflow at {self.client.tracking_uri}")
+        return self._search(pretraining, [newest[0].experiment_id])
+
+    def find(self, word: str) -> ArchivedRun:
+        """The one run with this id or name, or whose id or name alone begins so.
+
+        Raises:
+            ConfigError: if there is none, or several.
+        """
+        pattern = _quoted(f"{word}%")
+        candidates = {
+            run.run_id: run
+            for key in ("run_id", "run_name")
+            for run in self._search(f"attributes.{key} LIKE {pattern}")
+            if run.run_id.startswith(word) or run.name.startswith(word)
+        }.values()
+        for whole in (
+            [run for run in candidates if run.run_id == word],
+            [run for run in candidates if run.name == word],
+            list(candidates),
+        ):
+            if len(whole) == 1:
+                return whole[0]
+            if whole:
+                listed = ", ".join(f"{run.name} ({run.run_id[:8]})" for run in whole[:8])
+                rest = ", …" if len(whole) > 8 else ""
+                raise ConfigError(f"compare: found {word!r}, which {len(whole)} runs may be: {listed}{rest}")
+        raise ConfigError(
+            f"compare: found {word!r}, but MLflow at {self.client.tracking_uri} has no run whose id or name begins so"
+        )
+
+    def history(self, run: ArchivedRun, metric: str) -> list[tuple[int, float]]:
+        """Step and value of a metric, in order of the steps; of a step told twice, what was told last."""
+        with self._told():
+            points = self.client.get_metric_history(run.run_id, metric)
+        return sorted({p.step: p.value for p in sorted(points, key=lambda p: (p.step, p.timestamp))}.items())
+
+    def last_histogram(self, run: ArchivedRun) -> NormHistogram | None:
+        """How the norms of the last batch were distributed; None if the run did not keep it."""
+        with self._told(), tempfile.TemporaryDirectory() as folder:
+            if not any(artifact.path == "norms.json" for artifact in self.client.list_artifacts(run.run_id)):
+                return None
+            path = Path(self.client.download_artifacts(run.run_id, "norms.json", folder))
+            told = json.loads(path.read_text())
+        return next((NormHistogram(**one) for one in reversed(told) if sum(one["counts"])), None)
+
+    def _search(
+        self, condition: str, experiment_ids: Sequence[str] | None = None, most: int | None = None
+    ) -> list[ArchivedRun]:
+        found: list[ArchivedRun] = []
+        token = None
+        with self._told():
+            while True:
+                page = self.client.search_runs(
+                    list(experiment_ids or self.experiments),
+                    condition,
+                    max_results=most or _RUNS_A_PAGE,
+                    order_by=["attributes.start_time DESC"],
+                    page_token=token,
+                )
+                found += map(_archived, page)
+                token = page.token
+                if not token or (most is not None and len(found) >= most):
+                    return found
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except (MlflowException, OSError) as error:
+            message = f"tracking.uri: MLflow at {self.client.tracking_uri} cannot be used: {first_line(error)}"
+            raise StorageError(message) from error
+
+
+def newest_of_each_seed(runs: Sequence[ArchivedRun]) -> list[ArchivedRun]:
+    """The newest of the runs for each seed, in order of the seeds."""
+    by_seed = {run.seed: run for run in sorted(runs, key=lambda run: run.started_ms)}
+    return [by_seed[seed] for seed in in_order(by_seed)]
+
+
+def in_order(seeds: Iterable[str]) -> list[str]:
+    """Seeds as numbers go."""
+    return sorted(seeds, key=lambda seed: (len(seed), seed))
+
+
+def _archived(run: Run) -> ArchivedRun:
+    return ArchivedRun(
+        run_id=run.info.run_id,
+        name=run.info.run_name or "",
+        recipe=run.data.tags.get("recipe", ""),
+        status=run.info.status,
+        started_ms=run.info.start_time or 0,
+        experiment_id=str(run.info.experiment_id),
+        parent_run_id=run.data.tags.get(MLFLOW_PARENT_RUN_ID),
+        params=run.data.params,
+        metrics=run.data.metrics,
+    )
+
+
+def _quoted(word: str) -> str:
+    """A string of MLflow's filter language, which has no escapes."""
+    for quote in ("'", '"'):
+        if quote not in word:
+            return f"{quote}{word}{quote}"
+    raise ConfigError(f"found {word!r}, which MLflow cannot search for: it has both kinds of quotation marks")
