@@ -50,7 +50,7 @@ class ArchivedRun:
         status: FINISHED, FAILED, KILLED, RUNNING.
         started_ms: since 1970.
         experiment_id: in MLflow.
-        parent_run_id: of the run that it belongs to.
+        pretraining_run_id: of the pretraining that it probes; None for a pretraining.
         params: as MLflow keeps them, as words.
         metrics: the value of each at its last step.
     """
@@ -61,7 +61,7 @@ class ArchivedRun:
     status: str
     started_ms: int
     experiment_id: str
-    parent_run_id: str | None
+    pretraining_run_id: str | None
     params: Mapping[str, str]
     metrics: Mapping[str, float]
 
@@ -257,7 +257,8 @@ def _archived(run: Run) -> ArchivedRun:
         status=run.info.status,
         started_ms=run.info.start_time or 0,
         experiment_id=str(run.info.experiment_id),
-        parent_run_id=run.data.tags.get(MLFLOW_PARENT_RUN_ID),
+        # A pretraining may have a parent too: the sweep that it is a point of.
+        pretraining_run_id=run.data.tags.get(MLFLOW_PARENT_RUN_ID) if run.data.tags.get("job") == "probe" else None,
         params=run.data.params,
         metrics=run.data.metrics,
     )

@@ -84,7 +84,7 @@ class Measurements:
         for run in runs:
             if metric not in run.metrics:
                 continue
-            pretraining = run if run.parent_run_id is None else by_id.get(run.parent_run_id)
+            pretraining = run if run.pretraining_run_id is None else by_id.get(run.pretraining_run_id)
             if pretraining is None:
                 self.orphans.add(run.run_id)
                 continue

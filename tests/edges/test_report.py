@@ -135,6 +135,17 @@ def test_the_mean_and_spread_over_seeds_are_those_by_hand(store):
     assert "changed" not in text
 
 
+def test_the_points_of_a_sweep_are_runs_of_their_own(store):
+    sweep = store._run("cifar10_sec_100", "sweep", {"points": 2}, {}, "FINISHED", "sweep", {})
+    for seed, top1 in ((0, 86.0), (1, 88.0)):
+        trained = store.pretrained("cifar10_sec_100", seed)
+        store.client.set_tag(trained, "mlflow.parentRunId", sweep)
+        store.probed(trained, top1)
+    text = store.text(table=5)
+    assert line_of(text, "NT-Xent + SEC", "ours")[0] == "87.00 ± 1.41 (2)"
+    assert "changed" not in text
+
+
 def test_a_single_seed_has_no_spread(store):
     store.result("cifar100_l2reg_200", 4, 66.0)
     assert "66.00 (1)" in store.text(table=5)
