@@ -44,6 +44,7 @@ from mlflow.utils.mlflow_tags import (
 from ssl_sec import __version__
 from ssl_sec.config import TrackingConfig
 from ssl_sec.edges.following import Record
+from ssl_sec.edges.packaging import COMMIT_VARIABLE, JOB_ID_VARIABLE
 from ssl_sec.encoders import Encoder
 from ssl_sec.errors import StorageError, first_line
 from ssl_sec.locking import locked
@@ -55,9 +56,7 @@ logger = logging.getLogger(__name__)
 logging.getLogger("mlflow").setLevel(logging.ERROR)
 logging.getLogger("alembic").setLevel(logging.ERROR)
 
-# A job of a Ray cluster is told its id and, having no checkout with it, its commit.
-JOB_ID_VARIABLE = "SSL_SEC_JOB_ID"
-COMMIT_VARIABLE = "SSL_SEC_COMMIT"
+# Of the job of a Ray cluster that makes the run.
 JOB_ID_TAG = "ray.job_id"
 
 _POINTS_A_CALL = 1000

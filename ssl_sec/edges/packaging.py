@@ -15,6 +15,10 @@ _TRAVELS = ("ssl_sec", "jobs", "configs", "pyproject.toml")
 _NEVER = ("__pycache__", ".git")
 LIMIT_MIB = 64.0
 
+# What a job is told of where it came from: its id and, as it has no checkout with it, the commit.
+JOB_ID_VARIABLE = "SSL_SEC_JOB_ID"
+COMMIT_VARIABLE = "SSL_SEC_COMMIT"
+
 
 def checkout() -> Path | None:
     """The root of the checkout that this package runs from; None where it is installed without one."""

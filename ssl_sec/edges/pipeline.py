@@ -20,8 +20,9 @@ from mlflow.exceptions import MlflowException
 
 from ssl_sec.config import TrackingConfig
 from ssl_sec.edges.command_line import in_table
-from ssl_sec.edges.mlflow_tracker import JOB_ID_TAG, JOB_ID_VARIABLE, TrackedRun, connected, tracking_uri
-from ssl_sec.edges.submission import Cluster, Command, exit_code
+from ssl_sec.edges.mlflow_tracker import JOB_ID_TAG, TrackedRun, connected, tracking_uri
+from ssl_sec.edges.packaging import JOB_ID_VARIABLE
+from ssl_sec.edges.ray_jobs import Cluster, entrypoint, exit_code
 from ssl_sec.errors import Stopped, UserError, first_line
 
 logger = logging.getLogger("ssl_sec")
@@ -98,11 +99,6 @@ class Ended:
     code: int
     state: str
     metrics: Mapping[str, float]
-
-
-def chain_of(command: Command, then: tuple[Stage, ...], swept: tuple[str, ...]) -> Point:
-    """A pretraining and what follows it."""
-    return Point(name=command.name, swept=swept, stages=(Stage(job=command.job, overrides=command.overrides), *then))
 
 
 def run_pipeline(plan: Plan) -> int:
@@ -201,13 +197,12 @@ class _Pipeline:
         return Ended(code=0, state="succeeded", metrics=metrics)
 
     def _stage(self, job_id: str, job: str, overrides: tuple[str, ...], label: str) -> int:
-        command = Command(job=job, overrides=overrides, name=job_id, recipe=self._plan.recipe)
         metadata = {"recipe": self._plan.recipe, "job": job, "parent": self._job_id}
         print(f"{label}: job {job_id}", flush=True)
         with self._lock:
             self._running.add(job_id)
         try:
-            self._cluster.submit_beside(command.entrypoint, job_id, metadata, parent=self._job_id)
+            self._cluster.submit_beside(entrypoint(job, overrides), job_id, metadata, parent=self._job_id)
             if self._stopping.is_set():  # it came while the job was sent
                 self._cluster.ask_to_stop(job_id)
             details = self._cluster.follow(job_id, _Prefixed(label))

@@ -1,44 +1,69 @@
-"""Jobs on a Ray cluster, from outside it: packed, sent, followed, stopped.
+"""From a command line to jobs on a cluster: checked, packed, sent.
 
 A command that cannot work is refused before anything is sent. What is sent can be seen by whoever sees the
 cluster's dashboard, so it holds no secrets: credentials belong into the environment of the cluster's nodes.
 """
 
-import asyncio
-import contextlib
+import itertools
 import json
-import logging
 import os
 import re
 import shlex
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import quote, urlparse
+from typing import Any
+from urllib.parse import quote
 
-import requests
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from mlflow.exceptions import MlflowException
-from ray.exceptions import AuthenticationError
-from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
-from ssl_sec.config import PretrainConfig, ProbeJobConfig
-from ssl_sec.edges.command_line import in_table
+from ssl_sec.config import PretrainConfig, ProbeJobConfig, TrackingConfig
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import new_name
-from ssl_sec.edges.mlflow_tracker import COMMIT_VARIABLE, JOB_ID_TAG, JOB_ID_VARIABLE, connected
-from ssl_sec.edges.packaging import checkout, commit, packaged
-from ssl_sec.errors import ConfigError, Stopped, UserError, first_line
+from ssl_sec.edges.mlflow_tracker import JOB_ID_TAG, connected
+from ssl_sec.edges.pipeline import Plan, Point, Stage
+from ssl_sec.edges.ray_jobs import Cluster, entrypoint, is_this_machine
+from ssl_sec.errors import ConfigError
 from ssl_sec.masking import masked
-from ssl_sec.settings import from_values
+from ssl_sec.settings import flattened, from_values, to_values
 
-logger = logging.getLogger("ssl_sec")
-
-# How long a driver has to save after it was told to stop; Ray's own is 3 s.
-_STOP_WITHIN_S = 300
-_POLL_S = 1.0
 # Of this process's environment, what a job needs too.
 _PASSED_ON = ("MLFLOW_TRACKING_URI", "MLFLOW_S3_ENDPOINT_URL", "OMP_NUM_THREADS", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S")
-_ENDED = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """What a user asks for.
+
+    Attributes:
+        job: "pretrain" or "probe".
+        overrides: in Hydra's grammar; several values of a key make a sweep.
+        name: of the run or the sweep; None makes one.
+        then: what follows each pretraining, `probe` with its overrides, or None.
+        parallel: points of a sweep that run at once.
+    """
+
+    job: str
+    overrides: tuple[str, ...]
+    name: str | None = None
+    then: str | None = None
+    parallel: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sent:
+    """A job that the cluster has.
+
+    Attributes:
+        job_id: of the job.
+        dashboard: its page there.
+        mlflow: where its run is, or will be.
+    """
+
+    job_id: str
+    dashboard: str
+    mlflow: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,144 +82,63 @@ class Command:
     name: str
     recipe: str
 
-    @property
-    def entrypoint(self) -> str:
-        """The command line."""
-        return shlex.join(["exec", "python", "-m", f"jobs.{self.job}", *self.overrides])
+
+def check(order: Order) -> None:
+    """Raises a ConfigError if the order cannot be carried out on any cluster."""
+    passed_on()
+    if order.parallel < 1:
+        raise ConfigError(f"--parallel: found {order.parallel}, must be ≥ 1")
+    if order.then is not None and order.job != "pretrain":
+        raise ConfigError(f"--then: found {order.then!r} after {order.job}; allowed after pretrain")
+    for overrides, _ in points_of(order.overrides):
+        _then(order.then, checked(order.job, overrides, order.name, is_local=True))
 
 
-class Cluster:
-    """The job server of a Ray cluster.
-
-    Args:
-        address: of the dashboard, http://host:8265; None takes RAY_API_SERVER_ADDRESS, RAY_ADDRESS or a cluster here.
+def send(order: Order, cluster: Cluster) -> Sent:
+    """Starts the order's job, or the pipeline of its jobs.
 
     Raises:
-        ConfigError: if there is none.
+        UserError: if it is wrong, or the cluster refuses it.
     """
-
-    def __init__(self, address: str | None) -> None:
-        for name in ("ray", "ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk"):
-            logging.getLogger(name).setLevel(logging.ERROR)
-        try:
-            self._client = JobSubmissionClient(address)
-        except AuthenticationError as error:
-            raise ConfigError(
-                f"the Ray cluster at {address or 'this machine'} asks for another token; give the one it was started "
-                "with: RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=<file>"
-            ) from error
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            where = address or os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
-            raise ConfigError(
-                f"no Ray cluster at {where or 'this machine'} ({first_line(error)}); start one with "
-                "`ray start --head`, or name one: --address http://<head>:8265"
-            ) from error
-
-    @property
-    def address(self) -> str:
-        """Of the dashboard."""
-        return self._client.get_address()
-
-    def submit(self, entrypoint: str, job_id: str, metadata: Mapping[str, str], environment: Mapping[str, str]) -> None:
-        """Sends the checkout, where there is one, and starts a command on the cluster.
-
-        Raises:
-            ConfigError: if the checkout is too large.
-            UserError: if the cluster refuses the job.
-        """
-        root = checkout()
-        variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WITHIN_S), JOB_ID_VARIABLE: job_id, **environment}
-        if root is None:
-            self._submit(entrypoint, job_id, metadata, {"env_vars": variables})
-            return
-        if (found := commit(root)) is not None:
-            variables[COMMIT_VARIABLE] = found
-        with packaged(root) as folder:
-            self._submit(entrypoint, job_id, metadata, {"working_dir": str(folder), "env_vars": variables})
-
-    def submit_beside(self, entrypoint: str, job_id: str, metadata: Mapping[str, str], parent: str) -> None:
-        """Starts a command with the code and the environment of another job."""
-        runtime_env = dict(self.details(parent).runtime_env or {})
-        runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), JOB_ID_VARIABLE: job_id}
-        self._submit(entrypoint, job_id, metadata, runtime_env)
-
-    def _submit(
-        self, entrypoint: str, job_id: str, metadata: Mapping[str, str], runtime_env: dict[str, object]
-    ) -> None:
-        try:
-            self._client.submit_job(
-                entrypoint=entrypoint, submission_id=job_id, metadata=dict(metadata), runtime_env=runtime_env
-            )
-        except (RuntimeError, ConnectionError) as error:
-            raise UserError(f"the cluster at {self.address} refused the job: {first_line(error)}") from error
-
-    def details(self, job_id: str) -> JobDetails:
-        """What the cluster knows of a job.
-
-        Raises:
-            ConfigError: if it knows none of that id.
-        """
-        try:
-            return self._client.get_job_info(job_id)
-        except RuntimeError as error:
-            known = ", ".join(str(job.submission_id) for job in self.jobs()[:10]) or "there are none"
-            raise ConfigError(
-                f"job: found {job_id!r}, which {self.address} does not know; newest jobs: {known}"
-            ) from error
-
-    def jobs(self) -> list[JobDetails]:
-        """All jobs that were submitted, newest first."""
-        listed = [job for job in self._client.list_jobs() if job.submission_id is not None]
-        return sorted(listed, key=lambda job: job.start_time or 0, reverse=True)
-
-    def logs(self, job_id: str) -> str:
-        """What a job printed so far."""
-        self.details(job_id)
-        return self._client.get_job_logs(job_id)
-
-    def stop(self, job_id: str) -> JobDetails:
-        """Asks a job to save and stop; its details at its end."""
-        self.details(job_id)
-        self._client.stop_job(job_id)
-        while (details := self.details(job_id)).status not in _ENDED:
-            time.sleep(_POLL_S)
-        return details
-
-    def ask_to_stop(self, job_id: str) -> None:
-        """Asks a job to save and stop."""
-        self._client.stop_job(job_id)
-
-    def follow(self, job_id: str, write: Callable[[str], object]) -> JobDetails:
-        """Hands on what a job prints until it ends; a connection that breaks is taken up again."""
-        num_written = 0
-
-        async def tail() -> None:
-            nonlocal num_written
-            position = 0  # each connection begins at the beginning
-            async for text in self._client.tail_job_logs(job_id):
-                new = text[max(0, num_written - position) :]
-                position += len(text)
-                num_written += len(new)
-                write(masked(new))
-
-        while True:
-            with contextlib.suppress(RuntimeError, OSError, requests.RequestException):
-                asyncio.run(tail())
-            details = self.details(job_id)
-            if details.status in _ENDED:
-                whole = self._client.get_job_logs(job_id)
-                write(masked(whole[num_written:]))
-                return details
-            time.sleep(_POLL_S)
+    environment = passed_on()
+    is_local = is_this_machine(cluster.address)
+    base = order.name or new_name("sweep")
+    points = [
+        (checked(order.job, overrides, _point_name(base, swept) if swept else order.name, is_local), swept)
+        for overrides, swept in points_of(order.overrides)
+    ]
+    first = points[0][0]
+    name = base if len(points) > 1 else first.name
+    was_given = order.name is not None or any(override.startswith("run_name=") for override in order.overrides)
+    job_id = job_id_for(first.recipe, name, is_new=not was_given)
+    values = compose(first.job, first.overrides)
+    tracking = from_values(TrackingConfig, values["tracking"])
+    line = entrypoint(first.job, first.overrides)
+    if len(points) > 1 or order.then is not None:
+        plan = Plan(
+            name=name,
+            recipe=first.recipe,
+            output_dir=str(values["output_dir"]),
+            uri=tracking.uri,
+            experiment=tracking.experiment,
+            parallel=order.parallel,
+            points=tuple(
+                Point(name=each.name, swept=swept, stages=(_stage(each), *_then(order.then, each)))
+                for each, swept in points
+            ),
+        )
+        line = entrypoint("pipeline", [json.dumps(to_values(plan))])
+    cluster.submit(line, job_id, {"recipe": first.recipe, "job": first.job, "name": name}, environment)
+    uri = tracking.uri or environment.get("MLFLOW_TRACKING_URI") or f"sqlite:///{values['output_dir']}/mlflow.db"
+    return Sent(
+        job_id=job_id,
+        dashboard=f"{cluster.address}/#/jobs/{job_id}",
+        mlflow=mlflow_page(uri, tracking.experiment or first.recipe, job_id),
+    )
 
 
-def exit_code(details: JobDetails) -> int:
-    """A job's end as an exit code: its driver's; 130 if it was stopped, which is no success."""
-    if details.status == JobStatus.SUCCEEDED:
-        return 0
-    if details.status == JobStatus.STOPPED:
-        return Stopped.exit_code
-    return details.driver_exit_code or 1
+def _stage(command: Command) -> Stage:
+    return Stage(job=command.job, overrides=command.overrides)
 
 
 def checked(job: str, overrides: Sequence[str], name: str | None, is_local: bool) -> Command:
@@ -254,11 +198,6 @@ def job_id_for(recipe: str, name: str, is_new: bool) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", named if is_new else new_name(named))
 
 
-def is_this_machine(address: str) -> bool:
-    """Whether a dashboard's address is on this machine's loopback."""
-    return urlparse(address).hostname in ("127.0.0.1", "localhost", "::1")
-
-
 def mlflow_page(uri: str, experiment: str, job_id: str) -> str:
     """Where MLflow shows the runs of a job, also before they are there."""
     if not uri.startswith(("http://", "https://")):
@@ -274,24 +213,49 @@ def mlflow_page(uri: str, experiment: str, job_id: str) -> str:
     )
 
 
-def as_table(jobs: Sequence[JobDetails]) -> str:
-    """Jobs with their states."""
-    rows = [
-        [
-            job.submission_id,
-            job.status.value.lower(),
-            time.strftime("%Y-%m-%d %H:%M", time.localtime((job.start_time or 0) / 1000)),
-            _duration(job),
-            (job.metadata or {}).get("recipe", ""),
-            (job.metadata or {}).get("parent", ""),
-        ]
-        for job in jobs
+def points_of(overrides: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The points of a sweep: all overrides of each, and among them those that the sweep varies.
+
+    Raises:
+        ConfigError: for an override that is none.
+    """
+    parser = OverridesParser.create()
+    choices: list[list[str]] = []
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException as error:
+            raise ConfigError(f"{text!r}: not understood; give key=value") from error
+        if override.is_sweep_override():
+            choices.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
+        else:
+            choices.append([text])
+    return [
+        (point, tuple(value for value, among in zip(point, choices, strict=True) if len(among) > 1))
+        for point in itertools.product(*choices)
     ]
-    return in_table(rows, ["job", "state", "started", "took", "recipe", "part of"]) if rows else "no jobs"
 
 
-def _duration(job: JobDetails) -> str:
-    seconds = ((job.end_time or time.time() * 1000) - (job.start_time or 0)) / 1000
-    minutes, seconds_left = divmod(round(seconds), 60)
-    hours, minutes_left = divmod(minutes, 60)
-    return f"{hours}:{minutes_left:02d}:{seconds_left:02d}"
+def _point_name(name: str, swept: Sequence[str]) -> str:
+    values = [override.partition("=") for override in swept]
+    return "-".join([name, *(f"{key.rpartition('.')[2]}{value}".replace("/", "-") for key, _, value in values)])
+
+
+def _then(then: str | None, command: Command) -> tuple[Stage, ...]:
+    """The probe after a pretraining: as the pretraining's configuration describes it, unless it is said otherwise."""
+    if then is None:
+        return ()
+    job, *changes = shlex.split(then)
+    if job != "probe":
+        raise ConfigError(f"--then: found {job!r}; allowed: probe")
+    config = from_values(PretrainConfig, compose("pretrain", command.overrides))
+    settings = {f"probe.{key}": value for key, value in flattened(to_values(config.probe)).items() if key != "enabled"}
+    settings |= {"output_dir": config.output_dir, "run_name": f"{command.name}-probe"}
+    carried = [o for o in command.overrides if o.startswith(("runtime", "tracking.uri=", "tracking.experiment="))]
+    overrides = (*(f"{key}={_in_hydra(value)}" for key, value in settings.items()), *carried, *changes)
+    checked("probe", (*overrides, "run=the-one-before"), None, is_local=False)
+    return (Stage(job="probe", overrides=overrides),)
+
+
+def _in_hydra(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

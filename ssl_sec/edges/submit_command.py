@@ -1,33 +1,11 @@
 """The command line of jobs.submit."""
 
 import argparse
-import itertools
-import json
-import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-
-from ssl_sec.config import PretrainConfig, TrackingConfig
-from ssl_sec.edges.composition import compose
-from ssl_sec.edges.driver import new_name
-from ssl_sec.edges.pipeline import Plan, Stage, chain_of
-from ssl_sec.edges.submission import (
-    Cluster,
-    Command,
-    as_table,
-    checked,
-    exit_code,
-    is_this_machine,
-    job_id_for,
-    mlflow_page,
-    passed_on,
-)
+from ssl_sec.edges.ray_jobs import Cluster, as_table, exit_code
 from ssl_sec.errors import ConfigError, nearest
-from ssl_sec.settings import flattened, from_values, to_values
 
 _JOBS = ("pretrain", "probe")
 _VERBS = ("status", "logs", "stop", "list")
@@ -103,97 +81,26 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _submit(options: argparse.Namespace) -> int:
-    environment = passed_on()
-    if options.parallel < 1:
-        raise ConfigError(f"--parallel: found {options.parallel}, must be ≥ 1")
-    if options.then is not None and options.what != "pretrain":
-        raise ConfigError(f"--then: found {options.then!r} after {options.what}; allowed after pretrain")
-    for overrides, _ in points_of(options.overrides):  # what is wrong is told before a cluster is looked for
-        checked(options.what, overrides, options.name, is_local=True)
+    # What sending needs takes ten times as long to import as a look at the jobs.
+    from ssl_sec.edges.submission import Order, check, send
+
+    order = Order(
+        job=options.what,
+        overrides=tuple(options.overrides),
+        name=options.name,
+        then=options.then,
+        parallel=options.parallel,
+    )
+    check(order)  # what is wrong is told before a cluster is looked for
     cluster = Cluster(options.address)
-    is_local = is_this_machine(cluster.address)
-    points: list[tuple[Command, tuple[str, ...]]] = []
-    base = options.name or new_name("sweep")
-    for overrides, swept in points_of(options.overrides):
-        command = checked(options.what, overrides, _point_name(base, swept) if swept else options.name, is_local)
-        points.append((command, swept))
-    first = points[0][0]
-    name = base if len(points) > 1 else first.name
-    was_given = options.name is not None or any(o.startswith("run_name=") for o in options.overrides)
-    job_id = job_id_for(first.recipe, name, is_new=not was_given)
-    values = compose(first.job, first.overrides)
-    tracking = from_values(TrackingConfig, values["tracking"])
-    metadata = {"recipe": first.recipe, "job": first.job, "name": name}
-    if len(points) == 1 and options.then is None:
-        entrypoint = first.entrypoint
-    else:
-        plan = Plan(
-            name=name,
-            recipe=first.recipe,
-            output_dir=str(values["output_dir"]),
-            uri=tracking.uri,
-            experiment=tracking.experiment,
-            parallel=options.parallel,
-            points=tuple(chain_of(command, _then(options.then, command), swept) for command, swept in points),
-        )
-        entrypoint = shlex.join(["exec", "python", "-m", "jobs.pipeline", json.dumps(to_values(plan))])
-    cluster.submit(entrypoint, job_id, metadata, environment)
-    print(f"job: {job_id}")
-    print(f"dashboard: {cluster.address}/#/jobs/{job_id}")
-    uri = tracking.uri or environment.get("MLFLOW_TRACKING_URI") or f"sqlite:///{values['output_dir']}/mlflow.db"
-    print(f"MLflow: {mlflow_page(uri, tracking.experiment or first.recipe, job_id)}", flush=True)
+    sent = send(order, cluster)
+    print(f"job: {sent.job_id}")
+    print(f"dashboard: {sent.dashboard}")
+    print(f"MLflow: {sent.mlflow}", flush=True)
     if options.follow:
-        return _follow(cluster, job_id, options.detach)
-    print(f"follow it: python -m jobs.submit logs {job_id} --follow")
+        return _follow(cluster, sent.job_id, options.detach)
+    print(f"follow it: python -m jobs.submit logs {sent.job_id} --follow")
     return 0
-
-
-def points_of(overrides: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """The points of a sweep: all overrides of each, and among them those that the sweep varies.
-
-    Raises:
-        ConfigError: for an override that is none.
-    """
-    parser = OverridesParser.create()
-    choices: list[list[str]] = []
-    for text in overrides:
-        try:
-            override = parser.parse_override(text)
-        except HydraException as error:
-            raise ConfigError(f"{text!r}: not understood; give key=value") from error
-        if override.is_sweep_override():
-            choices.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
-        else:
-            choices.append([text])
-    return [
-        (point, tuple(value for value, among in zip(point, choices, strict=True) if len(among) > 1))
-        for point in itertools.product(*choices)
-    ]
-
-
-def _point_name(name: str, swept: Sequence[str]) -> str:
-    values = [override.partition("=") for override in swept]
-    return "-".join([name, *(f"{key.rpartition('.')[2]}{value}".replace("/", "-") for key, _, value in values)])
-
-
-def _then(then: str | None, command: Command) -> tuple[Stage, ...]:
-    """The probe after a pretraining: as the pretraining's configuration describes it, unless it is said otherwise."""
-    if then is None:
-        return ()
-    job, *changes = shlex.split(then)
-    if job != "probe":
-        raise ConfigError(f"--then: found {job!r}; allowed: probe")
-    config = from_values(PretrainConfig, compose("pretrain", command.overrides))
-    settings = {f"probe.{key}": value for key, value in flattened(to_values(config.probe)).items() if key != "enabled"}
-    settings |= {"output_dir": config.output_dir, "run_name": f"{command.name}-probe"}
-    carried = [o for o in command.overrides if o.startswith(("runtime", "tracking.uri=", "tracking.experiment="))]
-    overrides = (*(f"{key}={_in_hydra(value)}" for key, value in settings.items()), *carried, *changes)
-    checked("probe", (*overrides, "run=the-one-before"), None, is_local=False)
-    return (Stage(job="probe", overrides=overrides),)
-
-
-def _in_hydra(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _follow(cluster: Cluster, job_id: str, detach: bool) -> int:

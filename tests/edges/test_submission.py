@@ -1,6 +1,7 @@
 """What is checked before a job is sent, and what of the checkout travels; no cluster is needed."""
 
 import json
+import shlex
 import subprocess
 
 import pytest
@@ -10,8 +11,9 @@ from ssl_sec.config import PretrainConfig, ProbeJobConfig
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.packaging import checkout, commit, packaged
 from ssl_sec.edges.pipeline import Plan
-from ssl_sec.edges.submission import as_table, checked, exit_code, is_this_machine, job_id_for, passed_on
-from ssl_sec.edges.submit_command import _point_name, _then, points_of, submit
+from ssl_sec.edges.ray_jobs import as_table, entrypoint, exit_code, is_this_machine
+from ssl_sec.edges.submission import _point_name, _then, checked, job_id_for, passed_on, points_of
+from ssl_sec.edges.submit_command import submit
 from ssl_sec.errors import ConfigError
 from ssl_sec.settings import from_values, to_values
 
@@ -55,11 +57,14 @@ def test_jobs_are_shown_with_state_and_duration():
 def test_a_job_is_checked_before_it_is_sent_and_keeps_its_name():
     command = checked("pretrain", DIGITS, "mine", is_local=False)
     assert (command.name, command.recipe) == ("mine", "digits")
-    assert command.entrypoint == "exec python -m jobs.pretrain experiment=digits output_dir=/shared/runs run_name=mine"
+    assert (
+        entrypoint(command.job, command.overrides)
+        == "exec python -m jobs.pretrain experiment=digits output_dir=/shared/runs run_name=mine"
+    )
     unnamed = checked("pretrain", (*DIGITS, "seed=3"), None, is_local=False)
     assert unnamed.name.startswith("seed3-") and f"run_name={unnamed.name}" in unnamed.overrides
     odd = checked("pretrain", (*DIGITS, "recipe='a; rm -rf x'"), "n", is_local=False)
-    assert "'a; rm -rf x'" not in odd.entrypoint.replace('"\'"', "'").split("recipe=")[0]
+    assert shlex.split(entrypoint(odd.job, odd.overrides))[-2:] == ["recipe='a; rm -rf x'", "run_name=n"]
 
 
 @pytest.mark.parametrize(
