@@ -7,7 +7,7 @@ DOCKER ?= docker
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo test test-all coverage lint format ui image image-cpu clean
+.PHONY: help install install-dev demo test test-all coverage lint audit format ui image image-cpu clean
 
 help:           ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -46,6 +46,10 @@ lint: install-dev                     ## ruff, pyright, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+audit: install-dev                    ## known weaknesses of the pinned dependencies; asks PyPI
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip-audit>=2.9,<3'
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 format: install-dev                   ## mends what ruff can
 	$(BIN)/ruff format .

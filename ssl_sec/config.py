@@ -525,12 +525,14 @@ class TrackingConfig:
         uri: of the MLflow server; None takes MLFLOW_TRACKING_URI, or sqlite in the output folder.
         experiment: in MLflow; None takes the recipe's name.
         register_model: whether the encoder becomes a registered model.
+        system_metrics: whether the use of the driver's machine (processor, memory, disk, network, GPUs) is followed.
         parent_run: the MLflow run that this one belongs to, a sweep's.
     """
 
     uri: str | None = None
     experiment: str | None = None
     register_model: bool = True
+    system_metrics: bool = True
     parent_run: str | None = None
 
 

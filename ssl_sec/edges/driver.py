@@ -282,7 +282,8 @@ class _Run:
         )
 
     def _tracking(self, identity: RunIdentity) -> LateRun:
-        return LateRun(identity, self.values, self.output_dir, self.folder.run_id_path)
+        system_metrics = bool(self.values["tracking"]["system_metrics"])
+        return LateRun(identity, self.values, self.output_dir, self.folder.run_id_path, system_metrics)
 
     def _tell_outage(self, error: Exception) -> None:
         logger.warning("MLflow: %s; it is tried again, and the figures are in %s", error, self.folder.metrics_path)

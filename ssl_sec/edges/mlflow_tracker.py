@@ -30,6 +30,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run,
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.pytorch import log_model
+from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking import MlflowClient
 from mlflow.types import Schema, TensorSpec
 from mlflow.utils.mlflow_tags import (
@@ -55,6 +56,7 @@ logger = logging.getLogger(__name__)
 # It tells of its tables whenever it makes a database; errors still come through.
 logging.getLogger("mlflow").setLevel(logging.ERROR)
 logging.getLogger("alembic").setLevel(logging.ERROR)
+logging.getLogger("mlflow.system_metrics").setLevel(logging.CRITICAL)  # they are missed if the store is away, no more
 
 # Of the job of a Ray cluster that makes the run.
 JOB_ID_TAG = "ray.job_id"
@@ -238,13 +240,23 @@ class LateRun:
         values: its parameters.
         output_dir: of the job.
         run_id_path: where the run's id is kept once it is known.
+        system_metrics: whether the use of this machine is followed while figures come.
     """
 
-    def __init__(self, identity: RunIdentity, values: Mapping[str, Any], output_dir: Path, run_id_path: Path) -> None:
+    def __init__(
+        self,
+        identity: RunIdentity,
+        values: Mapping[str, Any],
+        output_dir: Path,
+        run_id_path: Path,
+        system_metrics: bool = False,
+    ) -> None:
         self._identity = identity
         self._values = values
         self._output_dir = output_dir
         self._run_id_path = run_id_path
+        self._system_metrics = system_metrics
+        self._monitor: SystemMetricsMonitor | None = None
         self.run: TrackedRun | None = None
 
     def connect(self) -> TrackedRun:
@@ -272,10 +284,17 @@ class LateRun:
 
     def __call__(self, records: Sequence[Record]) -> None:
         """Logs the figures of new steps."""
-        self.connect()(records)
+        run = self.connect()
+        if self._system_metrics and self._monitor is None:
+            uri = self._identity.uri
+            self._monitor = SystemMetricsMonitor(run.run_id, resume_logging=True, tracking_uri=uri)
+            self._monitor.start()
+        run(records)
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Ends what follows the machine; no figure is held back."""
+        if self._monitor is not None:
+            self._monitor.finish()
 
 
 def connected(uri: str) -> MlflowClient:

@@ -10,6 +10,7 @@ QUICK = (
     "probe.epochs=5",
     "probe.decay_epochs=[3]",
     "tracking.register_model=false",
+    "tracking.system_metrics=false",
 )
 
 

@@ -34,8 +34,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory):
     """A run with its probe and its registered model."""
     output_dir = tmp_path_factory.mktemp("runs")
     overrides = ["experiment=digits", "encoder.width=0.125", "epochs=2", "probe.epochs=5", "probe.decay_epochs=[3]"]
-    config = pretrain_config([*overrides, "probe.enabled=true", "run_name=whole", f"output_dir={output_dir}"])
-    return run_pretraining(config)
+    overrides += ["probe.enabled=true", "run_name=whole", f"output_dir={output_dir}", "tracking.system_metrics=false"]
+    return run_pretraining(pretrain_config(overrides))
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,17 @@ def test_the_run_is_told_truly_to_mlflow(finished, client):
     assert run.data.tags["mlflow.source.name"] == "jobs.pretrain"
     assert run.inputs.dataset_inputs[0].dataset.name.startswith("digits")
     assert client.get_experiment(run.info.experiment_id).name == "digits"
+
+
+def test_the_use_of_the_machine_is_followed_while_a_run_trains(quick, monkeypatch):
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
+    run = run_pretraining(pretrain_config([*quick, "epochs=30", "log_every_steps=1", "tracking.system_metrics=true"]))
+    client = MlflowClient(run.uri)
+    points = client.get_metric_history(run.run_id, "system/cpu_utilization_percentage")
+    assert [point.step for point in points] == list(range(len(points))) and points
+    assert all(0 <= point.value <= 100 for point in points)
+    assert not any(name.startswith("system/") for name in run.metrics)
+    assert client.get_run(run.run_id).info.status == "FINISHED"
 
 
 def test_every_figure_is_in_mlflow_once(finished, client):
