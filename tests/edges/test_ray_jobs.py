@@ -113,13 +113,19 @@ def test_pretrain_then_probe_followed_to_the_end(head):
     assert probed.data.params["probe.labels_per_class"] == "10"
 
 
-def test_a_sweep_goes_on_without_its_client_and_is_one_run_with_children(head):
+@pytest.fixture(scope="module")
+def sweep(head) -> str:
+    """The job of a sweep whose client has left."""
     sent = submit(
         head, "pretrain", *TWO_WORKERS, f"output_dir={head.runs}", "constraint.eta=0.1,0.25,0.5", "--name", "sweep"
     )
     assert sent.returncode == 0, sent.stderr
     job_id = sent.stdout.split()[1]
-    assert wait_for(head, job_id, "SUCCEEDED", "FAILED") == "SUCCEEDED"
+    assert wait_for(head, job_id, "SUCCEEDED", "FAILED") == "SUCCEEDED", submit(head, "logs", job_id).stdout
+    return job_id
+
+
+def test_a_sweep_goes_on_without_its_client_and_is_one_run_with_children(head, sweep):
     found = runs(head)
     parent = found["sweep"]
     assert (parent.info.status, parent.data.params["swept"]) == ("FINISHED", "constraint.eta")
@@ -128,8 +134,23 @@ def test_a_sweep_goes_on_without_its_client_and_is_one_run_with_children(head):
     }
     assert {run.data.params["constraint.eta"] for run in children.values()} == {"0.1", "0.25", "0.5"}
     assert sorted(children) == ["sweep-eta0.1", "sweep-eta0.25", "sweep-eta0.5"]
-    table = submit(head, "logs", job_id).stdout
-    assert "constraint.eta=0.25  succeeded" in table
+    assert "constraint.eta=0.25  succeeded" in submit(head, "logs", sweep).stdout
+
+
+def test_the_reports_are_built_from_the_runs(head, sweep, tmp_path):
+    def report(*arguments: str) -> str:
+        command = [sys.executable, "-m", "jobs.report", *arguments, f"output_dir={head.runs}", f"output={tmp_path}"]
+        done = subprocess.run(command, env=head.environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    compared = report("compare", "sweep-eta0.1", "sweep-eta0.5")
+    assert [line.split()[1:3] for line in compared.splitlines() if line.startswith("constraint.eta")] == [
+        ["0.1", "0.5"]
+    ]
+    report("figure=6", "recipes=[digits]")
+    assert "not run" in report("table=5")
+    assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".csv", ".md"}
 
 
 def figures(head, name: str) -> list[dict]:
