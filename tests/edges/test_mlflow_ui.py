@@ -1,13 +1,7 @@
 """What a user sees: the pages of a run in `mlflow ui`, in headless Chromium."""
 
-import os
 import shutil
-import signal
 import subprocess
-import sys
-import time
-import urllib.request
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -17,7 +11,7 @@ from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_pretraining
 from ssl_sec.settings import from_values
 from tests.edges.conftest import QUICK
-from tests.edges.test_stores import free_port
+from tests.edges.servers import mlflow_server
 
 pytestmark = pytest.mark.slow
 
@@ -32,28 +26,9 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ui(run, tmp_path_factory):
     """The address of `mlflow ui`, started as the summary of a run says."""
-    port = free_port()
-    command = [str(Path(sys.executable).with_name("mlflow")), "ui", "--backend-store-uri", run.uri, "--port", str(port)]
-    log_path = tmp_path_factory.mktemp("ui") / "log"
-    with log_path.open("w") as log:
-        server = subprocess.Popen([*command, "--workers", "1"], stdout=log, stderr=log, start_new_session=True)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + 180
-        while not _answers(address):
-            assert server.poll() is None and time.monotonic() < deadline, log_path.read_text()
-            time.sleep(0.2)
+    log = tmp_path_factory.mktemp("ui") / "log"
+    with mlflow_server("ui", "--backend-store-uri", run.uri, "--workers", "1", log=log) as address:
         yield address
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(60)
-
-
-def _answers(address: str) -> bool:
-    try:
-        return urllib.request.urlopen(f"{address}/health", timeout=5).status == 200
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -15,15 +14,11 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from tests.edges.conftest import QUICK
+from tests.edges.servers import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 TWO_WORKERS = (*QUICK, "runtime.num_workers=2", "runtime.cpus_per_worker=1", "runtime.max_failures=0")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,13 @@
 """Many runs at once on one store: every point of every run is there once."""
 
-import os
-import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
+
+from tests.edges.servers import free_port, mlflow_server
 
 pytestmark = pytest.mark.slow
 
@@ -45,11 +42,6 @@ for thread in threads:
 for thread in threads:
     thread.join()
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def run_at_once(uri: str, folder: Path, num_processes: int, runs_each: int) -> None:
@@ -101,29 +93,10 @@ def postgres(tmp_path_factory):
 @pytest.fixture
 def server(postgres, tmp_path):
     """The address of an MLflow server on that database."""
-    port = free_port()
-    command = [str(Path(sys.executable).with_name("mlflow")), "server", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--artifacts-destination", str(tmp_path / "artifacts"), "--workers", "2"]
-    environment = {**os.environ, "MLFLOW_BACKEND_STORE_URI": postgres}
-    with (tmp_path / "server.log").open("w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + 180
-        while not _answers(f"{address}/health"):
-            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "server.log").read_text()
-            time.sleep(0.2)
+    options = ("--artifacts-destination", str(tmp_path / "artifacts"), "--workers", "2")
+    store = {"MLFLOW_BACKEND_STORE_URI": postgres}
+    with mlflow_server("server", *options, log=tmp_path / "server.log", environment=store) as address:
         yield address
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(30)
-
-
-def _answers(address: str) -> bool:
-    try:
-        return urllib.request.urlopen(address, timeout=5).status == 200
-    except OSError:
-        return False
 
 
 def test_thirty_two_runs_at_once_on_postgresql_lose_no_point(server, tmp_path):

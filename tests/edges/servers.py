@@ -1,0 +1,54 @@
+"""What the tests that start servers share."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@contextmanager
+def mlflow_server(verb: str, *options: str, log: Path, environment: Mapping[str, str] | None = None) -> Iterator[str]:
+    """The address of `mlflow ui` or `mlflow server` on loopback, once it answers."""
+    port = free_port()
+    command = [
+        str(Path(sys.executable).with_name("mlflow")),
+        verb,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        *options,
+    ]
+    with log.open("w") as file:
+        server = subprocess.Popen(
+            command, env={**os.environ, **(environment or {})}, stdout=file, stderr=file, start_new_session=True
+        )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 180
+        while not _answers(f"{address}/health"):
+            assert server.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+        yield address
+    finally:
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGTERM)
+        server.wait(60)
+
+
+def _answers(address: str) -> bool:
+    try:
+        return urllib.request.urlopen(address, timeout=5).status == 200
+    except OSError:
+        return False
