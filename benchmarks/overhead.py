@@ -35,7 +35,7 @@ from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_pretraining
 from ssl_sec.settings import from_values
 
-ROUNDS = 4
+ROUNDS = 3
 RECIPE = (
     "experiment=digits",
     "constraint=sec_ema",
