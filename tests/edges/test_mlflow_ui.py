@@ -35,7 +35,7 @@ def ui(run, tmp_path_factory):
     ("page", "shown"),
     [
         ("", ["seen", "Finished", "constraint.name", "val/knn_top1", "digits"]),
-        ("/model-metrics", ["train/loss", "train/norm_mean", "val/rankme"]),
+        ("/model-metrics", ["train", "(9)", "val", "(2)", "Add chart"]),
         ("/artifacts", ["plots", "config.yaml", "encoder.safetensors"]),
     ],
 )
