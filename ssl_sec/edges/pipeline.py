@@ -141,11 +141,12 @@ class _Pipeline:
                 for number, point in enumerate(self._plan.points, start=1)
             ]
             ended = [future.result() for future in futures]
+        table = self._table(ended)
         if self._plan.is_sweep:
-            print(self._table(ended), flush=True)
+            print(table, flush=True)
         code = Stopped.exit_code if self._stopping.is_set() else next((each.code for each in ended if each.code), 0)
         if parent is not None:
-            self._end(parent, ended, {0: "FINISHED", Stopped.exit_code: "KILLED"}.get(code, "FAILED"))
+            self._end(parent, table, {0: "FINISHED", Stopped.exit_code: "KILLED"}.get(code, "FAILED"))
         return code
 
     def _parent(self) -> TrackedRun | None:
@@ -167,9 +168,9 @@ class _Pipeline:
             logger.warning("%s; the runs of the sweep have no parent", error)
             return None
 
-    def _end(self, parent: TrackedRun, ended: list[Ended], status: str) -> None:
+    def _end(self, parent: TrackedRun, table: str, status: str) -> None:
         try:
-            parent.client.log_text(parent.run_id, self._table(ended) + "\n", "sweep.txt")
+            parent.client.log_text(parent.run_id, table + "\n", "sweep.txt")
             parent.end(status)
         except MlflowException as error:
             logger.warning("MLflow: %s", first_line(error))

@@ -124,7 +124,7 @@ class Cluster:
     def stop(self, job_id: str) -> JobDetails:
         """Asks a job to save and stop; its details at its end."""
         self.details(job_id)
-        self._client.stop_job(job_id)
+        self.ask_to_stop(job_id)
         while (details := self.details(job_id)).status not in _ENDED:
             time.sleep(_POLL_S)
         return details
