@@ -31,8 +31,8 @@ from ssl_sec.errors import ConfigError
 from ssl_sec.heads import ProjectionHead
 from ssl_sec.loss_config import PairLossConfig
 from ssl_sec.losses import SphericalConstraint
-from ssl_sec.optimisers import lars, sgd
-from ssl_sec.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp, Schedule
+from ssl_sec.optimisers import ParameterGroup, adam, lars, parameter_groups, sgd
+from ssl_sec.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp, Schedule, StepDecay
 from ssl_sec.settings import check
 from ssl_sec.training import Precision
 
@@ -385,11 +385,84 @@ class OptimiserConfig:
 
     def build(self, *modules: nn.Module) -> Optimizer:
         """The optimiser over the modules' parameters."""
-        return (lars if self.name == "lars" else sgd)(modules, self.momentum, self.weight_decay)
+        build = lars if self.name == "lars" else sgd
+        return build(parameter_groups(modules, self.weight_decay), self.momentum)
 
     def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
         """The learning rate by global step."""
         return Cosine(self.learning_rate, total_steps, self.warmup_epochs * steps_per_epoch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SteppedOptimiserConfig:
+    """An optimiser whose learning rates fall at given steps.
+
+    Attributes:
+        learning_rate: of all but the backbone at the start, > 0.
+        backbone_learning_rate: of the backbone at the start, ≥ 0.
+        weight_decay: of weights; biases and batch norm do not decay.
+        decay_at_steps: where the rates fall.
+        decay_factor: by which they are multiplied there, in (0, 1].
+    """
+
+    learning_rate: float
+    backbone_learning_rate: float
+    weight_decay: float = 0.0
+    decay_at_steps: tuple[int, ...] = ()
+    decay_factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        check(self.learning_rate > 0, "optimiser.learning_rate", self.learning_rate, "> 0")
+        rate = self.backbone_learning_rate
+        check(rate >= 0, "optimiser.backbone_learning_rate", rate, "≥ 0")
+        check(self.weight_decay >= 0, "optimiser.weight_decay", self.weight_decay, "≥ 0")
+        check(all(step > 0 for step in self.decay_at_steps), "optimiser.decay_at_steps", self.decay_at_steps, "> 0")
+        check(0 < self.decay_factor <= 1, "optimiser.decay_factor", self.decay_factor, "in (0, 1]")
+
+    def build(self, backbone: nn.Module, *rest: nn.Module) -> Optimizer:
+        """The optimiser over the backbone's parameters and the others'."""
+        factor = self.backbone_learning_rate / self.learning_rate
+        return self._of_groups(
+            [
+                *parameter_groups([backbone], self.weight_decay, factor),
+                *parameter_groups(rest, self.weight_decay),
+            ]
+        )
+
+    def schedule(self) -> Schedule:
+        """The learning rate of all but the backbone by global step."""
+        return StepDecay(self.learning_rate, self.decay_at_steps, self.decay_factor)
+
+    def _of_groups(self, groups: list[ParameterGroup]) -> Optimizer:
+        raise AssertionError("each optimiser builds itself")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteppedAdamConfig(_SteppedOptimiserConfig):
+    """Adam; SEC's choice for metric learning."""
+
+    name: Literal["adam"] = "adam"
+
+    def _of_groups(self, groups: list[ParameterGroup]) -> Optimizer:
+        return adam(groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteppedSGDConfig(_SteppedOptimiserConfig):
+    """SGD with momentum in [0, 1); the choice of the angular-loss and SFT papers."""
+
+    name: Literal["sgd"] = "sgd"
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(0 <= self.momentum < 1, "optimiser.momentum", self.momentum, "in [0, 1)")
+
+    def _of_groups(self, groups: list[ParameterGroup]) -> Optimizer:
+        return sgd(groups, self.momentum)
+
+
+SteppedOptimiserConfig = SteppedAdamConfig | SteppedSGDConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -570,8 +643,8 @@ class ProbeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig:
-    """A pretraining run.
+class TrainingConfig:
+    """What every training run has.
 
     Attributes:
         recipe: names the experiment in MLflow and the folder of its runs.
@@ -579,34 +652,25 @@ class PretrainConfig:
         output_dir: where run folders are made.
         resume: take up the run of this name where it stopped.
         seed: of weights, order and augmentation.
-        epochs: 0 keeps the encoder as it was initialised.
         global_batch_size: images of all workers together in a step.
         log_every_steps: how often figures are reported.
     """
 
     recipe: str
     data: DataConfig
-    augment: AugmentConfig
     encoder: EncoderConfig
     head: HeadConfig
-    loss: PairLossConfig
     constraint: ConstraintConfig
-    optimiser: OptimiserConfig
     runtime: RuntimeConfig
-    epochs: int
     global_batch_size: int
     seed: int = 0
     run_name: str | None = None
     output_dir: str = "runs"
     resume: bool = False
     log_every_steps: int = 10
-    monitor: MonitorConfig = field(default_factory=MonitorConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
-    probe: ProbeConfig = field(default_factory=ProbeConfig)
 
     def __post_init__(self) -> None:
-        check(self.epochs >= 0, "epochs", self.epochs, "≥ 0")
         check(self.global_batch_size >= 2, "global_batch_size", self.global_batch_size, "≥ 2")
         check(self.log_every_steps >= 1, "log_every_steps", self.log_every_steps, "≥ 1")
         check(self.seed >= 0, "seed", self.seed, "≥ 0")
@@ -617,6 +681,27 @@ class PretrainConfig:
             check(self.run_name is not None, "resume", True, "given together with the run_name to take up")
         if isinstance(self.runtime, RayConfig):
             self.runtime.check_shares(self.global_batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig(TrainingConfig):
+    """A pretraining run.
+
+    Attributes:
+        epochs: 0 keeps the encoder as it was initialised.
+    """
+
+    augment: AugmentConfig
+    loss: PairLossConfig
+    optimiser: OptimiserConfig
+    epochs: int
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.epochs >= 0, "epochs", self.epochs, "≥ 0")
 
 
 @dataclass(frozen=True, kw_only=True)

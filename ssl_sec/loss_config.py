@@ -323,3 +323,51 @@ ClassLossConfig = (
     | CTripletConfig
     | CenterConfig
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoTransformConfig:
+    """The rows of the batch alone."""
+
+    name: Literal["none"] = "none"
+
+    def build(self, num_classes: int, dim: int, seed: int) -> None:
+        """Nothing to build."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureTransformConfig:
+    """Rows of other classes, generated from the batch; see `ssl_sec.losses.SphericalFeatureTransform`.
+
+    Attributes:
+        name: SFT, its translation SFT-d, or feature transfer learning.
+        weight: λ ≥ 0, of the loss of the generated rows (SFT, Eq. 10).
+        energy: of the batch's variance that "ftl" transfers, in (0, 1].
+    """
+
+    name: Literal["sft", "sftd", "ftl"]
+    weight: float = 0.2
+    energy: float = 0.95
+
+    def __post_init__(self) -> None:
+        try:
+            self.build(num_classes=2, dim=1, seed=0)
+        except ValueError as error:
+            raise ConfigError(f"transform.{error}") from None
+
+    def build(self, num_classes: int, dim: int, seed: int) -> losses.SphericalFeatureTransform:
+        """The transform for so many classes and embeddings of `dim`."""
+        mode: Literal["rotate", "translate", "ftl"]
+        match self.name:
+            case "sft":
+                mode = "rotate"
+            case "sftd":
+                mode = "translate"
+            case "ftl":
+                mode = "ftl"
+        return losses.SphericalFeatureTransform(
+            num_classes, dim, mode=mode, weight=self.weight, energy=self.energy, seed=seed
+        )
+
+
+TransformConfig = NoTransformConfig | FeatureTransformConfig

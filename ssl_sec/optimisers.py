@@ -4,39 +4,52 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adam, Optimizer
 
 
-def parameter_groups(modules: Iterable[nn.Module], weight_decay: float) -> list[dict[str, object]]:
+ParameterGroup = dict[str, object]
+
+
+def parameter_groups(
+    modules: Iterable[nn.Module], weight_decay: float, rate_factor: float = 1.0
+) -> list[ParameterGroup]:
     """Weights, which decay, and biases and batch-norm parameters, which do not.
 
     Args:
         modules: the modules whose parameters are trained.
         weight_decay: coupled L2 decay of the weights, ≥ 0.
+        rate_factor: their learning rate as a multiple of the run's, ≥ 0.
     """
     parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
-    groups: list[dict[str, object]] = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    groups: list[ParameterGroup] = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay, "rate_factor": rate_factor},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0, "rate_factor": rate_factor},
     ]
     return [group for group in groups if group["params"]]
 
 
-def sgd(modules: Iterable[nn.Module], momentum: float, weight_decay: float, nesterov: bool = False) -> Optimizer:
-    """SGD with momentum, the optimiser of SEC's contrastive runs."""
-    # The rate is set at every step; one that is left unset must not train.
-    return SGD(parameter_groups(modules, weight_decay), lr=0.0, momentum=momentum, nesterov=nesterov)
+# The rate is set at every step; one that is left unset must not train.
 
 
-def lars(modules: Iterable[nn.Module], momentum: float, weight_decay: float) -> Optimizer:
+def sgd(groups: list[ParameterGroup], momentum: float) -> Optimizer:
+    """SGD with momentum, the optimiser of SEC's contrastive and face runs."""
+    return SGD(groups, lr=0.0, momentum=momentum)
+
+
+def adam(groups: list[ParameterGroup]) -> Optimizer:
+    """Adam, the optimiser of SEC's metric-learning runs; the decay is part of the gradient."""
+    return Adam(groups, lr=0.0)
+
+
+def lars(groups: list[ParameterGroup], momentum: float) -> Optimizer:
     """LARS (You et al. 2017), for batches of thousands, as lightly implements it."""
     from lightly.utils.lars import LARS  # lightly imports Lightning, which takes seconds
 
-    return LARS(parameter_groups(modules, weight_decay), lr=0.0, momentum=momentum)
+    return LARS(groups, lr=0.0, momentum=momentum)
 
 
 @torch.no_grad()
 def set_learning_rate(optimiser: Optimizer, learning_rate: float) -> None:
-    """Sets the rate of every group; a group with a `rate_factor` gets its multiple."""
+    """Sets the rate of every group, times the group's `rate_factor`."""
     for group in optimiser.param_groups:
         group["lr"] = learning_rate * group.get("rate_factor", 1.0)

@@ -1,15 +1,11 @@
 """Contrastive pretraining from a config, on one worker of any runtime."""
 
-import logging
-from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
-from ssl_sec.collectives import average_gradients, average_parameter_gradients
+from ssl_sec.assembly import RunStore, assembled, taken_up
 from ssl_sec.config import PretrainConfig
 from ssl_sec.data.image_set import ImageSet, ResidentImages
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
@@ -18,41 +14,11 @@ from ssl_sec.evaluation.features import extract_features
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.rank import rankme
 from ssl_sec.evaluation.splits import stratified_split
-from ssl_sec.global_batch_norm import globalise_batch_norm
 from ssl_sec.objective import Objective
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training import Cadence, Recipe, Runtime, image_labels, train
 
-logger = logging.getLogger(__name__)
-
 NUM_VIEWS = 2
-
-
-@runtime_checkable
-class RunStore(Protocol):
-    """Where a run keeps what outlives it."""
-
-    @property
-    def encoder_path(self) -> Path:
-        """Where the encoder's weights are left."""
-        ...
-
-    @property
-    def features_path(self) -> Path:
-        """Where features of some training images are left."""
-        ...
-
-    def describe_data(self, image_set: ImageSet) -> None:
-        """Keeps what is to be told of the training set."""
-        ...
-
-    def forget_records_from(self, step: int) -> None:
-        """Drops figures of steps that will be taken again."""
-        ...
-
-    def restored_state(self, device: torch.device) -> Mapping[str, Any] | None:
-        """The state of the newest whole checkpoint, or None at the start of a run."""
-        ...
 
 
 def pretrain(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
@@ -68,18 +34,12 @@ def pretrain(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
         image_set = image_set.to(runtime.device)
     recipe = build_recipe(config, image_set, runtime)
     monitor = _Monitor(config, recipe.encoder, image_set, runtime)
-    state = store.restored_state(runtime.device)
-    first_step = 0 if state is None else recipe.restore(state)
-    if first_step and runtime.rank == 0:
-        workers = "1 worker" if runtime.world_size == 1 else f"{runtime.world_size} workers"
-        logger.info("resuming after step %d of %d on %s", first_step, recipe.total_steps, workers)
-    if runtime.rank == 0:
-        store.describe_data(image_set)
-        store.forget_records_from(first_step)
+    first_step = taken_up(recipe, runtime, store)
+    steps_per_epoch = recipe.sampler.steps_per_epoch
     cadence = Cadence(
         log_every_steps=config.log_every_steps,
-        save_every_epochs=config.checkpoint.every_epochs,
-        monitor_every_epochs=config.monitor.every_epochs,
+        save_every_steps=config.checkpoint.every_epochs * steps_per_epoch,
+        monitor_every_steps=config.monitor.every_epochs * steps_per_epoch,
     )
     if recipe.total_steps == 0:
         runtime.report(0, monitor())
@@ -103,21 +63,11 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
     eta = config.constraint.weight(sampler.steps_per_epoch, total_steps)
     objective = Objective(config.loss.build(), config.constraint.build(), eta)
     options = config.runtime
-    network: nn.Module = nn.Sequential(encoder, head)
-    if runtime.world_size > 1:
-        network = globalise_batch_norm(network)
-    network.to(runtime.device, torch.float64 if options.precision == "float64" else torch.float32)
-    if options.channels_last:
-        network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    if options.precision == "float64":
-        objective.double()
-    objective.to(runtime.device)
-    average_parameter_gradients(objective)
-    model = average_gradients(network, runtime.device)
+    model = assembled(encoder, head, objective, runtime, options)
     return Recipe(
         encoder=encoder,
         head=head,
-        model=torch.compile(model) if options.compile else model,  # pyright: ignore[reportArgumentType]
+        model=model,
         objective=objective,
         optimiser=config.optimiser.build(encoder, head, objective),
         learning_rate=config.optimiser.schedule(sampler.steps_per_epoch, total_steps),

@@ -1,6 +1,7 @@
 """Quantities that follow the global step t of a run of T steps: the learning rate and the constraint's weight η.
 
 cosine        (1 + cos(π t / T)) / 2 · value, after an optional linear warm-up
+step decay    value · factor^n after n of the given steps
 linear ramp   value · t / T                                              (SEC, Eq. 29)
 face ramp     0 for 3 epochs, linear over the 4th, then value        (SEC, appendix B.2)
 capped ramp   min(value, 500 t / T)                                      (SEC, Eq. 32)
@@ -38,6 +39,19 @@ class Cosine:
             return self.value * (step + 1) / self.warmup_steps
         progress = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
         return self.value * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class StepDecay:
+    """`value`, multiplied by `factor` at each of `at_steps`."""
+
+    value: float
+    at_steps: tuple[int, ...]
+    factor: float
+
+    def __call__(self, step: int) -> float:
+        """The value at the 0-based global step."""
+        return self.value * self.factor ** sum(step >= at_step for at_step in self.at_steps)
 
 
 @dataclass(frozen=True, slots=True)

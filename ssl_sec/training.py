@@ -21,7 +21,7 @@ from ssl_sec.batch import Batch
 from ssl_sec.collectives import highest_of_workers
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.loading import batches
-from ssl_sec.data.samplers import ShuffledBatches, worker_rows
+from ssl_sec.data.samplers import Sampler, worker_rows
 from ssl_sec.diagnostics import NormHistogram, norm_histogram
 from ssl_sec.errors import Stopped
 from ssl_sec.objective import Objective, Terms
@@ -108,7 +108,7 @@ class Recipe:
     optimiser: Optimizer
     learning_rate: Schedule
     image_set: ImageSet
-    sampler: ShuffledBatches
+    sampler: Sampler
     views: Views
     row_labels: Callable[[Batch, slice], Tensor]
     total_steps: int
@@ -137,17 +137,17 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cadence:
-    """How often the loop reports, saves and monitors.
+    """How often the loop reports, saves and monitors; it does all three after the last step, too.
 
     Attributes:
         log_every_steps: ≥ 1.
-        save_every_epochs: ≥ 1.
-        monitor_every_epochs: ≥ 1.
+        save_every_steps: ≥ 1.
+        monitor_every_steps: ≥ 1.
     """
 
     log_every_steps: int
-    save_every_epochs: int
-    monitor_every_epochs: int
+    save_every_steps: int
+    monitor_every_steps: int
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
@@ -191,7 +191,7 @@ def train(
         recipe: what is trained.
         runtime: where.
         cadence: how often to report, save and monitor.
-        monitor: figures of the encoder, asked for at the end of an epoch by every worker.
+        monitor: figures of the encoder after some steps, asked for by every worker.
         first_step: steps already taken.
 
     Raises:
@@ -218,31 +218,33 @@ def train(
         terms = train_step(recipe, views, recipe.row_labels(batch, rows), step)
         if runtime.device.type == "cpu":
             _require_finite(recipe, terms, step)  # where looking costs nothing; on a GPU when figures are reported
-        epoch, in_epoch = divmod(step + 1, sampler.steps_per_epoch)
-        last = step + 1 == recipe.total_steps
-        at_epoch_end = in_epoch == 0
-        if step % cadence.log_every_steps and not at_epoch_end and not last:
+        taken = step + 1
+        last = taken == recipe.total_steps
+        at_epoch_end = taken % sampler.steps_per_epoch == 0
+        is_monitored = last or taken % cadence.monitor_every_steps == 0
+        is_saved = last or taken % cadence.save_every_steps == 0
+        if step % cadence.log_every_steps and not (at_epoch_end or is_monitored or is_saved):
             continue
         figures = _figures(recipe, terms, step)
         now = time.perf_counter()
-        figures["train/images_per_s"] = (step + 1 - clock_step) * sampler.global_batch_size / (now - clock)
-        figures["train/epoch"] = (step + 1) / sampler.steps_per_epoch
+        figures["train/images_per_s"] = (taken - clock_step) * sampler.global_batch_size / (now - clock)
+        figures["train/epoch"] = taken / sampler.steps_per_epoch
         with_histogram = at_epoch_end or last or step == first_step
         runtime.report(step, figures, norm_histogram(terms.norms.cpu(), step) if with_histogram else None)
-        if last or (at_epoch_end and epoch % cadence.monitor_every_epochs == 0):
+        if is_monitored:
             runtime.report(step, monitor())
             recipe.model.train()
-        if last or (at_epoch_end and epoch % cadence.save_every_epochs == 0):
+        if is_saved:
             _save(recipe, runtime, step)
-            saved_step = step + 1
+            saved_step = taken
         if not last:
             request = highest_of_workers(runtime.request(), runtime.device)
-            if request >= Request.SAVE and saved_step != step + 1:
+            if request >= Request.SAVE and saved_step != taken:
                 _save(recipe, runtime, step)
-                saved_step = step + 1
+                saved_step = taken
             if request == Request.STOP:
                 raise Stopped(f"stopped after step {step}; the state is saved")
-        clock, clock_step = time.perf_counter(), step + 1
+        clock, clock_step = time.perf_counter(), taken
 
 
 def _save(recipe: Recipe, runtime: Runtime, step: int) -> None:

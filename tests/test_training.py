@@ -11,7 +11,7 @@ from ssl_sec.data.samplers import ShuffledBatches
 from ssl_sec.errors import Stopped
 from ssl_sec.losses import MultiSimilarityLoss, NTXentLoss, SphericalConstraint, SphericalFeatureTransform
 from ssl_sec.objective import Objective
-from ssl_sec.optimisers import sgd
+from ssl_sec.optimisers import parameter_groups, sgd
 from ssl_sec.schedules import Cosine, LinearRamp
 from ssl_sec.training import Cadence, Recipe, autocast, image_labels, train, train_step
 from tests.fakes import FakeRuntime, assert_identical, loaded
@@ -19,7 +19,7 @@ from tests.fakes import FakeRuntime, assert_identical, loaded
 NUM_IMAGES = 20
 BATCH = 8  # two steps an epoch
 STEPS = 12
-EVERY_STEP = Cadence(log_every_steps=1, save_every_epochs=100, monitor_every_epochs=100)
+EVERY_STEP = Cadence(log_every_steps=1, save_every_steps=200, monitor_every_steps=200)
 
 
 class Noise:
@@ -46,7 +46,7 @@ def recipe(**changes) -> Recipe:
         "head": head,
         "model": network,
         "objective": objective,
-        "optimiser": sgd([encoder, head, objective], momentum=0.9, weight_decay=1e-3),
+        "optimiser": sgd(parameter_groups([encoder, head, objective], 1e-3), momentum=0.9),
         "learning_rate": Cosine(0.1, STEPS),
         "image_set": ResidentImages(
             images=images, labels=torch.arange(NUM_IMAGES) % 2, class_names=("a", "b"), name="i", description="d"
@@ -141,21 +141,22 @@ def test_images_labels_and_views_are_those_of_the_step():
 @pytest.mark.parametrize(
     ("log_every", "save_every", "monitor_every", "reported", "saved", "monitored"),
     [
-        (1, 1, 1, range(12), [2, 4, 6, 8, 10, 12], [1, 3, 5, 7, 9, 11]),
-        (5, 2, 3, [0, 1, 3, 5, 7, 9, 10, 11], [4, 8, 12], [5, 11]),
-        (100, 4, 5, [0, 1, 3, 5, 7, 9, 11], [8, 12], [9, 11]),
+        (1, 2, 2, range(12), [2, 4, 6, 8, 10, 12], [1, 3, 5, 7, 9, 11]),
+        (5, 4, 6, [0, 1, 3, 5, 7, 9, 10, 11], [4, 8, 12], [5, 11]),
+        (100, 8, 10, [0, 1, 3, 5, 7, 9, 11], [8, 12], [9, 11]),
+        (100, 5, 7, [0, 1, 3, 4, 5, 6, 7, 9, 11], [5, 10, 12], [6, 11]),
     ],
 )
 def test_reports_saves_and_the_monitor_keep_their_pace(
     log_every, save_every, monitor_every, reported, saved, monitored
 ):
-    cadence = Cadence(log_every_steps=log_every, save_every_epochs=save_every, monitor_every_epochs=monitor_every)
+    cadence = Cadence(log_every_steps=log_every, save_every_steps=save_every, monitor_every_steps=monitor_every)
     runtime = run(recipe(), cadence)
     assert list(runtime.series("train/loss")) == list(reported)
     assert [step for step, _ in runtime.saves] == saved
     assert list(runtime.series("val/knn_top1")) == monitored
     with_norms = [step for step, _, norms in runtime.reports if norms is not None]
-    assert with_norms == [0, 1, 3, 5, 7, 9, 11]
+    assert with_norms == [0, 1, 3, 5, 7, 9, 11]  # the first step, and the ends of epochs
     assert all(norms.step == step for step, _, norms in runtime.reports if norms is not None)
 
 
@@ -168,7 +169,7 @@ def test_the_monitor_leaves_the_network_in_training():
         training.model.eval()
         return {}
 
-    train(training, FakeRuntime(), Cadence(log_every_steps=1, save_every_epochs=9, monitor_every_epochs=1), monitor)
+    train(training, FakeRuntime(), Cadence(log_every_steps=1, save_every_steps=18, monitor_every_steps=2), monitor)
     assert modes == [True] * 6
     assert training.model[0][2].num_batches_tracked == STEPS
 
@@ -212,7 +213,7 @@ def test_the_centres_of_a_transform_go_on_where_they_were():
 
 
 def test_a_stop_at_a_saved_step_saves_once_and_one_at_the_end_is_none():
-    cadence = Cadence(log_every_steps=1, save_every_epochs=1, monitor_every_epochs=100)
+    cadence = Cadence(log_every_steps=1, save_every_steps=2, monitor_every_steps=200)
     runtime = FakeRuntime(stop_at=2)
     with pytest.raises(Stopped):
         run(recipe(), cadence, runtime)
@@ -222,7 +223,7 @@ def test_a_stop_at_a_saved_step_saves_once_and_one_at_the_end_is_none():
 
 
 def test_a_save_asked_for_is_made_once_and_training_goes_on():
-    cadence = Cadence(log_every_steps=1, save_every_epochs=2, monitor_every_epochs=100)
+    cadence = Cadence(log_every_steps=1, save_every_steps=4, monitor_every_steps=200)
     runtime = run(recipe(), cadence, FakeRuntime(save_at=(1, 4)))
     assert [step for step, _ in runtime.saves] == [1, 4, 8, STEPS]  # step 4 is saved anyway
     assert_identical(runtime.last_state(), run(recipe()).last_state())
@@ -234,7 +235,7 @@ def test_a_finished_run_takes_no_step():
 
 
 def test_a_state_is_independent_of_the_steps_after_it():
-    cadence = Cadence(log_every_steps=1, save_every_epochs=1, monitor_every_epochs=100)
+    cadence = Cadence(log_every_steps=1, save_every_steps=2, monitor_every_steps=200)
     runtime = run(recipe(), cadence)
     states = [loaded(content)["encoder"]["1.weight"] for _, content in runtime.saves]
     assert all(not torch.equal(one, other) for one, other in zip(states[:-1], states[1:], strict=True))
@@ -255,7 +256,7 @@ def test_an_objective_that_is_not_finite_names_its_step(value):
 
 def test_an_objective_that_is_not_finite_is_seen_between_reports():
     training = recipe(objective=Objective(NTXentLoss(), SphericalConstraint(), lambda step: math.nan if step else 0.1))
-    rarely = Cadence(log_every_steps=1000, save_every_epochs=1000, monitor_every_epochs=1000)
+    rarely = Cadence(log_every_steps=1000, save_every_steps=2000, monitor_every_steps=2000)
     with pytest.raises(FloatingPointError, match="^the objective is nan at step 1 "):
         run(training, rarely)
 
@@ -270,7 +271,7 @@ def test_weights_that_are_not_finite_are_never_saved():
             parameter.grad.fill_(math.nan)
 
     training.head.weight.register_post_accumulate_grad_hook(spoil)
-    cadence = Cadence(log_every_steps=1, save_every_epochs=1, monitor_every_epochs=100)
+    cadence = Cadence(log_every_steps=1, save_every_steps=2, monitor_every_steps=200)
     with pytest.raises(FloatingPointError, match=r"^1\.weight is not finite after step 3$"):
         run(training, cadence, runtime)
     assert [step for step, _ in runtime.saves] == [2]

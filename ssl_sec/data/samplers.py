@@ -21,6 +21,7 @@ predecessor below N for each element below N. As 4^k < 4N, fewer than four appli
 """
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int64
@@ -30,6 +31,25 @@ from ssl_sec.errors import ConfigError
 from ssl_sec.seeding import mix
 
 NUM_ROUNDS = 10
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Which images are in step t, on any number of workers."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """Images of one step over all workers."""
+        ...
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps after which as many images were drawn as whole batches of the set hold."""
+        ...
+
+    def indices(self, step: int) -> Int64[Tensor, " global_batch"]:
+        """The images of global step `step` ≥ 0, on the CPU; a function of the step alone."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

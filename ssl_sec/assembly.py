@@ -1,0 +1,84 @@
+"""What every recipe needs to become a run on this worker: a network on its device, and the state it had before."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from torch import nn
+
+from ssl_sec.collectives import average_gradients, average_parameter_gradients
+from ssl_sec.config import RuntimeConfig
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.global_batch_norm import globalise_batch_norm
+from ssl_sec.objective import Objective
+from ssl_sec.training import Recipe, Runtime
+
+logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class RunStore(Protocol):
+    """Where a run keeps what outlives it."""
+
+    @property
+    def encoder_path(self) -> Path:
+        """Where the encoder's weights are left."""
+        ...
+
+    @property
+    def features_path(self) -> Path:
+        """Where features of some training images are left."""
+        ...
+
+    def describe_data(self, image_set: ImageSet) -> None:
+        """Keeps what is to be told of the training set."""
+        ...
+
+    def forget_records_from(self, step: int) -> None:
+        """Drops figures of steps that will be taken again."""
+        ...
+
+    def restored_state(self, device: torch.device) -> Mapping[str, Any] | None:
+        """The state of the newest whole checkpoint, or None at the start of a run."""
+        ...
+
+
+def assembled(
+    encoder: nn.Module, head: nn.Module, objective: Objective, runtime: Runtime, options: RuntimeConfig
+) -> nn.Module:
+    """head(encoder(images)) on the worker's device, with batch norm and gradients of all workers.
+
+    Args:
+        encoder: images in [0, 1] -> features; changed in place, as are the others.
+        head: features -> raw embeddings.
+        objective: moved to the same device and precision; the gradients of its parameters are averaged too.
+        runtime: this worker's.
+        options: precision, layout and compilation.
+    """
+    network: nn.Module = nn.Sequential(encoder, head)
+    if runtime.world_size > 1:
+        network = globalise_batch_norm(network)
+    network.to(runtime.device, torch.float64 if options.precision == "float64" else torch.float32)
+    if options.channels_last:
+        network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    if options.precision == "float64":
+        objective.double()
+    objective.to(runtime.device)
+    average_parameter_gradients(objective)
+    model = average_gradients(network, runtime.device)
+    return cast(nn.Module, torch.compile(model)) if options.compile else model
+
+
+def taken_up(recipe: Recipe, runtime: Runtime, store: RunStore) -> int:
+    """Restores what the store has of the run; returns the steps taken so far."""
+    state = store.restored_state(runtime.device)
+    first_step = 0 if state is None else recipe.restore(state)
+    if first_step and runtime.rank == 0:
+        workers = "1 worker" if runtime.world_size == 1 else f"{runtime.world_size} workers"
+        logger.info("resuming after step %d of %d on %s", first_step, recipe.total_steps, workers)
+    if runtime.rank == 0:
+        store.describe_data(recipe.image_set)
+        store.forget_records_from(first_step)
+    return first_step
