@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ssl_sec.augment import SimCLRAugmentation
+from ssl_sec.augment import RetrievalAugmentation, SimCLRAugmentation
+from ssl_sec.data.crops import CentreCrop, RandomResizedCrop
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.data.samplers import worker_counts, worker_rows
+from ssl_sec.data.samplers import ClassBatches, TripletBatches, worker_counts, worker_rows
 from ssl_sec.data.sources import (
     limit_images,
     open_cifar10,
@@ -29,7 +30,7 @@ from ssl_sec.encoders.export import FormatName
 from ssl_sec.encoders.timm import timm_arguments
 from ssl_sec.errors import ConfigError
 from ssl_sec.heads import ProjectionHead
-from ssl_sec.loss_config import PairLossConfig
+from ssl_sec.loss_config import NoTransformConfig, PairLossConfig, TransformConfig
 from ssl_sec.losses import SphericalConstraint
 from ssl_sec.optimisers import ParameterGroup, adam, lars, parameter_groups, sgd
 from ssl_sec.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp, Schedule, StepDecay
@@ -702,6 +703,173 @@ class PretrainConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self.epochs >= 0, "epochs", self.epochs, "≥ 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CropConfig:
+    """Random crops in training, the centre in evaluation (SEC, appendix B.1); see `ssl_sec.data.crops`.
+
+    Images that have one size already, as digits have, are cropped to that size, and evaluated whole.
+
+    Attributes:
+        short_side_px: that images are resized to before they are cropped.
+        size_px: side of the crops.
+        min_scale: smallest crop, as a share of the image's area, in (0, 1].
+        min_aspect: smallest width / height of a crop, > 0.
+        max_aspect: largest, ≥ min_aspect.
+        flip_probability: of a horizontal flip, in [0, 1].
+    """
+
+    short_side_px: int = 256
+    size_px: int = 227
+    min_scale: float = 0.16
+    min_aspect: float = 0.75
+    max_aspect: float = 4 / 3
+    flip_probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        check(self.size_px >= 1, "augment.size_px", self.size_px, "≥ 1")
+        at_least = f"≥ augment.size_px = {self.size_px}"
+        check(self.short_side_px >= self.size_px, "augment.short_side_px", self.short_side_px, at_least)
+        check(0 < self.min_scale <= 1, "augment.min_scale", self.min_scale, "in (0, 1]")
+        check(self.min_aspect > 0, "augment.min_aspect", self.min_aspect, "> 0")
+        at_least = f"≥ augment.min_aspect = {self.min_aspect:g}"
+        check(self.max_aspect >= self.min_aspect, "augment.max_aspect", self.max_aspect, at_least)
+        check(0 <= self.flip_probability <= 1, "augment.flip_probability", self.flip_probability, "in [0, 1]")
+
+    def random_crop(self) -> RandomResizedCrop:
+        """The crop of training."""
+        return RandomResizedCrop(
+            short_side_px=self.short_side_px,
+            size_px=self.size_px,
+            min_scale=self.min_scale,
+            min_aspect=self.min_aspect,
+            max_aspect=self.max_aspect,
+            flip_probability=self.flip_probability,
+        )
+
+    def centre_crop(self) -> CentreCrop:
+        """The crop of evaluation."""
+        return CentreCrop(short_side_px=self.short_side_px, size_px=self.size_px)
+
+    def on_device(self, image_size_px: int, seed: int) -> RetrievalAugmentation:
+        """The augmentation of images that have one size already."""
+        return RetrievalAugmentation(
+            image_size_px=image_size_px,
+            seed=seed,
+            min_scale=self.min_scale,
+            min_aspect=self.min_aspect,
+            max_aspect=self.max_aspect,
+            flip_probability=self.flip_probability,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassSamplerConfig:
+    """C classes and K images of each in every batch."""
+
+    name: Literal["classes"] = "classes"
+    images_per_class: int = 3
+
+    def __post_init__(self) -> None:
+        check(self.images_per_class >= 2, "sampler.images_per_class", self.images_per_class, "≥ 2")
+
+    def build(self, labels: Tensor, global_batch_size: int, seed: int) -> ClassBatches:
+        """The sampler over the images of these classes."""
+        return ClassBatches(
+            labels=labels, images_per_class=self.images_per_class, global_batch_size=global_batch_size, seed=seed
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TripletSamplerConfig:
+    """Disjoint triplets of an anchor, a positive and a negative (angular loss, Fig. 4a)."""
+
+    name: Literal["triplets"] = "triplets"
+
+    def build(self, labels: Tensor, global_batch_size: int, seed: int) -> TripletBatches:
+        """The sampler over the images of these classes."""
+        return TripletBatches(labels=labels, global_batch_size=global_batch_size, seed=seed)
+
+
+SamplerConfig = ClassSamplerConfig | TripletSamplerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrievalMonitorConfig:
+    """Recall@1 and norms while the embedding trains; the test classes are never looked at.
+
+    Attributes:
+        every_steps: ≥ 1.
+        max_images: that are watched.
+    """
+
+    every_steps: int = 1000
+    max_images: int = 10_000
+
+    def __post_init__(self) -> None:
+        check(self.every_steps >= 1, "monitor.every_steps", self.every_steps, "≥ 1")
+        check(self.max_images >= 2, "monitor.max_images", self.max_images, "≥ 2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCheckpointConfig:
+    """When checkpoints are saved, and how many stay."""
+
+    every_steps: int = 500
+    keep_last: int = 2
+
+    def __post_init__(self) -> None:
+        check(self.every_steps >= 1, "checkpoint.every_steps", self.every_steps, "≥ 1")
+        check(self.keep_last >= 1, "checkpoint.keep_last", self.keep_last, "≥ 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrievalConfig:
+    """What is measured on the test classes, once, after the last step.
+
+    Attributes:
+        ks: of Recall@K.
+        clustering: whether k-means, NMI and F1 are computed; In-Shop reports none.
+        seed: of k-means.
+    """
+
+    ks: tuple[int, ...] = (1, 2, 4, 8)
+    clustering: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check(len(self.ks) > 0 and min(self.ks) >= 1, "evaluation.ks", list(self.ks), "one value ≥ 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricLearningConfig(TrainingConfig):
+    """A run of deep metric learning.
+
+    Attributes:
+        transform: generates rows of other classes, or not.
+        sampler: which images make up a batch.
+        steps: 0 evaluates the encoder as it starts.
+        held_out_share: of the training classes, which are watched instead of trained on; 0 trains on all of them, as
+            the papers do, and watches those.
+        evaluation: what is measured on the test classes.
+    """
+
+    augment: CropConfig
+    loss: PairLossConfig
+    sampler: SamplerConfig
+    optimiser: SteppedOptimiserConfig
+    steps: int
+    held_out_share: float = 0.1
+    transform: TransformConfig = field(default_factory=NoTransformConfig)
+    monitor: RetrievalMonitorConfig = field(default_factory=RetrievalMonitorConfig)
+    checkpoint: StepCheckpointConfig = field(default_factory=StepCheckpointConfig)
+    evaluation: RetrievalConfig = field(default_factory=RetrievalConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.steps >= 0, "steps", self.steps, "≥ 0")
+        check(0 <= self.held_out_share < 1, "held_out_share", self.held_out_share, "in [0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ssl_sec.edges.composition import composed_yaml, options
+from ssl_sec.edges.composition import composed_yaml, experiments, options
 from ssl_sec.errors import Stopped, UserError
 from ssl_sec.masking import masked
 
@@ -85,8 +85,8 @@ def _help(job: str) -> str:
     primary = composed_yaml(job, [])
     groups = {
         group: found
-        for group, found in options().items()
-        if f"\n{group}:" in f"\n{primary}" or (job in ("pretrain", "ablate") and group == "experiment")
+        for group, found in {**options(), "experiment": experiments(job)}.items()
+        if f"\n{group}:" in f"\n{primary}" or (group == "experiment" and found)
     }
     for group in sorted(groups, key=lambda name: (name not in _PRIMARY_GROUPS, name)):
         lines.append(f"{group}=")

@@ -1,13 +1,17 @@
 """Hydra composes a job's configuration from `configs/`; dataclasses validate it.
 
 The rows of `configs/table/*.yaml` become experiments: a key that names a config group chooses one of its options,
-any other is a value.
+any other is a value. A table's `grid` has a row for every combination of its axes' choices: a row is named by `name`,
+in which {axis} stands for the choice, and has the values of each of the `rules` whose `when` it meets, in their order.
+Its single `rows` may be `like` another row of the table.
 """
 
+import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -24,6 +28,8 @@ _PACKAGED = Path(__file__).parents[1] / "configs"
 CONFIG_FOLDER = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[2] / "configs"
 
 _TABLES = "table"
+TrainingJob = Literal["pretrain", "metric_learning"]
+_TRAINING_JOBS: tuple[TrainingJob, ...] = ("pretrain", "metric_learning")
 
 
 def compose(job: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -61,6 +67,7 @@ def as_values(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
+@cache
 def options() -> dict[str, dict[str, str]]:
     """Group -> option -> its explanation, the first comment line of its file."""
     found: dict[str, dict[str, str]] = {}
@@ -73,6 +80,56 @@ def options() -> dict[str, dict[str, str]]:
     return found
 
 
+@cache
+def experiments(job: str) -> dict[str, str]:
+    """The experiments that a job can run, those that have only groups and keys of its own, with their explanations."""
+    groups, keys = _groups_and_keys(job)
+    if "experiment" not in groups:
+        return {}
+    fitting: dict[str, str] = {}
+    for name, explanation in options()["experiment"].items():
+        chosen, given = _needed(name)
+        if chosen <= groups and given <= keys:
+            fitting[name] = explanation
+    return fitting
+
+
+def job_of(experiment: str) -> TrainingJob | None:
+    """The job that runs an experiment; None if there is none."""
+    return next((job for job in _TRAINING_JOBS if experiment in experiments(job)), None)
+
+
+@cache
+def _groups_and_keys(job: str) -> tuple[set[str], set[str]]:
+    """The groups that a job chooses from, and its top-level keys."""
+    primary = OmegaConf.load(CONFIG_FOLDER / f"{job}.yaml")
+    assert isinstance(primary, DictConfig)
+    values = as_mapping(primary)
+    defaults = values.pop("defaults", [])
+    groups = {str(group) for entry in defaults if isinstance(entry, dict) for group in entry}
+    inherited = [entry for entry in defaults if isinstance(entry, str) and entry != "_self_"]
+    for other in inherited:
+        more_groups, more_keys = _groups_and_keys(other)
+        groups, values = groups | more_groups, {**dict.fromkeys(more_keys), **values}
+    return groups, {*values, *groups}
+
+
+@cache
+def _needed(experiment: str) -> tuple[set[str], set[str]]:
+    """The groups that an experiment chooses from, and its top-level keys."""
+    rows = _table_rows()
+    groups = {path.name for path in CONFIG_FOLDER.iterdir() if path.is_dir()}
+    if experiment in rows:
+        keys = {key.partition(".")[0] for key in rows[experiment]}
+        return keys & groups, keys
+    node = OmegaConf.load(CONFIG_FOLDER / "experiment" / f"{experiment}.yaml")
+    assert isinstance(node, DictConfig)
+    values = as_mapping(node)
+    defaults = [entry for entry in values.pop("defaults", []) if isinstance(entry, dict)]
+    chosen = {str(key).removeprefix("override /") for entry in defaults for key in entry}
+    return chosen, set(values)
+
+
 def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
     parser = OverridesParser.create()
     for override in overrides:
@@ -81,6 +138,9 @@ def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
         except HydraException as error:
             raise ConfigError(f"{override!r}: not understood; give key=value, or --help") from error
     _register_tables()
+    misplaced = _misplaced(job, overrides)
+    if misplaced is not None:
+        raise ConfigError(misplaced)
     # The folder of the tables is a group to Hydra, but one that nobody chooses from: `table` is a key like others.
     tables = [override for override in overrides if override.partition("=")[0] == _TABLES]
     try:
@@ -92,15 +152,25 @@ def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
     except ConfigAttributeError as error:
         raise ConfigError(_unknown_key(job, overrides) or _first_line(error)) from error
     except MissingConfigException as error:
-        raise ConfigError(_missing_option(overrides) or _first_line(error)) from error
+        raise ConfigError(_missing_option(job, overrides) or _first_line(error)) from error
     except ConfigCompositionException as error:
         raise ConfigError(_unknown_key(job, overrides) or _first_line(error)) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_first_line(error)) from error
 
 
-def _missing_option(overrides: Sequence[str]) -> str | None:
-    groups = options()
+def _misplaced(job: str, overrides: Sequence[str]) -> str | None:
+    """Names an experiment that is another job's."""
+    for override in overrides:
+        key, _, name = override.partition("=")
+        other = job_of(name) if key == "experiment" and name in options()["experiment"] else None
+        if other is not None and name not in experiments(job):
+            return f"experiment: found {name!r}, which is run by jobs.{other}; {nearest(name, experiments(job))}"
+    return None
+
+
+def _missing_option(job: str, overrides: Sequence[str]) -> str | None:
+    groups = {**options(), "experiment": experiments(job)}
     for override in overrides:
         group, _, option = override.lstrip("+").partition("=")
         if group in groups and option not in groups[group]:
@@ -140,14 +210,36 @@ def _register_tables() -> None:
         ConfigStore.instance().store(group="experiment", name=name, node=node, package="_global_")
 
 
+@cache
 def _table_rows() -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for path in sorted((CONFIG_FOLDER / _TABLES).glob("*.yaml")):
         table = OmegaConf.load(path)
         assert isinstance(table, DictConfig)
         values = as_mapping(table)
-        rows |= {name: {**values["common"], **row} for name, row in values["rows"].items()}
+        here = dict(_grid_rows(values["grid"])) if "grid" in values else {}
+        for name, row in values.get("rows", {}).items():
+            own = {**row}
+            here[name] = {**here.get(own.pop("like", None), {}), **own}
+        rows |= {name: {**values.get("common", {}), **row} for name, row in here.items()}
     return rows
+
+
+def _grid_rows(grid: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a grid by name."""
+    axes: dict[str, list[Any]] = grid["axes"]
+    for choices in itertools.product(*axes.values()):
+        row = dict(zip(axes, choices, strict=True))
+        values: dict[str, Any] = {}
+        for rule in grid["rules"]:
+            own = {**rule}
+            if all(row[axis] in _listed(allowed) for axis, allowed in own.pop("when", {}).items()):
+                values |= own
+        yield grid["name"].format(**row), values
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _explanation(path: Path) -> str:

@@ -13,13 +13,21 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
+from torch import nn
 
-from ssl_sec.config import LocalConfig, PretrainConfig, ProbeJobConfig, ReplayConfig, RuntimeConfig
+from ssl_sec.config import (
+    LocalConfig,
+    MetricLearningConfig,
+    PretrainConfig,
+    ProbeJobConfig,
+    ReplayConfig,
+    RuntimeConfig,
+)
 from ssl_sec.edges.following import Follower, Progress
 from ssl_sec.edges.mlflow_tracker import (
     LateRun,
@@ -30,16 +38,26 @@ from ssl_sec.edges.mlflow_tracker import (
     model_name,
     tracking_uri,
 )
-from ssl_sec.edges.pictures import pretraining_pictures, probe_pictures
+from ssl_sec.edges.pictures import pretraining_pictures, probe_pictures, retrieval_pictures
 from ssl_sec.edges.run_folder import RunFolder
-from ssl_sec.edges.worker import Job, Worker, load_encoder, work
+from ssl_sec.edges.worker import CONFIGS, Job, Worker, load_encoder, load_head, work
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
 from ssl_sec.masking import HIDDEN, masked
 from ssl_sec.settings import from_values, to_values
 
 logger = logging.getLogger("ssl_sec")
 
-_LAST_ARTIFACT: Mapping[Job, str] = {"pretrain": "encoder.safetensors", "probe": "confusion.json"}
+_LAST_ARTIFACT: Mapping[Job, str] = {
+    "pretrain": "encoder.safetensors",
+    "metric_learning": "encoder.safetensors",
+    "probe": "confusion.json",
+}
+
+_PICTURES: Mapping[Job, Callable[[RunFolder], list[Path]]] = {
+    "pretrain": pretraining_pictures,
+    "metric_learning": retrieval_pictures,
+    "probe": probe_pictures,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,28 +87,7 @@ def run_pretraining(config: PretrainConfig) -> Finished:
         Stopped: if a stop was asked for; the state is saved.
     """
     config = replace(config, run_name=config.run_name or new_name(f"seed{config.seed}"))
-    assert config.run_name is not None
-    output_dir = Path(config.output_dir).expanduser().resolve()
-    folder = RunFolder(output_dir / config.recipe / config.run_name)
-    values = to_values(config)
-    (folder.resume if config.resume else folder.start)(values)
-    run = _Run(
-        job="pretrain",
-        recipe=config.recipe,
-        folder=folder,
-        values=values,
-        runtime=config.runtime,
-        uri=tracking_uri(config.tracking, output_dir),
-        output_dir=output_dir,
-    )
-    finished = run.to_its_end(
-        experiment=config.tracking.experiment or config.recipe,
-        name=config.run_name,
-        epochs=config.epochs,
-        global_batch_size=config.global_batch_size,
-        tags={"recipe": config.recipe, "job": "pretrain"},
-        parent_run_id=config.tracking.parent_run,
-    )
+    finished = _train("pretrain", config, total=config.epochs, unit="epoch")
     if not config.probe.enabled:
         return finished
     probe = ProbeJobConfig(
@@ -103,6 +100,44 @@ def run_pretraining(config: PretrainConfig) -> Finished:
     )
     probed = _probe(probe, folder.path, config)
     return replace(finished, metrics={**finished.metrics, **probed.metrics})
+
+
+def run_metric_learning(config: MetricLearningConfig) -> Finished:
+    """Trains an embedding and measures it on the test classes.
+
+    Raises:
+        UserError: for what the user can mend.
+        Stopped: if a stop was asked for; the state is saved.
+    """
+    config = replace(config, run_name=config.run_name or new_name(f"seed{config.seed}"))
+    return _train("metric_learning", config, total=config.steps, unit="step")
+
+
+def _train(
+    job: Job, config: PretrainConfig | MetricLearningConfig, *, total: int, unit: Literal["epoch", "step"]
+) -> Finished:
+    assert config.run_name is not None
+    output_dir = Path(config.output_dir).expanduser().resolve()
+    folder = RunFolder(output_dir / config.recipe / config.run_name)
+    values = to_values(config)
+    (folder.resume if config.resume else folder.start)(values)
+    run = _Run(
+        job=job,
+        recipe=config.recipe,
+        folder=folder,
+        values=values,
+        runtime=config.runtime,
+        uri=tracking_uri(config.tracking, output_dir),
+        output_dir=output_dir,
+    )
+    return run.to_its_end(
+        experiment=config.tracking.experiment or config.recipe,
+        name=config.run_name,
+        progress=Progress(total, config.run_name, unit),
+        global_batch_size=config.global_batch_size,
+        tags={"recipe": config.recipe, "job": job},
+        parent_run_id=config.tracking.parent_run,
+    )
 
 
 def run_probe(config: ProbeJobConfig) -> Finished:
@@ -153,9 +188,9 @@ def run_replay(config: ReplayConfig) -> Finished:
         raise ConfigError(f"folder: {folder.path} holds no run; allowed: the folder that a job printed")
     identity = RunIdentity(**json.loads(folder.identity_path.read_text()))
     identity = replace(identity, uri=config.uri or _with_credentials(identity.uri))
-    job: Job = "probe" if identity.tags["job"] == "probe" else "pretrain"
+    job = next(job for job in CONFIGS if job == identity.tags["job"])
     values = yaml.safe_load(folder.config_path.read_text())
-    runtime = from_values(PretrainConfig if job == "pretrain" else ProbeJobConfig, values).runtime
+    runtime = from_values(CONFIGS[job], values).runtime
     run = _Run(
         job=job,
         recipe=identity.tags["recipe"],
@@ -200,7 +235,7 @@ def _probe(config: ProbeJobConfig, trained_path: Path, trained: PretrainConfig) 
     return run.to_its_end(
         experiment=config.tracking.experiment or trained.recipe,
         name=config.run_name,
-        epochs=passes * config.probe.epochs,
+        progress=Progress(passes * config.probe.epochs, config.run_name),
         global_batch_size=None,
         tags={"recipe": trained.recipe, "job": "probe"},
         parent_run_id=None if config.run == "untracked" else config.run,
@@ -224,7 +259,7 @@ class _Run:
         *,
         experiment: str,
         name: str,
-        epochs: int,
+        progress: Progress,
         global_batch_size: int | None,
         tags: Mapping[str, str],
         parent_run_id: str | None,
@@ -246,7 +281,7 @@ class _Run:
         try:
             with _stopped_by_signals(self.folder):
                 with (
-                    Follower(self.folder.metrics_path, Progress(epochs, name)),
+                    Follower(self.folder.metrics_path, progress),
                     Follower(self.folder.metrics_path, tracking, on_error=self._tell_outage, on_loss=self._tell_loss),
                 ):
                     self._launch(global_batch_size)
@@ -322,25 +357,37 @@ class _Run:
 
     def _leave_artifacts(self, tracked: TrackedRun | None) -> None:
         """Draws the pictures, and leaves in MLflow all that the run made; last the file that says that all is there."""
-        pictures = pretraining_pictures(self.folder) if self.job == "pretrain" else probe_pictures(self.folder)
+        pictures = _PICTURES[self.job](self.folder)
         if tracked is None:
             return
         for picture in pictures:
             self._tolerated(lambda picture=picture: tracked.log_file(picture, "plots"))
         self._tolerated(lambda: tracked.log_file(self.folder.config_path))
-        if self.job == "pretrain":
-            histograms = [asdict(histogram) for histogram in self.folder.histograms()]
-            self.folder.norms_path.write_text(json.dumps(histograms))
-            self._tolerated(lambda: tracked.log_file(self.folder.norms_path))
-            data = self.folder.data()
-            profile = {"images": data.num_images, "bad_images": data.num_bad_images, "classes": len(data.class_names)}
-            config = from_values(PretrainConfig, self.values)
-            self._tolerated(lambda: tracked.log_data(data.name, data.description, profile))
-            if config.tracking.register_model:
-                encoder = load_encoder(config, data.image_shape, self.folder.encoder_path)
-                self._tolerated(lambda: tracked.log_encoder(encoder, data.image_shape, model_name(self.recipe)))
+        config = from_values(CONFIGS[self.job], self.values)
+        if not isinstance(config, ProbeJobConfig):
+            self._leave_training(tracked, config)
         self._tolerated(lambda: tracked.log_file(self.folder.path / _LAST_ARTIFACT[self.job]))
         self._tolerated(lambda: mark_best(tracked.client, self.recipe))
+
+    def _leave_training(self, tracked: TrackedRun, config: PretrainConfig | MetricLearningConfig) -> None:
+        """Leaves the norms, the data set as an input, and the network."""
+        histograms = [asdict(histogram) for histogram in self.folder.histograms()]
+        self.folder.norms_path.write_text(json.dumps(histograms))
+        self._tolerated(lambda: tracked.log_file(self.folder.norms_path))
+        data = self.folder.data()
+        profile = {"images": data.num_images, "bad_images": data.num_bad_images, "classes": len(data.class_names)}
+        self._tolerated(lambda: tracked.log_data(data.name, data.description, profile))
+        is_embedding = isinstance(config, MetricLearningConfig)
+        if is_embedding:
+            self._tolerated(lambda: tracked.log_file(self.folder.head_path))
+        if not config.tracking.register_model:
+            return
+        encoder = load_encoder(config, data.image_shape, self.folder.encoder_path)
+        network, width = encoder, encoder.num_features
+        if is_embedding:
+            head = load_head(config, encoder.num_features, self.folder.head_path)
+            network, width = nn.Sequential(encoder, head), config.head.dim
+        self._tolerated(lambda: tracked.log_network(network, data.image_shape, width, model_name(self.recipe)))
 
     def _tolerated(self, call: Callable[[], object]) -> None:
         """Does what tracking asks for; its failure is told and does not fail the run."""

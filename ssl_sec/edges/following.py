@@ -137,18 +137,22 @@ class Progress:
     """Progress of a run: a bar on a terminal, lines elsewhere.
 
     Args:
-        epochs: of the run.
+        total: epochs or steps of the run.
         name: of the run.
+        unit: which of the two.
         stream: where it is written.
     """
 
-    def __init__(self, epochs: int, name: str, stream: Stream | None = None) -> None:
+    def __init__(
+        self, total: int, name: str, unit: Literal["epoch", "step"] = "epoch", stream: Stream | None = None
+    ) -> None:
         self._stream: Stream = stream or sys.stderr
-        self._epochs = epochs
+        self._total = total
+        self._unit = unit
         self._name = name
         self._bar: Any = None
         self._started = time.monotonic()
-        self._first_epoch: float | None = None
+        self._first_place: float | None = None
         self._shown: dict[str, float] = {}
         self._last_step = -1
         self._last_names: Set[str] = set()
@@ -194,7 +198,10 @@ class Progress:
         epoch = record["metrics"].get("probe/epoch")
         return epoch is None or epoch % 10 == 0
 
-    def _epoch(self) -> float:
+    def _place(self) -> float:
+        """How far the run is, in its unit."""
+        if self._unit == "step":
+            return float(self._last_step + 1)
         return float(self._shown.get("train/epoch", self._shown.get("probe/epoch", 0.0)))
 
     def _figures(self, metrics: dict[str, float]) -> list[str]:
@@ -207,6 +214,11 @@ class Progress:
             "train/images_per_s": ("images/s", ".0f"),
             "val/knn_top1": ("kNN %", ".2f"),
             "val/rankme": ("RankMe", ".1f"),
+            "val/recall_at_1": ("held-out R@1 %", ".2f"),
+            "train/recall_at_1": ("training R@1 %", ".2f"),
+            "retrieval/recall_at_1": ("R@1 %", ".2f"),
+            "retrieval/nmi": ("NMI %", ".2f"),
+            "retrieval/f1": ("F1 %", ".2f"),
             "probe/loss": ("loss", ".4f"),
             "probe/top1": ("top-1 %", ".2f"),
             "probe/top5": ("top-5 %", ".2f"),
@@ -215,34 +227,36 @@ class Progress:
 
     def _line(self, record: Record) -> str:
         left = self._time_left()
+        in_epochs = [f"epoch {self._place():.2f}/{self._total}"] if self._unit == "epoch" else []
         return "  ".join(
             [
-                f"epoch {self._epoch():.2f}/{self._epochs}",
-                f"step {record['step']}",
+                *in_epochs,
+                f"step {record['step']}" if in_epochs else f"step {self._place():.0f}/{self._total}",
                 *self._figures(record["metrics"]),
                 *([left] if left and "train/loss" in record["metrics"] else []),
             ]
         )
 
     def _time_left(self) -> str:
-        epoch = self._epoch()
-        if self._first_epoch is None:
-            self._first_epoch, self._started = epoch, time.monotonic()
+        place = self._place()
+        if self._first_place is None:
+            self._first_place, self._started = place, time.monotonic()
             return ""
-        done = epoch - self._first_epoch
-        if done <= 0 or epoch >= self._epochs:
+        done = place - self._first_place
+        if done <= 0 or place >= self._total:
             return ""
-        seconds = (time.monotonic() - self._started) * (self._epochs - epoch) / done
+        seconds = (time.monotonic() - self._started) * (self._total - place) / done
         return f"{_duration(seconds)} left"
 
     def _draw(self) -> None:
         if self._bar is None:
-            form = "{desc} {percentage:3.0f}%|{bar:20}| epoch {n:.1f}/{total} [{elapsed}<{remaining}] {postfix}"
+            place = "epoch {n:.1f}/{total}" if self._unit == "epoch" else "step {n:.0f}/{total}"
+            form = "{desc} {percentage:3.0f}%|{bar:20}| " + place + " [{elapsed}<{remaining}] {postfix}"
             self._bar = tqdm(
-                total=self._epochs, desc=self._name, bar_format=form, file=self._stream, dynamic_ncols=True
+                total=self._total, desc=self._name, bar_format=form, file=self._stream, dynamic_ncols=True
             )
         self._bar.set_postfix_str("  ".join(self._figures(self._shown)), refresh=False)
-        self._bar.update(min(self._epoch(), self._epochs) - self._bar.n)
+        self._bar.update(min(self._place(), self._total) - self._bar.n)
         self._bar.refresh()
 
 

@@ -41,12 +41,13 @@ from mlflow.utils.mlflow_tags import (
     MLFLOW_SOURCE_TYPE,
     MLFLOW_USER,
 )
+from torch import nn
 
 from ssl_sec import __version__
 from ssl_sec.config import TrackingConfig
 from ssl_sec.edges.following import Record
 from ssl_sec.edges.packaging import COMMIT_VARIABLE, JOB_ID_VARIABLE
-from ssl_sec.encoders import Encoder
+from ssl_sec.edges.run_folder import SCORES
 from ssl_sec.errors import StorageError, first_line
 from ssl_sec.locking import locked
 from ssl_sec.masking import masked_values
@@ -189,22 +190,23 @@ class TrackedRun:
         """Ends the run: FINISHED, FAILED or KILLED."""
         self.client.set_terminated(self.run_id, status)
 
-    def log_encoder(self, encoder: Encoder, image_shape: tuple[int, ...], name: str | None) -> None:
-        """Logs the encoder as a model (an exported program, no pickle), and registers it as `name` if given.
+    def log_network(self, network: nn.Module, image_shape: tuple[int, ...], width: int, name: str | None) -> None:
+        """Logs a network as a model (an exported program, no pickle), and registers it as `name` if given.
 
         Args:
-            encoder: on the CPU.
+            network: images in [0, 1] -> features or embeddings, on the CPU.
             image_shape: channels, height and width that it was trained on.
+            width: of what it returns.
             name: of the registered model, whose newest version MLflow finds as `models:/<name>/latest`.
         """
         example = np.zeros((2, *image_shape), dtype=np.float32)
         signature = ModelSignature(
             inputs=Schema([TensorSpec(np.dtype(np.float32), (-1, *image_shape))]),
-            outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, encoder.num_features))]),
+            outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, width))]),
         )
         with _fluent(self.client.tracking_uri), mlflow.start_run(run_id=self.run_id):
             log_model(
-                encoder.float().eval(),
+                network.float().eval(),
                 name="encoder",
                 signature=signature,
                 input_example=example,
@@ -337,7 +339,7 @@ def mark_best(client: MlflowClient, recipe: str) -> None:
     """Points the alias `best` of the recipe's registered model to its best version, if it has versions.
 
     All versions are judged by one figure: the newest probe's top-1 where every version has been probed, else the last
-    kNN top-1 of the pretraining. Of equals the earliest stays.
+    score of the training (kNN top-1, or Recall@1 of held-out classes). Of equals the earliest stays.
 
     Two runs may do so at once. Each looks again after it has set the alias, until what it set is what it finds; so
     whoever sets it last has seen the versions of all that set it before.
@@ -370,10 +372,10 @@ def _best_version(client: MlflowClient, recipe: str) -> str | None:
         newest = next(iter(probes.get(run.info.run_id, [])), None)
         if newest is not None and "probe/top1" in newest.data.metrics:
             probed[version] = newest.data.metrics["probe/top1"]
-    knn = {
-        version: run.data.metrics["val/knn_top1"] for version, run in runs.items() if "val/knn_top1" in run.data.metrics
+    watched = {
+        version: run.data.metrics[score] for version, run in runs.items() for score in SCORES if score in run.data.metrics
     }
-    scores = probed if len(probed) == len(runs) else knn
+    scores = probed if len(probed) == len(runs) else watched
     return max(scores, key=lambda version: (scores[version], -int(version)), default=None)
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ssl_sec.config import PretrainConfig
 from ssl_sec.edges.command_line import in_table
-from ssl_sec.edges.composition import compose, options
+from ssl_sec.edges.composition import compose, job_of
 from ssl_sec.edges.report_files import Report, in_markdown
 from ssl_sec.edges.report_pictures import NOT_RUN, table_figure
 from ssl_sec.edges.report_runs import ArchivedRun, RunArchive, deciding, in_order
+from ssl_sec.edges.worker import CONFIGS
 from ssl_sec.errors import ConfigError
 from ssl_sec.papers import Column, Table, Value, load
 from ssl_sec.settings import flattened, from_values, to_values
@@ -259,10 +259,11 @@ def _decimals(table: Table, place: int) -> int | None:
 @cache
 def _settings_of(recipe: str) -> Mapping[str, str] | None:
     """The settings of the experiment of this name; None if there is none."""
-    if recipe not in options()["experiment"]:
+    job = job_of(recipe)
+    if job is None:
         return None
     try:
-        config = from_values(PretrainConfig, compose("pretrain", [f"experiment={recipe}"]))
+        config = from_values(CONFIGS[job], compose(job, [f"experiment={recipe}"]))
     except ConfigError:  # it needs what the command line gives
         return None
     return deciding({key: str(value) for key, value in flattened(to_values(config)).items()})

@@ -30,6 +30,9 @@ from ssl_sec.settings import flattened, from_values
 
 logger = logging.getLogger(__name__)
 
+# What a run's checkpoints, and a recipe's models, are judged by, on images held out of the training set; a run has one.
+SCORES = ("val/knn_top1", "val/recall_at_1")
+
 # Network file systems may show a new file a little later on other machines.
 _VISIBLE_WITHIN_S = 5.0
 
@@ -90,8 +93,18 @@ class RunFolder:
 
     @property
     def features_path(self) -> Path:
-        """Features of some training images, once training has ended."""
+        """Features of some training images, or embeddings of the test images, once training has ended."""
         return self.path / "features.pt"
+
+    @property
+    def head_path(self) -> Path:
+        """The weights of an embedding's head, once training has ended."""
+        return self.path / "head.safetensors"
+
+    @property
+    def examples_path(self) -> Path:
+        """Some test images and their neighbours, once training has ended."""
+        return self.path / "examples.pt"
 
     @property
     def norms_path(self) -> Path:

@@ -10,13 +10,15 @@ from typing import Any, Literal
 
 import torch
 import yaml
+from torch import nn
 
 from ssl_sec.checkpoint import CheckpointWriter, newest_checkpoint
-from ssl_sec.config import PretrainConfig, ProbeJobConfig, TimmConfig
+from ssl_sec.config import MetricLearningConfig, PretrainConfig, ProbeJobConfig, TimmConfig, TrainingConfig
 from ssl_sec.diagnostics import NormHistogram
-from ssl_sec.edges.run_folder import RunFolder
-from ssl_sec.encoders import Encoder
+from ssl_sec.edges.run_folder import SCORES, RunFolder
+from ssl_sec.encoders import Encoder, load_weights
 from ssl_sec.errors import Stopped, UserError
+from ssl_sec.metric_learning import learn_metric
 from ssl_sec.pretraining import pretrain
 from ssl_sec.probing import linear_evaluation
 from ssl_sec.settings import from_values
@@ -24,10 +26,13 @@ from ssl_sec.training import Request
 
 logger = logging.getLogger(__name__)
 
-Job = Literal["pretrain", "probe"]
-
-# The checkpoint with the highest is kept.
-SCORE = "val/knn_top1"
+Job = Literal["pretrain", "probe", "metric_learning"]
+JobConfig = PretrainConfig | ProbeJobConfig | MetricLearningConfig
+CONFIGS: Mapping[Job, type[JobConfig]] = {
+    "pretrain": PretrainConfig,
+    "probe": ProbeJobConfig,
+    "metric_learning": MetricLearningConfig,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +60,7 @@ class FolderRuntime:
     Args:
         worker: this one.
         folder: of the run.
-        keep_last: checkpoints to keep, beside the one with the best kNN accuracy.
+        keep_last: checkpoints to keep, beside the one with the best score.
     """
 
     def __init__(self, worker: Worker, folder: RunFolder, keep_last: int = 1) -> None:
@@ -73,8 +78,9 @@ class FolderRuntime:
         if self.rank == 0:
             histogram = {} if norms is None else {"norms": asdict(norms)}
             self._folder.append_record({"step": step, "metrics": dict(metrics), **histogram})
-            if SCORE in metrics:
-                self._score = step, metrics[SCORE]
+            for score in SCORES:
+                if score in metrics:
+                    self._score = step, metrics[score]
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Writes a checkpoint in the background."""
@@ -115,11 +121,11 @@ def work(job: Job, values: Mapping[str, Any], folder_path: str, worker: Worker) 
         return  # the driver tells it; starting again cannot mend it
     folder.note_worker(worker.rank, worker.world_size, worker.node)
     try:
-        if job == "pretrain":
-            config = from_values(PretrainConfig, values)
-            _pretrain(config, folder, FolderRuntime(worker, folder, config.checkpoint.keep_last))
+        config = from_values(CONFIGS[job], values)
+        if isinstance(config, ProbeJobConfig):
+            _probe(config, folder, FolderRuntime(worker, folder))
         else:
-            _probe(from_values(ProbeJobConfig, values), folder, FolderRuntime(worker, folder))
+            _train(config, folder, FolderRuntime(worker, folder, config.checkpoint.keep_last))
     except Stopped:
         folder.write_outcome("stopped")
     except UserError as error:
@@ -140,9 +146,12 @@ def _last_checkpoint(folder: RunFolder) -> str:
     return "no checkpoint was saved" if found is None else f"the last good checkpoint is {found}"
 
 
-def _pretrain(config: PretrainConfig, folder: RunFolder, runtime: FolderRuntime) -> None:
+def _train(config: PretrainConfig | MetricLearningConfig, folder: RunFolder, runtime: FolderRuntime) -> None:
     try:
-        pretrain(config, runtime, folder)
+        if isinstance(config, PretrainConfig):
+            pretrain(config, runtime, folder)
+        else:
+            learn_metric(config, runtime, folder)
     finally:
         runtime.close()
 
@@ -160,10 +169,17 @@ def _probe(config: ProbeJobConfig, folder: RunFolder, runtime: FolderRuntime) ->
         (folder.path / "confusion.json").write_text(json.dumps(confusion))
 
 
-def load_encoder(trained: PretrainConfig, image_shape: tuple[int, ...], weights: Path) -> Encoder:
+def load_encoder(trained: TrainingConfig, image_shape: tuple[int, ...], weights: Path) -> Encoder:
     """The encoder of a run, with its final weights."""
     channels, height, width = image_shape
     encoder = trained.encoder
     if isinstance(encoder, TimmConfig):
         encoder = replace(encoder, pretrained=False)  # no download of weights that are replaced at once
     return replace(encoder, weights=str(weights)).build(channels, min(height, width))
+
+
+def load_head(trained: TrainingConfig, num_features: int, weights: Path) -> nn.Module:
+    """The head of a run, with its final weights."""
+    head = trained.head.build(num_features)
+    load_weights(head, weights)
+    return head

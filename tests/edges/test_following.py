@@ -119,7 +119,7 @@ def figures(step: int, epoch: float) -> dict:
 
 def test_progress_writes_a_line_for_each_report_without_a_terminal():
     stream = io.StringIO()
-    progress = Progress(epochs=4, name="run", stream=stream)
+    progress = Progress(total=4, name="run", stream=stream)
     told = [figures(0, 0.5), figures(1, 1.0), {"time": 1.5, "message": "WARNING: worker 0: one image is bad"}]
     progress(told)
     progress(told)  # a resume writes the file anew
@@ -136,7 +136,7 @@ def test_progress_draws_one_bar_on_a_terminal():
             return True
 
     stream = Terminal()
-    progress = Progress(epochs=4, name="run", stream=stream)
+    progress = Progress(total=4, name="run", stream=stream)
     progress([figures(0, 1.0)])
     progress([figures(1, 2.0)])
     progress.close()
@@ -148,7 +148,7 @@ def test_progress_draws_one_bar_on_a_terminal():
 
 def test_steps_taken_again_are_not_shown_again():
     stream = io.StringIO()
-    progress = Progress(epochs=4, name="run", stream=stream)
+    progress = Progress(total=4, name="run", stream=stream)
     progress([figures(5, 2.0), figures(3, 1.0), figures(5, 2.0)])
     assert len(stream.getvalue().splitlines()) == 1
     progress([{"step": 5, "metrics": {"val/knn_top1": 50.0}}])

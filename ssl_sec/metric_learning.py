@@ -1,0 +1,181 @@
+"""Deep metric learning from a config, on one worker of any runtime: embeddings of classes that were never trained on."""
+
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from ssl_sec.assembly import RunStore, assembled, taken_up
+from ssl_sec.config import MetricLearningConfig
+from ssl_sec.data.class_splits import hold_out_classes
+from ssl_sec.data.crops import row_draws
+from ssl_sec.data.image_set import ImageSet, ResidentImages, with_crop
+from ssl_sec.data.samplers import worker_rows
+from ssl_sec.encoders import save_weights
+from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
+from ssl_sec.evaluation.features import extract_features
+from ssl_sec.evaluation.retrieval import nearest, recall_at_k
+from ssl_sec.evaluation.splits import stratified_split
+from ssl_sec.losses.geometry import norms
+from ssl_sec.objective import Objective
+from ssl_sec.seeding import derived_seed
+from ssl_sec.training import Cadence, Recipe, Runtime, train
+
+# Test images whose neighbours are kept for a picture, and how many neighbours of each.
+_EXAMPLES, _NEIGHBOURS = 8, 4
+
+
+@runtime_checkable
+class EmbeddingStore(RunStore, Protocol):
+    """Where a run keeps what outlives it, its head too."""
+
+    @property
+    def head_path(self) -> Path:
+        """Where the head's weights are left."""
+        ...
+
+    @property
+    def examples_path(self) -> Path:
+        """Where some test images and their neighbours are left."""
+        ...
+
+
+def learn_metric(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -> None:
+    """Trains the embedding that `config` describes, measures it on the test classes, and leaves it in the store.
+
+    Args:
+        config: the run, the same on every worker.
+        runtime: this worker's.
+        store: the run's, shared by all workers.
+    """
+    classes = config.data.open_by_class("train", config.augment.random_crop())
+    # Opened before the training, so that a test split that is missing is told at once.
+    test = config.data.open_by_class("test", config.augment.centre_crop())
+    trained_on, watched = classes, classes
+    if config.held_out_share > 0:
+        trained_on, watched = hold_out_classes(classes, config.held_out_share, seed=0)
+    recipe = build_recipe(config, _on_device(trained_on, runtime.device), runtime)
+    embedder = _Embedder(config, nn.Sequential(recipe.encoder, recipe.head), runtime)
+    monitor = _Monitor(config, embedder, watched)
+    first_step = taken_up(recipe, runtime, store)
+    cadence = Cadence(
+        log_every_steps=config.log_every_steps,
+        save_every_steps=config.checkpoint.every_steps,
+        monitor_every_steps=config.monitor.every_steps,
+    )
+    train(recipe, runtime, cadence, monitor, first_step)
+    last_step = max(0, recipe.total_steps - 1)
+    embeddings, labels = embedder(test)
+    trained, _ = embedder(trained_on)
+    if runtime.rank == 0:
+        figures = {**retrieval_figures(config, embeddings, labels, test), **_norm_figures("train", trained)}
+        runtime.report(last_step, figures)
+        assert isinstance(recipe.encoder.backbone, nn.Module)
+        save_weights(recipe.encoder.backbone, store.encoder_path)
+        save_weights(recipe.head, store.head_path)
+        torch.save({"features": embeddings.cpu(), "labels": labels.cpu()}, store.features_path)
+        torch.save(_examples(config, embeddings, labels, test), store.examples_path)
+
+
+def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
+    """All that the run trains, on the runtime's device; equal on every worker."""
+    num_channels, height, width = image_set.image_shape
+    worker_rows(config.global_batch_size, runtime.rank, runtime.world_size)
+    torch.manual_seed(derived_seed(config.seed, "weights"))
+    encoder = config.encoder.build(num_channels, min(height, width))
+    head = config.head.build(encoder.num_features)
+    sampler = config.sampler.build(image_set.labels, config.global_batch_size, config.seed)
+    eta = config.constraint.weight(sampler.steps_per_epoch, config.steps)
+    transform = config.transform.build(len(image_set.class_names), config.head.dim, config.seed)
+    objective = Objective(config.loss.build(), config.constraint.build(), eta, transform)
+    options = config.runtime
+    model = assembled(encoder, head, objective, runtime, options)
+    return Recipe(
+        encoder=encoder,
+        head=head,
+        model=model,
+        objective=objective,
+        optimiser=config.optimiser.build(encoder, head, objective),
+        learning_rate=config.optimiser.schedule(),
+        image_set=image_set,
+        sampler=sampler,
+        views=config.augment.on_device(min(height, width), config.seed).to(runtime.device),
+        row_labels=lambda batch, rows: batch.labels,
+        total_steps=config.steps,
+        precision=options.precision,
+        channels_last=options.channels_last,
+        num_loader_workers=options.num_loader_workers,
+    )
+
+
+def retrieval_figures(
+    config: RetrievalConfig, embeddings: Float[Tensor, "images dim"], test: ImageSet
+) -> dict[str, float]:
+    """What the papers report of the test classes: Recall@K, NMI and F1, in percent; and the norms of their embeddings.
+
+    Args:
+        config: what is asked for.
+        embeddings: raw, of all images of the set in order.
+        test: with its queries, where only some images are.
+    """
+    recalls = recall_at_k(embeddings, test.labels, config.ks, test.queries)
+    figures = {f"retrieval/recall_at_{k}": 100 * share for k, share in recalls.items()}
+    if config.clustering:
+        assignments = kmeans_assignments(embeddings, len(test.class_names), seed=config.seed)
+        nmi, f1 = nmi_f1(assignments, test.labels)
+        figures |= {"retrieval/nmi": 100 * nmi, "retrieval/f1": 100 * f1}
+    return figures
+
+
+def _norm_figures(name: str, embeddings: Float[Tensor, "images dim"]) -> dict[str, float]:
+    lengths = norms(embeddings)
+    return {f"{name}/norm_mean": float(lengths.mean()), f"{name}/norm_variance": float(lengths.var(correction=0))}
+
+
+class _Embedder:
+    """Embeddings of whole sets, their images shared out among the workers."""
+
+    def __init__(self, network: nn.Module, runtime: Runtime, num_loader_workers: int) -> None:
+        self._network = network
+        self._runtime = runtime
+        self._num_loader_workers = num_loader_workers
+
+    def __call__(self, image_set: ImageSet) -> Float[Tensor, "images dim"]:
+        embeddings, _ = extract_features(
+            self._network,
+            image_set,
+            torch.arange(len(image_set)),
+            self._runtime.device,
+            batch_size=128,
+            num_loader_workers=self._num_loader_workers,
+        )
+        return embeddings
+
+
+class _Monitor:
+    """Recall@1 and norms of held-out classes, or of the training classes where none are held out."""
+
+    def __init__(self, config: MetricLearningConfig, embedder: _Embedder, watched: ImageSet) -> None:
+        if len(watched) > config.monitor.max_images:
+            share = config.monitor.max_images / len(watched)
+            _, chosen = stratified_split(watched.labels, share, seed=0)
+            watched = subset(watched, chosen, "watched")
+        self._watched = with_crop(watched, config.augment.centre_crop())
+        self._embedder = embedder
+        self._name = "val" if config.held_out_share > 0 else "train"
+
+    def __call__(self) -> dict[str, float]:
+        embeddings = self._embedder(self._watched)
+        recalls = recall_at_k(embeddings, self._watched.labels, (1,))
+        return {f"{self._name}/recall_at_1": 100 * recalls[1]}
+
+
+def _on_device(image_set: ImageSet, device: torch.device) -> ImageSet:
+    return image_set.to(device) if isinstance(image_set, ResidentImages) else image_set
+
+
+def _examples(embeddings: Float[Tensor, "images dim"], test: ImageSet) -> dict[str, Tensor]:
+    """Some test images with their nearest neighbours, as pixels."""
+    ...
