@@ -41,6 +41,10 @@ class EmbeddingStore(RunStore, Protocol):
         """Where some test images and their neighbours are left."""
         ...
 
+    def watched_path(self, steps_taken: int) -> Path:
+        """Where the embeddings of the watched images after so many steps are left."""
+        ...
+
 
 def learn_metric(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -> None:
     """Trains the embedding that `config` describes, measures it on the test classes, and leaves it in the store.
@@ -50,33 +54,37 @@ def learn_metric(config: MetricLearningConfig, runtime: Runtime, store: Embeddin
         runtime: this worker's.
         store: the run's, shared by all workers.
     """
-    classes = config.data.open_by_class("train", config.augment.random_crop())
+    crop, centre = config.augment.random_crop(), config.augment.centre_crop()
+    trained_on = watched = _on_device(config.data.open_by_class("train", crop), runtime.device)
     # Opened before the training, so that a test split that is missing is told at once.
-    test = config.data.open_by_class("test", config.augment.centre_crop())
-    trained_on, watched = classes, classes
+    test = _on_device(config.data.open_by_class("test", centre), runtime.device)
     if config.held_out_share > 0:
-        trained_on, watched = hold_out_classes(classes, config.held_out_share, seed=0)
-    recipe = build_recipe(config, _on_device(trained_on, runtime.device), runtime)
-    embedder = _Embedder(config, nn.Sequential(recipe.encoder, recipe.head), runtime)
-    monitor = _Monitor(config, embedder, watched)
+        trained_on, watched = hold_out_classes(trained_on, config.held_out_share, seed=0)
+    recipe = build_recipe(config, trained_on, runtime)
+    embedder = _Embedder(nn.Sequential(recipe.encoder, recipe.head), runtime, config.runtime.num_loader_workers)
+    monitor = _Monitor(config, embedder, with_crop(watched, centre), store if runtime.rank == 0 else None)
     first_step = taken_up(recipe, runtime, store)
+    if first_step == 0:
+        runtime.report(0, monitor(0))
     cadence = Cadence(
         log_every_steps=config.log_every_steps,
         save_every_steps=config.checkpoint.every_steps,
         monitor_every_steps=config.monitor.every_steps,
     )
     train(recipe, runtime, cadence, monitor, first_step)
-    last_step = max(0, recipe.total_steps - 1)
-    embeddings, labels = embedder(test)
-    trained, _ = embedder(trained_on)
+    embeddings, trained = embedder(test), embedder(with_crop(trained_on, centre))
     if runtime.rank == 0:
-        figures = {**retrieval_figures(config, embeddings, labels, test), **_norm_figures("train", trained)}
-        runtime.report(last_step, figures)
+        figures = {
+            **retrieval_figures(config.evaluation, embeddings, test),
+            **_norm_figures("retrieval/test", embeddings),
+            **_norm_figures("retrieval/train", trained),
+        }
+        runtime.report(recipe.total_steps, figures)
         assert isinstance(recipe.encoder.backbone, nn.Module)
         save_weights(recipe.encoder.backbone, store.encoder_path)
         save_weights(recipe.head, store.head_path)
-        torch.save({"features": embeddings.cpu(), "labels": labels.cpu()}, store.features_path)
-        torch.save(_examples(config, embeddings, labels, test), store.examples_path)
+        torch.save({"features": embeddings.cpu(), "labels": test.labels}, store.features_path)
+        torch.save(_examples(embeddings, test), store.examples_path)
 
 
 def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
@@ -101,7 +109,8 @@ def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Run
         learning_rate=config.optimiser.schedule(),
         image_set=image_set,
         sampler=sampler,
-        views=config.augment.on_device(min(height, width), config.seed).to(runtime.device),
+        views=cropped if is_cropped(image_set) else config.augment.on_device(min(height, width), config.seed),
+        draws=partial(row_draws, config.seed, global_batch_size=config.global_batch_size),
         row_labels=lambda batch, rows: batch.labels,
         total_steps=config.steps,
         precision=options.precision,
@@ -131,7 +140,7 @@ def retrieval_figures(
 
 def _norm_figures(name: str, embeddings: Float[Tensor, "images dim"]) -> dict[str, float]:
     lengths = norms(embeddings)
-    return {f"{name}/norm_mean": float(lengths.mean()), f"{name}/norm_variance": float(lengths.var(correction=0))}
+    return {f"{name}_norm_mean": float(lengths.mean()), f"{name}_norm_variance": float(lengths.var(correction=0))}
 
 
 class _Embedder:
@@ -155,19 +164,24 @@ class _Embedder:
 
 
 class _Monitor:
-    """Recall@1 and norms of held-out classes, or of the training classes where none are held out."""
+    """Recall@1 of held-out classes, or of the training classes where none are held out; their embeddings are kept."""
 
-    def __init__(self, config: MetricLearningConfig, embedder: _Embedder, watched: ImageSet) -> None:
+    def __init__(
+        self, config: MetricLearningConfig, embedder: _Embedder, watched: ImageSet, store: EmbeddingStore | None
+    ) -> None:
         if len(watched) > config.monitor.max_images:
             share = config.monitor.max_images / len(watched)
             _, chosen = stratified_split(watched.labels, share, seed=0)
             watched = subset(watched, chosen, "watched")
-        self._watched = with_crop(watched, config.augment.centre_crop())
+        self._watched = watched
         self._embedder = embedder
         self._name = "val" if config.held_out_share > 0 else "train"
+        self._store = store
 
-    def __call__(self) -> dict[str, float]:
+    def __call__(self, steps_taken: int) -> dict[str, float]:
         embeddings = self._embedder(self._watched)
+        if self._store is not None:
+            save_file({"embeddings": embeddings.float().cpu()}, self._store.watched_path(steps_taken))
         recalls = recall_at_k(embeddings, self._watched.labels, (1,))
         return {f"{self._name}/recall_at_1": 100 * recalls[1]}
 

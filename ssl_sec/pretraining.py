@@ -42,7 +42,7 @@ def pretrain(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
         monitor_every_steps=config.monitor.every_epochs * steps_per_epoch,
     )
     if recipe.total_steps == 0:
-        runtime.report(0, monitor())
+        runtime.report(0, monitor(0))
     train(recipe, runtime, cadence, monitor, first_step)
     features, labels = monitor.features()
     if runtime.rank == 0:
@@ -97,7 +97,7 @@ class _Monitor:
         self._image_set = image_set
         self._runtime = runtime
 
-    def __call__(self) -> dict[str, float]:
+    def __call__(self, steps_taken: int) -> dict[str, float]:
         features, labels = self.features()
         bank, queries = self._bank.to(features.device), self._queries.to(features.device)
         accuracy = knn_top1(

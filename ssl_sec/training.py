@@ -99,6 +99,8 @@ class Recipe:
         precision: of the forward pass.
         channels_last: whether views are laid out so.
         num_loader_workers: processes that decode a streamed set.
+        draws: what the loader's crops are drawn from, a number for each row of a step's global batch; None if it draws
+            nothing.
     """
 
     encoder: nn.Module
@@ -115,6 +117,7 @@ class Recipe:
     precision: Precision = "float32"
     channels_last: bool = False
     num_loader_workers: int = 0
+    draws: Callable[[int], Tensor] | None = None
 
     def state(self, step: int) -> dict[str, Any]:
         """All that a resume after `step` steps needs."""
@@ -182,7 +185,7 @@ def train(
     recipe: Recipe,
     runtime: Runtime,
     cadence: Cadence,
-    monitor: Callable[[], Mapping[str, float]],
+    monitor: Callable[[int], Mapping[str, float]],
     first_step: int = 0,
 ) -> None:
     """Trains from `first_step` to the recipe's last, reporting, monitoring and saving on the way.
@@ -191,7 +194,7 @@ def train(
         recipe: what is trained.
         runtime: where.
         cadence: how often to report, save and monitor.
-        monitor: figures of the encoder after some steps, asked for by every worker.
+        monitor: figures of the encoder after so many steps, asked for by every worker.
         first_step: steps already taken.
 
     Raises:
@@ -201,11 +204,13 @@ def train(
     sampler = recipe.sampler
     rows = worker_rows(sampler.global_batch_size, runtime.rank, runtime.world_size)
     steps = range(first_step, recipe.total_steps)
+    draws = recipe.draws
     flow = batches(
         recipe.image_set,
         (sampler.indices(step)[rows] for step in steps),
         runtime.device,
         recipe.num_loader_workers,
+        draws=None if draws is None else (draws(step)[rows] for step in steps),
     )
     layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
     dtype = torch.float64 if recipe.precision == "float64" else torch.float32
@@ -232,7 +237,7 @@ def train(
         with_histogram = at_epoch_end or last or step == first_step
         runtime.report(step, figures, norm_histogram(terms.norms.cpu(), step) if with_histogram else None)
         if is_monitored:
-            runtime.report(step, monitor())
+            runtime.report(step, monitor(taken))
             recipe.model.train()
         if is_saved:
             _save(recipe, runtime, step)

@@ -58,9 +58,16 @@ class FakeStore:
     def __init__(self, folder: Path, state=None):
         self.encoder_path = folder / "encoder.safetensors"
         self.features_path = folder / "features.pt"
+        self.head_path = folder / "head.safetensors"
+        self.examples_path = folder / "examples.pt"
         self.state = state
         self.described = []
         self.forgotten = []
+
+    def watched_path(self, steps_taken):
+        folder = self.encoder_path.parent / "watched"
+        folder.mkdir(exist_ok=True)
+        return folder / f"{steps_taken:08d}.safetensors"
 
     def describe_data(self, image_set):
         self.described.append((image_set.name, len(image_set)))

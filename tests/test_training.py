@@ -164,7 +164,7 @@ def test_the_monitor_leaves_the_network_in_training():
     training = recipe()
     modes = []
 
-    def monitor():
+    def monitor(steps_taken):
         modes.append(training.model.training)
         training.model.eval()
         return {}

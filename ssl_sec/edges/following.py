@@ -201,7 +201,7 @@ class Progress:
     def _place(self) -> float:
         """How far the run is, in its unit."""
         if self._unit == "step":
-            return float(self._last_step + 1)
+            return float(min(self._last_step + 1, self._total))
         return float(self._shown.get("train/epoch", self._shown.get("probe/epoch", 0.0)))
 
     def _figures(self, metrics: dict[str, float]) -> list[str]:

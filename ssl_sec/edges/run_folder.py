@@ -106,6 +106,18 @@ class RunFolder:
         """Some test images and their neighbours, once training has ended."""
         return self.path / "examples.pt"
 
+    def watched_path(self, steps_taken: int) -> Path:
+        """Embeddings of the watched images after so many steps."""
+        return self._watched_folder / f"{steps_taken:08d}.safetensors"
+
+    def watched_paths(self) -> list[Path]:
+        """The embeddings of the watched images, by steps."""
+        return sorted(self._watched_folder.glob("*.safetensors"))
+
+    @property
+    def _watched_folder(self) -> Path:
+        return self.path / "watched"
+
     @property
     def norms_path(self) -> Path:
         """Histograms of the embeddings' norms, once training has ended."""

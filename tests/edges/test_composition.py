@@ -1,13 +1,15 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from ssl_sec.config import PretrainConfig, ProbeJobConfig
-from ssl_sec.edges.composition import CONFIG_FOLDER, compose, composed_yaml, options
+from ssl_sec.config import MetricLearningConfig, PretrainConfig, ProbeJobConfig
+from ssl_sec.edges.composition import CONFIG_FOLDER, compose, composed_yaml, experiments, job_of, options
 from ssl_sec.errors import ConfigError
 from ssl_sec.loss_config import ClassLossConfig
+from ssl_sec.papers import load
 from ssl_sec.settings import from_values, to_values
 
 # SEC, Tables 5 and 12: (constraint, epochs) -> (η, top-1) on CIFAR-10 and on CIFAR-100.
@@ -54,23 +56,111 @@ def test_cifar_experiments_are_the_papers(name, data, constraint, epochs, eta, t
     assert f"top1 {top1}," in options()["experiment"][name]
 
 
-def test_the_keys_of_every_config_are_those_of_its_dataclass():
-    required = {
-        "timm": ["encoder.model=resnet18"],
-        "folder": ["data.root=x"],
-        "parquet": ["data.train=[x]", "data.test=[x]"],
-    }
-    for group, names in options().items():
-        for name in names:
-            if group == "loss" and name in CLASS_LOSSES:  # self-supervision has no classes
-                continue
-            overrides = [f"{group}={name}", *required.get(name, [])]
-            if name == "cifar10_cpu":
-                overrides += required["parquet"]
-            values = compose("pretrain", overrides)
-            assert to_values(from_values(PretrainConfig, values)) == values, (group, name)
+REQUIRED = {
+    "timm": ["encoder.model=resnet18"],
+    "folder": ["data.root=x"],
+    "parquet": ["data.train=[x]", "data.test=[x]"],
+    **{name: ["data.root=x"] for name in ("cub", "cars196", "sop", "inshop")},
+}
+ONLY_IN = {
+    "pretrain": {"optimiser": {"sgd", "lars"}, "augment": {"simclr", "digits"}},
+    "metric_learning": {"optimiser": {"adam", "sgd_steps"}, "augment": {"retrieval"}},
+}
+
+
+def given_for(name: str) -> list[str]:
+    """What an experiment needs from the command line."""
+    if name in ("cifar10_cpu", "cars196_cpu"):
+        return REQUIRED["parquet"]
+    data = name.partition("_")[0]
+    return REQUIRED.get(data, []) if job_of(name) == "metric_learning" else []
+
+
+@pytest.mark.parametrize(("job", "kind"), [("pretrain", PretrainConfig), ("metric_learning", MetricLearningConfig)])
+def test_the_keys_of_every_config_are_those_of_its_dataclass(job, kind):
+    primary = compose(job, [])
+    for group, names in {**options(), "experiment": experiments(job)}.items():
+        for name in ONLY_IN[job].get(group, names):
+            if group not in (*primary, "experiment") or (group == "loss" and name in CLASS_LOSSES):
+                continue  # neither self-supervision nor retrieval has classes of its own
+            overrides = [f"{group}={name}", *(given_for(name) if group == "experiment" else REQUIRED.get(name, []))]
+            values = compose(job, overrides)
+            assert to_values(from_values(kind, values)) == values, (group, name)
+
+
+def test_the_keys_of_a_probe_are_those_of_its_dataclass():
     values = compose("probe", ["run=abc"])
     assert to_values(from_values(ProbeJobConfig, values)) == values
+
+
+TABLE_6_LOSSES = {
+    "triplet and semihard triplet": ("triplet", "semihard"),
+    "normalized N-pair": ("npair_normalized",),
+    "multi-similarity": ("multi_similarity",),
+    "all four losses": ("triplet", "semihard", "npair_normalized", "multi_similarity"),
+}
+DATA = {"CUB200-2011": "cub", "Cars196": "cars196", "SOP": "sop", "In-Shop": "inshop"}
+IMAGES_PER_CLASS = {"triplet": 3, "semihard": 3, "npair_normalized": 2, "multi_similarity": 5}
+CONSTRAINTS = ("", "_l2reg", "_sec", "_sec_ema")
+
+
+def retrieval_config(name: str) -> MetricLearningConfig:
+    return from_values(MetricLearningConfig, compose("metric_learning", [f"experiment={name}", *given_for(name)]))
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+@pytest.mark.parametrize("row", load("sec").table(6).rows, ids=lambda row: f"{row.section} {row.label}")
+def test_retrieval_experiments_have_the_rates_of_table_6(row, constraint):
+    for loss in TABLE_6_LOSSES[row.label]:
+        config = retrieval_config(f"{DATA[row.section]}_{loss}{constraint}")
+        steps, head, backbone, factor, decay_at = row.values
+        optimiser = config.optimiser
+        assert (config.data.name, config.loss.name, config.encoder.name) == (DATA[row.section], loss, "bn_inception")
+        assert config.encoder.freeze_batch_norm
+        assert (config.steps, config.global_batch_size, config.held_out_share) == (steps, 120, 0)
+        assert (optimiser.name, optimiser.learning_rate, optimiser.backbone_learning_rate) == ("adam", head, backbone)
+        assert optimiser.decay_factor == factor
+        assert " and ".join(f"{step:,}" for step in optimiser.decay_at_steps) == decay_at
+        assert optimiser.weight_decay == (2.5e-3 if config.data.name in ("cub", "cars196") else 1e-5)
+        assert config.sampler.images_per_class == IMAGES_PER_CLASS[loss]
+        bare = loss == "multi_similarity" and constraint in ("", "_l2reg")
+        assert (config.head.name, config.head.dim) == ("fc" if bare else "bn_fc", 512)
+
+
+@pytest.mark.parametrize("row", load("sec").table(7).rows, ids=lambda row: row.label)
+def test_retrieval_experiments_have_the_weights_of_table_7(row):
+    for place, loss in enumerate(IMAGES_PER_CLASS):
+        data, sec, l2reg = DATA[row.label], row.values[2 * place], row.values[2 * place + 1]
+        assert retrieval_config(f"{data}_{loss}").constraint.name == "none"
+        found = {name: retrieval_config(f"{data}_{loss}_{name}").constraint for name in ("l2reg", "sec", "sec_ema")}
+        assert {name: constraint.name for name, constraint in found.items()} == {name: name for name in found}
+        assert {constraint.ramp for constraint in found.values()} == {"constant"}
+        assert (found["l2reg"].eta, found["l2reg"].radius) == (l2reg, 0.0)
+        assert (found["sec"].eta, found["sec"].rho, found["sec"].radius) == (sec, 1.0, None)
+        assert (found["sec_ema"].eta, found["sec_ema"].rho) == (sec, 0.01)
+
+
+def test_a_row_like_another_differs_in_what_it_says():
+    like, own = retrieval_config("cars196_triplet_sec"), retrieval_config("cars196_triplet_sec_eta_1.5")
+    assert (like.constraint.eta, own.constraint.eta) == (0.5, 1.5)
+    assert replace(own, recipe=like.recipe, constraint=like.constraint) == like
+
+
+def test_the_angle_of_the_angular_loss_is_36_degrees_on_sop():
+    angles = {name: retrieval_config(name).loss.alpha_degrees for name in experiments("metric_learning") if "_angular" in name}
+    assert {name: angle for name, angle in angles.items() if "alpha" not in name} == {
+        f"{data}_{loss}_googlenet": 36 if data == "sop" else 45
+        for data in ("cub", "cars196", "sop")
+        for loss in ("angular", "npair_angular")
+    }
+    assert all(angle == int(name.rpartition("_")[2]) for name, angle in angles.items() if "alpha" in name)
+
+
+def test_an_experiment_of_another_job_is_named_with_its_job():
+    with pytest.raises(ConfigError, match="'cars196_triplet', which is run by jobs.metric_learning; did you mean"):
+        compose("pretrain", ["experiment=cars196_triplet"])
+    assert job_of("cifar10_sec_100") == "pretrain" and job_of("nothing") is None
+    assert not experiments("pretrain").keys() & experiments("metric_learning").keys()
 
 
 def test_overrides_win_over_the_experiment():
