@@ -181,7 +181,9 @@ class _Monitor:
     def __call__(self, steps_taken: int) -> dict[str, float]:
         embeddings = self._embedder(self._watched)
         if self._store is not None:
-            save_file({"embeddings": embeddings.float().cpu()}, self._store.watched_path(steps_taken))
+            path = self._store.watched_path(steps_taken)
+            path.parent.mkdir(exist_ok=True)
+            save_file({"embeddings": embeddings.float().cpu()}, path)
         recalls = recall_at_k(embeddings, self._watched.labels, (1,))
         return {f"{self._name}/recall_at_1": 100 * recalls[1]}
 
