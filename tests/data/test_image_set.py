@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from ssl_sec.data.crops import CentreSquare
 from ssl_sec.data.image_set import EncodedImages, FileStore, ImageSet, ResidentImages, subset
 from ssl_sec.errors import DataError
 from tests.data.files import plain, write_folder
@@ -30,7 +31,6 @@ def encoded(root, num_images=6, bad=(), on_bad_image="skip") -> EncodedImages:
         labels=torch.arange(num_images),
         class_names=tuple(map(str, range(num_images))),
         image_shape=(3, 8, 8),
-        image_size_px=None,
         name="e",
         description="made up",
         on_bad_image=on_bad_image,
@@ -109,7 +109,7 @@ def test_another_size_is_never_skipped(tmp_path):
     (tmp_path / "004.png").write_bytes(plain(4, width=9))
     with pytest.raises(DataError, match="004.png: 9 x 8 pixels.*8 x 8.*data.image_size_px"):
         image_set.read(torch.tensor([4]))
-    resized = replace(image_set, image_size_px=8)
+    resized = replace(image_set, crop=CentreSquare(size_px=8))
     assert values(resized.read(torch.tensor([4]))) == [4]
 
 

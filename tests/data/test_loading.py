@@ -81,5 +81,5 @@ def test_closing_early_ends_the_workers(tmp_path):
 def test_what_a_spawned_worker_receives_can_be_pickled(tmp_path):
     # Python 3.14 no longer forks by default.
     decoding = pickle.loads(pickle.dumps(_Decoding(encoded(tmp_path))))
-    batch, bad = decoding[[3, 1]]
+    batch, bad = decoding[[3, 1], None]
     assert values(batch) == [3, 1] and bad == {}
