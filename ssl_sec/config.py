@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ssl_sec.augment import RetrievalAugmentation, SimCLRAugmentation
+from ssl_sec.data.class_batches import ClassBatches, TripletBatches
 from ssl_sec.data.crops import CentreCrop, RandomResizedCrop
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.data.samplers import ClassBatches, TripletBatches, worker_counts, worker_rows
+from ssl_sec.data.samplers import worker_counts, worker_rows
 from ssl_sec.data.sources import (
     limit_images,
     open_cifar10,

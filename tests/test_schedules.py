@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssl_sec.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp
+from ssl_sec.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp, StepDecay
 
 
 def test_a_constant_is_the_same_at_every_step():
@@ -30,6 +30,12 @@ def test_the_warm_up_rises_linearly_and_meets_the_cosine():
     cosine = Cosine(1.0, 10, warmup_steps=4)
     assert [cosine(step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert [cosine(4 + step) for step in range(7)] == pytest.approx([Cosine(1.0, 6)(step) for step in range(7)])
+
+
+def test_a_step_decay_falls_at_its_steps():
+    decay = StepDecay(1.0, (2, 5), 0.5)
+    assert [decay(step) for step in range(7)] == [1, 1, 0.5, 0.5, 0.5, 0.25, 0.25]
+    assert StepDecay(0.3, (), 0.1)(10**9) == 0.3
 
 
 @pytest.mark.parametrize("warmup_steps", [5, 8])

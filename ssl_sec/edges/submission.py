@@ -18,12 +18,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from mlflow.exceptions import MlflowException
 
-from ssl_sec.config import PretrainConfig, ProbeJobConfig, TrackingConfig
+from ssl_sec.config import PretrainConfig, TrackingConfig, TrainingConfig
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import new_name
 from ssl_sec.edges.mlflow_tracker import JOB_ID_TAG, connected
 from ssl_sec.edges.pipeline import Plan, Point, Stage
 from ssl_sec.edges.ray_jobs import Cluster, entrypoint, is_this_machine
+from ssl_sec.edges.worker import CONFIGS, Job
 from ssl_sec.errors import ConfigError
 from ssl_sec.masking import masked
 from ssl_sec.settings import flattened, from_values, to_values
@@ -37,14 +38,14 @@ class Order:
     """What a user asks for.
 
     Attributes:
-        job: "pretrain" or "probe".
+        job: which.
         overrides: in Hydra's grammar; several values of a key make a sweep.
         name: of the run or the sweep; None makes one.
         then: what follows each pretraining, `probe` with its overrides, or None.
         parallel: points of a sweep that run at once.
     """
 
-    job: str
+    job: Job
     overrides: tuple[str, ...]
     name: str | None = None
     then: str | None = None
@@ -141,11 +142,11 @@ def _stage(command: Command) -> Stage:
     return Stage(job=command.job, overrides=command.overrides)
 
 
-def checked(job: str, overrides: Sequence[str], name: str | None, is_local: bool) -> Command:
+def checked(job: Job, overrides: Sequence[str], name: str | None, is_local: bool) -> Command:
     """A command that the cluster can run: its configuration is valid, its paths absolute, its secrets none.
 
     Args:
-        job: "pretrain" or "probe".
+        job: which.
         overrides: in Hydra's grammar.
         name: of the run; None makes one.
         is_local: whether the cluster is on this machine, where relative paths mean something.
@@ -169,10 +170,10 @@ def checked(job: str, overrides: Sequence[str], name: str | None, is_local: bool
             )
         given.append(f"output_dir={os.path.abspath(output_dir)}")
     if not values.get("run_name"):
-        given.append(f"run_name={new_name('seed' + str(values['seed']) if job == 'pretrain' else 'probe')}")
-    config = from_values(PretrainConfig if job == "pretrain" else ProbeJobConfig, compose(job, given))
+        given.append(f"run_name={new_name('probe' if job == 'probe' else 'seed' + str(values['seed']))}")
+    config = from_values(CONFIGS[job], compose(job, given))
     assert config.run_name is not None
-    recipe = config.recipe if isinstance(config, PretrainConfig) else "probe"
+    recipe = config.recipe if isinstance(config, TrainingConfig) else "probe"
     return Command(job=job, overrides=tuple(given), name=config.run_name, recipe=recipe)
 
 

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from ssl_sec.edges.ray_jobs import Cluster, as_table, exit_code
 from ssl_sec.errors import ConfigError, nearest
 
-_JOBS = ("pretrain", "probe")
+_JOBS = ("pretrain", "metric_learning", "probe")
 _VERBS = ("status", "logs", "stop", "list")
 _EPILOG = """\
 examples:
   python -m jobs.submit pretrain experiment=cifar10_sec_100 runtime.num_workers=8 --then probe --follow
   python -m jobs.submit pretrain experiment=cifar10_sec_100 constraint.eta=0.1,0.25,0.5 seed=0,1,2 --parallel 4
+  python -m jobs.submit metric_learning experiment=cars196_triplet_sec data.root=/data/cars196 --follow
   python -m jobs.submit probe run=<MLflow run id>
   python -m jobs.submit list | status <job> | logs <job> [--follow] | stop <job>
 
