@@ -1,17 +1,20 @@
 """Deep metric learning from a config, on one worker of any runtime: embeddings of classes that were never trained on."""
 
+from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ssl_sec.assembly import RunStore, assembled, taken_up
-from ssl_sec.config import MetricLearningConfig
+from ssl_sec.augment import already_cropped
+from ssl_sec.config import MetricLearningConfig, RetrievalConfig
 from ssl_sec.data.class_splits import hold_out_classes
-from ssl_sec.data.crops import row_draws
-from ssl_sec.data.image_set import ImageSet, ResidentImages, with_crop
+from ssl_sec.data.crops import RandomResizedCrop, row_draws
+from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages, subset, with_crop
 from ssl_sec.data.samplers import worker_rows
 from ssl_sec.encoders import save_weights
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
@@ -21,7 +24,7 @@ from ssl_sec.evaluation.splits import stratified_split
 from ssl_sec.losses.geometry import norms
 from ssl_sec.objective import Objective
 from ssl_sec.seeding import derived_seed
-from ssl_sec.training import Cadence, Recipe, Runtime, train
+from ssl_sec.training import Cadence, Recipe, Runtime, Views, train
 
 # Test images whose neighbours are kept for a picture, and how many neighbours of each.
 _EXAMPLES, _NEIGHBOURS = 8, 4
@@ -84,7 +87,7 @@ def learn_metric(config: MetricLearningConfig, runtime: Runtime, store: Embeddin
         save_weights(recipe.encoder.backbone, store.encoder_path)
         save_weights(recipe.head, store.head_path)
         torch.save({"features": embeddings.cpu(), "labels": test.labels}, store.features_path)
-        torch.save(_examples(embeddings, test), store.examples_path)
+        torch.save(_examples(embeddings, test, config.seed), store.examples_path)
 
 
 def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
@@ -99,6 +102,9 @@ def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Run
     transform = config.transform.build(len(image_set.class_names), config.head.dim, config.seed)
     objective = Objective(config.loss.build(), config.constraint.build(), eta, transform)
     options = config.runtime
+    views: Views = already_cropped
+    if not (isinstance(image_set, EncodedImages) and isinstance(image_set.crop, RandomResizedCrop)):
+        views = config.augment.on_device(min(height, width), config.seed).to(runtime.device)
     model = assembled(encoder, head, objective, runtime, options)
     return Recipe(
         encoder=encoder,
@@ -109,7 +115,7 @@ def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Run
         learning_rate=config.optimiser.schedule(),
         image_set=image_set,
         sampler=sampler,
-        views=cropped if is_cropped(image_set) else config.augment.on_device(min(height, width), config.seed),
+        views=views,
         draws=partial(row_draws, config.seed, global_batch_size=config.global_batch_size),
         row_labels=lambda batch, rows: batch.labels,
         total_steps=config.steps,
@@ -192,6 +198,19 @@ def _on_device(image_set: ImageSet, device: torch.device) -> ImageSet:
     return image_set.to(device) if isinstance(image_set, ResidentImages) else image_set
 
 
-def _examples(embeddings: Float[Tensor, "images dim"], test: ImageSet) -> dict[str, Tensor]:
-    """Some test images with their nearest neighbours, as pixels."""
-    ...
+def _examples(embeddings: Float[Tensor, "images dim"], test: ImageSet, seed: int) -> dict[str, Tensor]:
+    """Some test images with those nearest to them, as pixels, and which of these are of the image's class."""
+    queries = torch.ones(len(test), dtype=torch.bool) if test.queries is None else test.queries
+    gallery = None if test.queries is None else ~test.queries
+    candidates = queries.nonzero().flatten()
+    generator = torch.Generator().manual_seed(derived_seed(seed, "examples"))
+    chosen = candidates[torch.randperm(len(candidates), generator=generator)[:_EXAMPLES]]
+    num_listed = len(test) - 1 if gallery is None else int(gallery.sum())
+    found = nearest(embeddings, chosen, min(_NEIGHBOURS, num_listed), gallery).cpu()
+    neighbours = test.read(found.flatten()).images.cpu()
+    return {
+        "queries": test.read(chosen).images.cpu(),
+        "neighbours": neighbours.unflatten(0, found.shape),
+        "correct": test.labels[found] == test.labels[chosen].unsqueeze(1),
+        "labels": test.labels[chosen],
+    }

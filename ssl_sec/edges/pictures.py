@@ -1,11 +1,14 @@
 """The pictures of a run, from what its folder holds."""
 
+import itertools
 import json
+import logging
 from collections import defaultdict
 from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
+from safetensors.torch import load_file
 
 from ssl_sec.diagnostics import (
     confusion_figure,
@@ -14,23 +17,76 @@ from ssl_sec.diagnostics import (
     norm_histograms_figure,
 )
 from ssl_sec.edges.run_folder import RunFolder
+from ssl_sec.errors import DataError
+from ssl_sec.retrieval_diagnostics import (
+    DirectionChanges,
+    class_divergences_figure,
+    class_spread,
+    cosine_difference_figure,
+    cosine_distributions,
+    cosine_distributions_figure,
+    direction_changes,
+    direction_changes_figure,
+    retrieved_figure,
+)
+
+logger = logging.getLogger(__name__)
 
 
 def pretraining_pictures(folder: RunFolder) -> list[Path]:
     """Draws curves, norms and features; returns the files."""
+    saved = torch.load(folder.features_path, weights_only=True)
+    features = features_figure(saved["features"], saved["labels"], folder.data().class_names, seed=0)
+    return _save(folder, {**_training_figures(folder), "features": features})
+
+
+def retrieval_pictures(folder: RunFolder) -> list[Path]:
+    """Draws what the SEC and SFT papers show of a run: curves, norms, cosines, directions, retrieved images, spread.
+
+    Embeddings are those of the test images; directions move between those of the watched training images.
+    """
+    saved = torch.load(folder.features_path, weights_only=True)
+    embeddings, labels = saved["features"], saved["labels"]
+    name = folder.path.name
+    figures = _training_figures(folder)
+    figures["features"] = features_figure(embeddings, labels, tuple(map(str, labels.unique().tolist())), seed=0)
+    examples = torch.load(folder.examples_path, weights_only=True)
+    figures["retrieved"] = retrieved_figure(examples["queries"], examples["neighbours"], examples["correct"])
+    try:
+        cosines = cosine_distributions(embeddings, labels, seed=0)
+        figures["cosines"] = cosine_distributions_figure({name: cosines}, "Test images: cosines of pairs")
+        figures["cosine_differences"] = cosine_difference_figure({name: cosines}, "Test images: triplets")
+        spread = class_spread(embeddings, labels)
+        figures["divergences"] = class_divergences_figure({name: spread}, "Test classes: divergence")
+        changes = {name: _direction_changes(folder)}
+        figures["direction_changes"] = direction_changes_figure(changes, "Change of direction of the watched images")
+    except DataError as error:  # an embedding of length 0 has no direction
+        logger.warning("some pictures cannot be drawn: %s", error)
+    return _save(folder, figures)
+
+
+def _direction_changes(folder: RunFolder) -> list[DirectionChanges]:
+    changes: list[DirectionChanges] = []
+    for earlier, later in itertools.pairwise(folder.watched_paths()):
+        before, after = (load_file(path)["embeddings"] for path in (earlier, later))
+        if before.shape == after.shape:  # others were watched before a resume
+            changes.append(direction_changes(before, after, int(earlier.stem), int(later.stem)))
+    return changes
+
+
+def _training_figures(folder: RunFolder) -> dict[str, Figure]:
+    """Curves and norms of any training run."""
     history: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for record in folder.records():
         for key, value in record["metrics"].items():
-            if key == "train/epoch":  # the steps again, in another unit
+            if key == "train/epoch" or key.startswith("retrieval/"):  # the steps in another unit; single points
                 continue
             history[key].append((record["step"], value))
     histograms = folder.histograms()
-    figures: dict[str, Figure] = {"curves": curves_figure(history)}
+    figures = {"curves": curves_figure(history)}
     if histograms:
         figures["norms"] = norm_histograms_figure(histograms)
-    saved = torch.load(folder.features_path, weights_only=True)
-    figures["features"] = features_figure(saved["features"], saved["labels"], folder.data().class_names, seed=0)
-    return _save(folder, figures)
+    return figures
 
 
 def probe_pictures(folder: RunFolder) -> list[Path]:
