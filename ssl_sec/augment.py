@@ -157,7 +157,8 @@ class RetrievalAugmentation(_GlobalBatchAugmentation):
 def _crop_and_flip(
     image_size_px: int, min_scale: float, aspects: tuple[float, float], flip_probability: float
 ) -> list[_AugmentationBase]:
-    # Without align_corners this is torchvision's crop and resize; resampling is twice as fast as slicing.
+    # The pixels in the corners of the crop are those of the view, where torchvision's lie up to half a pixel of the
+    # view further in. Resampling is twice as fast as slicing.
     crop = RandomResizedCrop(
         (image_size_px, image_size_px),
         scale=(min_scale, 1.0),

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image, ImageFile
 
-from ssl_sec.data.crops import CentreSquare
+from ssl_sec.data.crops import CentreCrop, CentreSquare, RandomResizedCrop
 from ssl_sec.data.decode import MAX_PIXELS, decode_image
 from ssl_sec.errors import DataError, printable
 from tests.data.files import bomb, encode, noise, plain
@@ -127,6 +127,19 @@ def test_resizing_is_antialiased():
 def test_an_image_of_the_right_size_is_untouched():
     encoded = encode(noise(16, 16))
     assert torch.equal(decode_image(encoded, "x", 3, crop=CentreSquare(size_px=16)), decode_image(encoded, "x", 3))
+
+
+@pytest.mark.parametrize("num_channels", [1, 3])
+def test_the_crop_is_that_of_the_upright_image(num_channels):
+    image, exif = noise(60, 40).convert("L" if num_channels == 1 else "RGB"), Image.Exif()
+    exif[0x0112] = 6
+    turned = encode(image.transpose(Image.Transpose.ROTATE_90), exif=exif)
+    random_crop = RandomResizedCrop(short_side_px=30, size_px=20)
+    for crop, draw in ((CentreCrop(short_side_px=30, size_px=20), None), (random_crop, 5), (random_crop, 6)):
+        pixels = decode_image(turned, "x", num_channels, crop, draw)
+        assert pixels.shape == (num_channels, 20, 20)
+        expected = np.asarray(crop(image, draw)).reshape(20, 20, num_channels)
+        assert np.array_equal(pixels.permute(1, 2, 0).numpy(), expected)
 
 
 def test_a_strip_needs_no_long_intermediate():

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100
 
+from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.image_set import EncodedImages, ResidentImages
 from ssl_sec.data.sources import (
     limit_images,
@@ -131,6 +132,21 @@ def test_folder_resizes(tmp_path, resident_limit_mib, num_channels):
     )
     assert images.image_shape == (num_channels, 12, 12)
     assert values(images.read(torch.arange(2))) == [1, 2]
+
+
+@pytest.mark.parametrize("num_channels", [1, 3])
+def test_with_a_crop_images_of_any_size_are_streamed(tmp_path, num_channels):
+    pictures = [plain(1, 9, 30), plain(2, 31, 16)]
+    crop = CentreCrop(short_side_px=8, size_px=6)
+    root = write_folder(tmp_path / "root", {f"train/a/{number}.png": image for number, image in enumerate(pictures)})
+    file = write_parquet(tmp_path / "a.parquet", pictures, [0, 0])
+    for images in (
+        open_folder("train", root, num_channels=num_channels, crop=crop),
+        open_parquet("train", file, None, num_channels=num_channels, crop=crop, cache_folder=tmp_path / "cache"),
+    ):
+        assert isinstance(images, EncodedImages) and images.crop == crop
+        assert images.image_shape == (num_channels, 6, 6)
+        assert values(images.read(torch.arange(2))) == [1, 2]
 
 
 def test_folder_errors(tmp_path):
