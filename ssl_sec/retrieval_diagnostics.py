@@ -331,40 +331,38 @@ def retrieved_figure(
     return figure
 
 
-def class_divergences_figure(arms: Mapping[str, ClassSpread], title: str) -> Figure:
+def class_divergences_figure(arms: Mapping[str, ClassSpread], title: str, max_classes: int = 100) -> Figure:
     """The divergence of each class, its standard deviation over classes, and r_w (SFT, Fig. 4a and Eq. 8).
 
-    Classes are sorted by their divergence in the first arm, whose mean is a dashed line.
+    Classes are sorted by their divergence in the first arm, whose mean over classes is a dashed line.
 
     Args:
         arms: the spread of each run's classes, by what it is called; one or more, all of the same classes.
         title: written above all of them.
+        max_classes: of more than that, every second, third, … one is shown; the other numbers are of all of them.
     """
-    first, *others = arms.values()
-    assert all(one.classes == first.classes for one in others), "the arms have different classes"
+    baseline, first = next(iter(arms.items()))
+    assert all(one.classes == first.classes for one in arms.values()), "the arms have different classes"
     if not first.classes:
         return message("there is no image of any class")
-    order = np.argsort(first.divergences, kind="stable")
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    places = np.arange(0, len(first.classes), -(-len(first.classes) // max_classes))
+    shown = np.argsort(first.divergences, kind="stable")[places]
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
     figure.suptitle(title)
     class_axes, deviation_axes, energy_axes = figure.subplots(1, 3, width_ratios=(4, 1, 1))
-    for place, (arm, spread) in enumerate(arms.items()):
-        look = {"color": arm_look(place)[0], "marker": "o^s"[place % 3], "markersize": 3.5, "linestyle": "none"}
-        class_axes.plot(np.array(spread.divergences)[order], label=arm, rasterized=True, **look)
+    for number, (arm, spread) in enumerate(arms.items()):
+        look = {"color": arm_look(number)[0], "marker": "o^s"[number % 3], "markersize": 4, "linestyle": "none"}
+        class_axes.plot(places, np.array(spread.divergences)[shown], label=arm, **look)
     mean_look = {"color": "0.3", "linestyle": "dashed", "linewidth": 1}
-    class_axes.axhline(float(np.mean(first.divergences)), label=f"mean, {next(iter(arms))}", **mean_look)
-    class_axes.set(
-        xlabel=f"place of the class by its divergence ({next(iter(arms))})",
-        ylabel="divergence (no unit)",
-        ylim=(0, None),
-    )
+    class_axes.axhline(float(np.mean(first.divergences)), label=f"mean, {baseline}", **mean_look)
+    class_axes.set(xlabel=f"classes, sorted by divergence ({baseline})", ylabel="divergence (no unit)", ylim=(0, None))
     class_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    class_axes.legend(frameon=False)
     add_grid(class_axes)
-    _draw_bars(deviation_axes, list(arms), [float(np.std(one.divergences)) for one in arms.values()])
+    _draw_bars(deviation_axes, [float(np.std(one.divergences)) for one in arms.values()])
     deviation_axes.set(ylabel="standard deviation of the divergences")
-    _draw_bars(energy_axes, list(arms), [one.within_class_energy for one in arms.values()])
-    energy_axes.set(ylabel="$r_w$ (no unit)", ylim=(0, 1.05))
+    _draw_bars(energy_axes, [one.within_class_energy for one in arms.values()])
+    energy_axes.set(ylabel="$r_w$ (no unit)", ylim=(0, 1.1))
+    figure.legend(loc="outside lower center", frameon=False, ncols=min(len(arms) + 1, 4))
     return figure
 
 
@@ -439,9 +437,10 @@ def _show_image(axes: Axes, image: Tensor, frame: str, frame_points: float) -> N
     axes.spines[:].set(color=frame, linewidth=frame_points)
 
 
-def _draw_bars(axes: Axes, arms: Sequence[str], values: Sequence[float]) -> None:
+def _draw_bars(axes: Axes, values: Sequence[float]) -> None:
+    """A bar for each arm, in the order and the colours of the legend."""
     axes.margins(x=0.2, y=0.1)
     bars = axes.bar(range(len(values)), values, color=[arm_look(place)[0] for place in range(len(values))])
-    axes.bar_label(bars, fmt="%.3g", padding=2)
-    axes.set_xticks(range(len(arms)), arms, rotation=30, ha="right")
+    axes.bar_label(bars, fmt="%.2g", padding=2, fontsize=8)
+    axes.set_xticks([])
     add_grid(axes)

@@ -369,19 +369,33 @@ def test_divergences_are_sorted_by_the_first_arm():
     assert transformed.get_ydata().tolist() == [0.2, 0.3, 0.4]
     assert np.unique(mean.get_ydata()).tolist() == pytest.approx([0.3])
     assert (baseline.get_color(), baseline.get_marker()) != (transformed.get_color(), transformed.get_marker())
-    assert legend_of(classes) == ["baseline", "SFT", "mean, baseline"]
-    assert classes.get_xlabel() == "place of the class by its divergence (baseline)"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["baseline", "SFT", "mean, baseline"]
+    assert classes.get_xlabel() == "classes, sorted by divergence (baseline)"
     heights = [bar.get_height() for bar in deviations.patches]
     assert heights == pytest.approx([np.std([0.6, 0.1, 0.2]), np.std([0.4, 0.2, 0.3])])
     assert [bar.get_height() for bar in energies.patches] == [0.3, 0.1]
     assert [to_hex(bar.get_facecolor()) for bar in energies.patches] == [baseline.get_color().lower(), "#0072b2"]
-    assert [tick.get_text() for tick in energies.get_xticklabels()] == ["baseline", "SFT"]
+    assert [text.get_text() for text in energies.texts] == ["0.3", "0.1"]
     assert [axes.get_ylabel() for axes in figure.axes] == [
         "divergence (no unit)",
         "standard deviation of the divergences",
         "$r_w$ (no unit)",
     ]
     assert len(rendered(figure)) > 1000
+
+
+@pytest.mark.parametrize(("num_classes", "num_shown", "apart"), [(100, 100, 1), (101, 51, 2), (1000, 100, 10)])
+def test_of_many_classes_some_are_shown_and_all_are_counted(num_classes, num_shown, apart):
+    divergences = torch.rand(num_classes, generator=torch.Generator().manual_seed(0)).tolist()
+    classes, deviations, _ = class_divergences_figure(
+        {"run": ClassSpread(list(range(num_classes)), divergences, 0.5)}, ""
+    ).axes
+    points, mean = classes.lines
+    assert points.get_xdata().tolist() == list(range(0, num_classes, apart))
+    assert points.get_ydata().tolist() == sorted(divergences)[::apart]
+    assert len(points.get_xdata()) == num_shown
+    assert mean.get_ydata()[0] == pytest.approx(np.mean(divergences))
+    assert deviations.patches[0].get_height() == pytest.approx(np.std(divergences))
 
 
 def test_arms_of_different_classes_are_not_compared():
