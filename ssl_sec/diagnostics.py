@@ -17,11 +17,11 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from torch import Tensor
 from torch.nn import functional
 
+from ssl_sec.drawing import BLUE, VERMILION, add_grid, arm_look, draw_distribution, message, percentages_between
 from ssl_sec.seeding import derived_seed
 
-# Blue and vermilion of Okabe and Ito, and Tol's muted set with a darker grey: told apart with every common
-# colour blindness. Two markers for each colour of the set name 20 classes.
-_BLUE, _VERMILION = "#0072B2", "#D55E00"
+# Tol's muted set with a darker grey: told apart with every common colour blindness. Two markers for each colour
+# name 20 classes.
 _CLASS_COLOURS = (
     "#332288",
     "#CC6677",
@@ -35,9 +35,6 @@ _CLASS_COLOURS = (
     "#777777",
 )
 _CLASS_MARKERS = ("o", "^")
-# Of the arms of a comparison: Okabe and Ito's; with three line styles, a curve shows through the one drawn over it.
-_ARM_COLOURS = (_VERMILION, _BLUE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_ARM_STYLES = ("solid", "dashed", "dotted")
 _MOST_NAMED_CLASSES = len(_CLASS_COLOURS) * len(_CLASS_MARKERS)
 
 # How the metrics that every run has are called on an axis; another is called by its own name.
@@ -50,8 +47,13 @@ _AXIS_LABELS = {
     "train/norm_mean": "embedding norm (L2)",
     "train/norm_variance": "variance of the embedding norm",
     "train/images_per_s": "throughput (images/s)",
+    "train/recall_at_1": "training Recall@1 (%)",
     "val/knn_top1": "kNN top-1 accuracy (%)",
+    "val/recall_at_1": "validation Recall@1 (%)",
     "val/rankme": "effective rank (RankMe)",
+    "retrieval/recall_at_1": "test Recall@1 (%)",
+    "retrieval/nmi": "test NMI (%)",
+    "retrieval/f1": "test F1 (%)",
 }
 
 
@@ -177,7 +179,7 @@ def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]], title: str
     shown = {name: dict(points) for name, points in history.items() if points}
     deviations = shown.pop("train/norm_std", {}) if "train/norm_mean" in shown else {}
     if not shown:
-        return _message("no metric was recorded")
+        return message("no metric was recorded")
     columns = min(len(shown), 3)
     rows = -(-len(shown) // columns)
     figure = Figure(figsize=(4.2 * columns, 2.8 * rows), layout="constrained")
@@ -186,16 +188,16 @@ def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]], title: str
     for axes, (name, points) in zip(all_axes, shown.items(), strict=False):
         steps = np.array(sorted(points))
         values = np.array([points[step] for step in steps])
-        axes.plot(steps, values, color=_BLUE, linewidth=1.5, label="mean")
+        axes.plot(steps, values, color=BLUE, linewidth=1.5, label="mean")
         if name == "train/norm_mean" and deviations:
             band = np.array([deviations.get(step, np.nan) for step in steps])
-            axes.fill_between(steps, values - band, values + band, color=_BLUE, alpha=0.25, linewidth=0, label="± std")
+            axes.fill_between(steps, values - band, values + band, color=BLUE, alpha=0.25, linewidth=0, label="± std")
             axes.legend(frameon=False)
         axes.set_ylabel(_AXIS_LABELS.get(name, name))
         if axes is not all_axes[0]:
             axes.sharex(all_axes[0])
         _label_steps(axes)
-        _add_grid(axes)
+        add_grid(axes)
     for axes in all_axes[len(shown) :]:
         axes.remove()
     return figure
@@ -213,14 +215,14 @@ def norm_histograms_figure(histograms: Sequence[NormHistogram], num_bins: int = 
     """
     by_step = {histogram.step: histogram for histogram in histograms if sum(histogram.counts)}
     if not by_step:
-        return _message("no norms were recorded")
+        return message("no norms were recorded")
     steps = sorted(by_step)
     edges = np.linspace(
         min(histogram.edges[0] for histogram in by_step.values()),
         max(histogram.edges[-1] for histogram in by_step.values()),
         num_bins + 1,
     )
-    percentages = np.stack([_percentages(by_step[step], edges) for step in steps])
+    percentages = np.stack([percentages_between(by_step[step].edges, by_step[step].counts, edges) for step in steps])
     figure = Figure(figsize=(9.5, 4.2), layout="constrained")
     heat_axes, outline_axes = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
 
@@ -237,7 +239,7 @@ def norm_histograms_figure(histograms: Sequence[NormHistogram], num_bins: int = 
     _label_steps(heat_axes)
     heat_axes.set_ylabel("embedding norm (L2)")
 
-    ends = {steps[0]: _VERMILION, steps[-1]: _BLUE}
+    ends = {steps[0]: VERMILION, steps[-1]: BLUE}
     for step, colour in ends.items():
         outline_axes.stairs(
             percentages[steps.index(step)],
@@ -249,7 +251,7 @@ def norm_histograms_figure(histograms: Sequence[NormHistogram], num_bins: int = 
         )
     outline_axes.set_xlabel("share in a bin (%)")
     outline_axes.legend(frameon=False)
-    _add_grid(outline_axes)
+    add_grid(outline_axes)
     return figure
 
 
@@ -269,7 +271,7 @@ def norm_distributions(
     low, high = min(one.edges[0] for one in everything), max(one.edges[-1] for one in everything)
     edges = np.linspace(low, high, num_bins + 1)
     shares = {
-        arm: np.mean([_percentages(one, edges) for one in histograms], axis=0).tolist()
+        arm: np.mean([percentages_between(one.edges, one.counts, edges) for one in histograms], axis=0).tolist()
         for arm, histograms in arms.items()
     }
     return edges.tolist(), shares
@@ -286,12 +288,10 @@ def norm_distributions_figure(edges: Sequence[float], shares: Mapping[str, Seque
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
     for place, (arm, values) in enumerate(shares.items()):
-        colour, style = _arm_look(place)
-        axes.stairs(values, np.array(edges), color=colour, alpha=0.25, fill=True, linewidth=0)
-        axes.stairs(values, np.array(edges), color=colour, linestyle=style, linewidth=1.5, label=arm)
+        draw_distribution(axes, values, edges, place, arm)
     axes.set(xlabel="embedding norm (L2)", ylabel="share of embeddings in a bin (%)", title=title)
     axes.legend(frameon=False)
-    _add_grid(axes)
+    add_grid(axes)
     return figure
 
 
@@ -304,7 +304,7 @@ def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str
     """
     shown = {metric: curves for metric, curves in panels.items() if curves}
     if not shown:
-        return _message("the runs have no curves")
+        return message("the runs have no curves")
     arms = list(dict.fromkeys(arm for curves in shown.values() for arm in curves))
     columns = min(len(shown), 3)
     rows = -(-len(shown) // columns)
@@ -314,7 +314,7 @@ def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str
     handles = {}
     for axes, (metric, curves) in zip(all_axes, shown.items(), strict=False):
         for arm, curve in curves.items():
-            colour, style = _arm_look(arms.index(arm))
+            colour, style = arm_look(arms.index(arm))
             # Few points are marked, since a single one would not show as a line.
             marker = "o" if len(curve.steps) <= 12 else None
             look = {"color": colour, "linestyle": style, "marker": marker, "markersize": 3.5, "linewidth": 1.5}
@@ -325,18 +325,13 @@ def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str
                 axes.fill_between(curve.steps, *band, color=colour, alpha=0.2, linewidth=0)
         axes.set_ylabel(_AXIS_LABELS.get(metric, metric))
         _label_steps(axes)
-        _add_grid(axes)
+        add_grid(axes)
     for axes in all_axes[len(shown) :]:
         axes.remove()
     shown_arms = [arm for arm in arms if arm in handles]
     legend = {"loc": "outside lower center", "frameon": False, "ncols": min(len(shown_arms), columns + 1)}
     figure.legend([handles[arm] for arm in shown_arms], shown_arms, **legend)
     return figure
-
-
-def _arm_look(place: int) -> tuple[str, str]:
-    """Colour and line style of an arm."""
-    return _ARM_COLOURS[place % len(_ARM_COLOURS)], _ARM_STYLES[place % len(_ARM_STYLES)]
 
 
 def features_figure(
@@ -363,9 +358,9 @@ def features_figure(
     directions = functional.normalize(features.detach().cpu()[chosen].float(), dim=1).numpy()
     point_labels = labels.cpu()[chosen].numpy()
     if len(chosen) < 5 or directions.shape[1] < 2:
-        return _message(f"{len(chosen)} images of {directions.shape[1]} features are too few for t-SNE")
+        return message(f"{len(chosen)} images of {directions.shape[1]} features are too few for t-SNE")
     if not np.isfinite(directions).all() or directions.std(axis=0).max() < 1e-6:
-        return _message("the features are not finite, or all have the same direction")
+        return message("the features are not finite, or all have the same direction")
     # Training imports this module for the histograms, and scikit-learn takes a second to import.
     from sklearn.manifold import TSNE
 
@@ -389,11 +384,10 @@ def features_figure(
         figure.legend(loc="outside right center", frameon=False, markerscale=2)
     else:
         dots = axes.scatter(*points.T, s=14, c=point_labels, cmap="viridis", linewidth=0)
-        dots.set_clim(0, len(class_names) - 1)
         figure.colorbar(dots, ax=axes, label="number of the class")
     axes.set(xlabel="t-SNE 1 (no unit)", ylabel="t-SNE 2 (no unit)", aspect="equal", adjustable="datalim")
-    axes.set_title(f"{len(chosen):,} images of {len(class_names)} classes")
-    _add_grid(axes)
+    axes.set_title(f"{len(chosen):,} images of {len(np.unique(point_labels))} classes")
+    add_grid(axes)
     return figure
 
 
@@ -429,12 +423,6 @@ def confusion_figure(confusion: Int64[Tensor, "classes classes"], class_names: S
     return figure
 
 
-def _percentages(histogram: NormHistogram, edges: np.ndarray) -> np.ndarray:
-    """The share of a histogram in each bin between `edges`, in percent."""
-    below = np.concatenate([[0], np.cumsum(histogram.counts)]) / sum(histogram.counts)
-    return 100 * np.diff(np.interp(edges, histogram.edges, below))
-
-
 def _cell_bounds(steps: Sequence[int]) -> np.ndarray:
     """Bounds of cells around `steps`: halfway between neighbours, and as far beyond the first and last."""
     if len(steps) == 1:
@@ -447,16 +435,3 @@ def _label_steps(axes: Axes) -> None:
     axes.set_xlabel("global step")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-
-
-def _add_grid(axes: Axes) -> None:
-    axes.grid(color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _message(text: str) -> Figure:
-    """A figure that says why there is nothing to see."""
-    figure = Figure(figsize=(5, 2))
-    figure.text(0.5, 0.5, text, ha="center", va="center", wrap=True)
-    return figure

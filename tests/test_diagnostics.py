@@ -92,6 +92,15 @@ def test_each_metric_has_a_panel_with_labelled_axes():
     assert len(rendered(figure)) > 1000
 
 
+def test_the_metrics_of_retrieval_are_named_on_their_axes():
+    metrics = ("train/recall_at_1", "val/recall_at_1", "retrieval/recall_at_1", "retrieval/nmi", "retrieval/f1")
+    labels = ["training Recall@1 (%)", "validation Recall@1 (%)", "test Recall@1 (%)", "test NMI (%)", "test F1 (%)"]
+    figure = curves_figure({metric: [(0, 10.0), (1, 20.0)] for metric in metrics})
+    assert [axes.get_ylabel() for axes in figure.axes] == labels
+    compared = compared_curves_figure({metric: {"run": Curve([0, 1], [10.0, 20.0])} for metric in metrics}, "")
+    assert [axes.get_ylabel() for axes in compared.axes] == labels
+
+
 def test_a_std_without_a_mean_is_a_curve_and_a_mean_without_a_std_has_no_band():
     (axes,) = curves_figure({"train/norm_std": [(0, 1.0), (1, 2.0)]}).axes
     assert (axes.get_ylabel(), len(axes.lines)) == ("train/norm_std", 1)
@@ -210,6 +219,13 @@ def test_features_of_twenty_classes_look_different_and_of_more_have_a_colour_bar
     assert len(rendered(numbered)) > 1000
 
 
+def test_many_classes_that_do_not_all_occur_share_the_whole_colour_bar():
+    labels = 98 + torch.arange(25).repeat(2)
+    figure = features_figure(draw(50, 4), labels, [f"class {label}" for label in range(196)], seed=0)
+    assert figure.axes[0].collections[0].get_clim() == (98, 122)
+    assert figure.axes[0].get_title() == "50 images of 25 classes"
+
+
 @pytest.mark.parametrize("count", [5, 6, 31])
 def test_few_features_are_drawn_with_a_lower_perplexity(count):
     figure = features_figure(draw(count, 3), torch.arange(count) % 2, ["a", "b"], seed=0)
@@ -259,7 +275,8 @@ def test_a_confusion_needs_a_name_for_each_class():
 
 
 def test_figures_touch_no_global_state():
-    code = "import sys, ssl_sec.diagnostics; print([m for m in ('matplotlib.pyplot', 'sklearn') if m in sys.modules])"
+    modules = "sys, ssl_sec.diagnostics, ssl_sec.retrieval_diagnostics"
+    code = f"import {modules}; print([m for m in ('matplotlib.pyplot', 'sklearn') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
 

@@ -1,0 +1,65 @@
+"""What all figures share: colours that are told apart with colour blindness, grids, common bins.
+
+A figure is a matplotlib `Figure` that belongs to nobody: no pyplot, no global state, nothing written.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Of Okabe and Ito: told apart with every common colour blindness.
+BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
+
+# Of the arms of a comparison; with three line styles, a curve shows through the one drawn over it.
+_ARM_COLOURS = (VERMILION, BLUE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_ARM_STYLES = ("solid", "dashed", "dotted")
+
+
+def arm_look(place: int) -> tuple[str, str]:
+    """Colour and line style of the arm at a place of a comparison."""
+    return _ARM_COLOURS[place % len(_ARM_COLOURS)], _ARM_STYLES[place % len(_ARM_STYLES)]
+
+
+def draw_distribution(axes: Axes, percentages: Sequence[float], edges: Sequence[float], place: int, label: str) -> None:
+    """Draws the outline of an arm's histogram over a light filling, so that others show through.
+
+    Args:
+        axes: where it is drawn.
+        percentages: the share in each bin.
+        edges: bounds of the bins, ascending, one more than there are bins.
+        place: of the arm; decides its look.
+        label: of the arm in the legend.
+    """
+    colour, style = arm_look(place)
+    axes.stairs(percentages, np.array(edges), color=colour, alpha=0.25, fill=True, linewidth=0)
+    axes.stairs(percentages, np.array(edges), color=colour, linestyle=style, linewidth=1.5, label=label)
+
+
+def percentages_between(
+    edges: Sequence[float], counts: Sequence[int], new_edges: np.ndarray | Sequence[float]
+) -> np.ndarray:
+    """The share of a histogram in each of other bins, in percent, as if each of its bins were evenly filled.
+
+    Args:
+        edges: bounds of the histogram's bins, ascending, one more than there are bins.
+        counts: the number in each bin; not all zero.
+        new_edges: bounds of the other bins, ascending.
+    """
+    below = np.concatenate([[0], np.cumsum(counts)]) / sum(counts)
+    return 100 * np.diff(np.interp(new_edges, edges, below))
+
+
+def add_grid(axes: Axes) -> None:
+    """Draws a light grid behind everything, and no frame at the top and the right."""
+    axes.grid(color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def message(text: str) -> Figure:
+    """A figure that says why there is nothing to see."""
+    figure = Figure(figsize=(5, 2))
+    figure.text(0.5, 0.5, text, ha="center", va="center", wrap=True)
+    return figure
