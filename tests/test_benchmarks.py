@@ -1,8 +1,9 @@
 import json
 
+import pytest
 import torch
 
-from benchmarks import losses, measure
+from benchmarks import losses, measure, retrieval
 
 
 def test_functions_take_turns():
@@ -45,3 +46,15 @@ def test_every_loss_and_its_peer_are_measured_at_a_small_size(monkeypatch):
         figures = losses.measure(comparison, torch.device("cpu"))
         assert figures["ours_ms"] > 0 and figures["times_as_fast"] > 0 and figures["ours_peak_mib"] > 0
         assert losses.shown(figures)["loss"] == comparison.name
+
+
+def test_retrieval_and_faiss_are_measured_at_a_small_size(monkeypatch):
+    monkeypatch.setattr(retrieval, "NUM_IMAGES", 1500)
+    monkeypatch.setattr(retrieval, "NUM_CLASSES", 300)
+    rows = retrieval.measure()
+    assert [row["protocol"] for row in rows] == ["SOP", "CUB"]
+    for row in rows:
+        assert row["ours_s"] > 0 and row["times_as_fast"] > 0 and row["ours_peak_mib"] > 0
+        assert 0 < row["ours_recall"][0] < 1
+        assert row["ours_recall"] == pytest.approx(row["faiss_recall"], abs=2e-3)
+        assert retrieval.shown(row)["R@1, %"] == f"{100 * row['ours_recall'][0]:.3f}"

@@ -1,0 +1,97 @@
+"""Clusters of embeddings, and how well they agree with the classes."""
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from torch.nn import functional
+
+from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.evaluation.arrays import Embeddings, Labels, as_tensor
+
+
+def nmi_f1(assignments: Labels, labels: Labels) -> tuple[float, float]:
+    """Normalised mutual information and pairwise F1 of clusters and classes, each in [0, 1].
+
+    NMI = 2 I(A; L) / (H(A) + H(L)), with the arithmetic mean of the entropies, and I(A; L) = H(A) + H(L) - H(A, L).
+    F1 = 2 TP / (pairs in the same cluster + pairs in the same class), where TP counts the pairs that are both: the
+    harmonic mean of precision and recall over pairs (Song et al. 2016, "Deep Metric Learning via Lifted Structured
+    Feature Embedding", section 6). Where a denominator is 0 both partitions are the same trivial one, which scores 1.
+
+    Work and memory grow with the number of images, not with clusters · classes.
+
+    Args:
+        assignments: cluster of each image; any numbers.
+        labels: class of each image; any numbers.
+
+    Raises:
+        DataError: the numbers of images differ, or there are none.
+    """
+    clusters, classes = (as_tensor(each).cpu().long() for each in (assignments, labels))
+    if len(clusters) != len(classes) or len(classes) == 0:
+        raise DataError(
+            f"clustering: {len(clusters)} assignments for {len(classes)} labels; allowed: as many, 1 or more"
+        )
+    (_, cluster_ids, cluster_sizes), (_, class_ids, class_sizes) = (
+        partition.unique(return_inverse=True, return_counts=True) for partition in (clusters, classes)
+    )
+    joint_sizes = (cluster_ids * len(class_sizes) + class_ids).unique(return_counts=True)[1]
+    entropies = _entropy(cluster_sizes) + _entropy(class_sizes)
+    shared = entropies - _entropy(joint_sizes)
+    nmi = min(max(2 * shared / entropies, 0.0), 1.0) if entropies > 0 else 1.0
+    num_pairs = _num_pairs(cluster_sizes) + _num_pairs(class_sizes)
+    f1 = 2 * _num_pairs(joint_sizes) / num_pairs if num_pairs else 1.0
+    return nmi, f1
+
+
+def kmeans_assignments(
+    embeddings: Embeddings, num_clusters: int, seed: int, *, num_iterations: int = 20
+) -> Int64[Tensor, " images"]:
+    """The cluster of each image by k-means over the embeddings' directions (faiss), on the CPU.
+
+    The rows are normalised first and the distance is Euclidean. The centres start as k-means++ draws them (Arthur and
+    Vassilvitskii 2007), one draw a centre; all images take part in each of the iterations, and in the assignment that
+    follows the last. The result is a function of the embeddings and the seed. A cluster may be empty where images
+    coincide.
+
+    Args:
+        embeddings: one row for each image, of any norm, finite.
+        num_clusters: 1 to the number of images; the number of classes, by convention.
+        seed: decides the draw of the first centres, 0 to 2³¹ - 1.
+        num_iterations: of Lloyd's algorithm, ≥ 1.
+
+    Raises:
+        ConfigError: `num_clusters` is outside its range.
+        DataError: an embedding is not finite.
+    """
+    # It loads an OpenMP runtime of its own beside torch's; only who clusters pays for that.
+    import faiss
+
+    rows = as_tensor(embeddings).cpu().float()
+    if not 1 <= num_clusters <= len(rows):
+        raise ConfigError(f"k-means with {num_clusters} clusters; allowed: 1 to the number of images, {len(rows)}")
+    if num_not_finite := int((~rows.isfinite().all(1)).sum()):
+        raise DataError(f"k-means: {num_not_finite} of {len(rows)} embeddings are not finite")
+    rows = functional.normalize(rows, dim=1).numpy()
+    kmeans = faiss.Kmeans(
+        rows.shape[1],
+        num_clusters,
+        niter=num_iterations,
+        seed=seed,
+        init_method=faiss.ClusteringInitMethod_KMEANS_PLUS_PLUS,
+        # By default faiss draws a share of the images where clusters are large, and warns where they are small.
+        max_points_per_centroid=len(rows),
+        min_points_per_centroid=1,
+    )
+    kmeans.train(rows)
+    _, assignments = kmeans.index.search(rows, 1)
+    return torch.from_numpy(assignments[:, 0])
+
+
+def _entropy(sizes: Int64[Tensor, " parts"]) -> float:
+    """In nats."""
+    shares = sizes.double() / sizes.sum()
+    return -(shares * shares.log()).sum().item()
+
+
+def _num_pairs(sizes: Int64[Tensor, " parts"]) -> int:
+    return int((sizes * (sizes - 1) // 2).sum())

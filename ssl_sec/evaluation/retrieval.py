@@ -1,0 +1,208 @@
+"""Retrieval by embeddings: Recall@K, exact, and the nearest neighbours of some images.
+
+Recall@K is the share of the queries that have an image of their class among their K nearest (Song et al. 2016, "Deep
+Metric Learning via Lifted Structured Feature Embedding", section 6). The K nearest need not be found for it: a query is
+right when fewer than K images of other classes are at least as similar as its most similar positive, so one pass that
+counts takes the place of a search.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+from torch.nn import functional
+
+from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.evaluation.arrays import Embeddings, Labels, Selection, as_tensor
+
+
+class _Images(NamedTuple):
+    """Images sorted by label, so that those of one class stand side by side.
+
+    Attributes:
+        rows: embeddings of length 1, or 0 where they were 0, with shape (images, dim).
+        labels: ascending, with shape (images,).
+        ids: the position of each before the sorting; what tells a query that it meets itself.
+    """
+
+    rows: Tensor
+    labels: Tensor
+    ids: Tensor
+
+    def at(self, where: slice | Tensor) -> "_Images":
+        return _Images(self.rows[where], self.labels[where], self.ids[where])
+
+
+@torch.no_grad()
+def recall_at_k(
+    embeddings: Embeddings,
+    labels: Labels,
+    ks: Iterable[int],
+    query: Selection | None = None,
+    *,
+    tile_size: int = 1024,
+) -> dict[int, float]:
+    """Share of the queries that have an image of their class among their k nearest, in [0, 1], by cosine.
+
+    Whatever is in doubt speaks against the query. An image of another class that is as similar as the best positive
+    ranks before it, so collapsed embeddings score 0. A query without a positive in the gallery is wrong, as is the
+    field's convention. So is a query that is not finite, and a gallery image that is not finite ranks before all
+    others, but never as a positive.
+
+    The similarities are computed in float32. A query that their rounding leaves undecided is ranked again in float64,
+    so the result depends neither on the order of the images nor on the tiles. A fully collapsed encoder leaves them all
+    undecided and takes several times as long.
+
+    All embeddings are needed in one process. Beside them it takes 12 bytes for each of their values, on their device,
+    and about 20 bytes · tile_size².
+
+    Args:
+        embeddings: one row for each image, of any norm.
+        labels: class of each image.
+        ks: how many neighbours may be looked at, each ≥ 1; above the size of the gallery all of it.
+        query: a mask of the images that are queries, or their indices; they rank the others, the gallery (the protocol
+            of In-Shop). By default every image ranks all others.
+        tile_size: queries and gallery images compared at once, ≥ 1; it decides memory and speed alone.
+
+    Raises:
+        ConfigError: a k is below 1.
+        DataError: the number of labels is not that of embeddings, `query` does not fit them, or there are no queries or
+            no gallery.
+    """
+    ks = list(ks)
+    for k in ks:
+        if k < 1:
+            raise ConfigError(f"Recall@K with k = {k}; allowed: 1 or more")
+    embeddings, labels = as_tensor(embeddings), as_tensor(labels)
+    if len(labels) != len(embeddings):
+        raise DataError(f"retrieval: {len(labels)} labels for {len(embeddings)} embeddings")
+    labels = labels.to(embeddings.device, torch.int64)
+    order = labels.argsort(stable=True)
+    queries = gallery = _Images(_unit(embeddings.double())[order], labels[order], order)
+    if query is not None:
+        is_query = _mask(query, len(labels), "query").to(order.device)[order]
+        queries, gallery = gallery.at(is_query), gallery.at(~is_query)
+    num_queries, num_ranked = len(queries.ids), len(gallery.ids) - (queries is gallery)
+    if num_queries < 1 or num_ranked < 1:
+        raise DataError(f"retrieval: {num_queries} queries and {max(num_ranked, 0)} images that they rank; 1 or more")
+    ranks = _ranks(queries, gallery, ks, tile_size)
+    return {k: int((ranks < k).sum()) / num_queries for k in ks}
+
+
+@torch.no_grad()
+def nearest(
+    embeddings: Embeddings, queries: Selection, k: int, gallery: Selection | None = None
+) -> Int64[Tensor, "queries k"]:
+    """Indices of the k images nearest to each query by cosine, the nearest first; never the query itself.
+
+    It is for pictures: it takes 8 bytes · images · (queries + dim) beside the embeddings, on their device.
+
+    Args:
+        embeddings: one row for each image, of any norm; those that are not finite come last.
+        queries: the queries' indices or a mask of them.
+        k: at least 1, and no more than the gallery has beside the query.
+        gallery: what to choose from, as indices or a mask; all images by default.
+
+    Raises:
+        ConfigError: `k` is outside its range.
+        DataError: `queries` or `gallery` does not fit the embeddings.
+    """
+    embeddings = as_tensor(embeddings)
+    chosen, is_listed = _indices(queries, len(embeddings), "queries"), torch.ones(len(embeddings), dtype=torch.bool)
+    if gallery is not None:
+        is_listed = _mask(gallery, len(embeddings), "gallery")
+    fewest = int(is_listed.sum()) - bool(is_listed[chosen].any())
+    if not 1 <= k <= fewest:
+        raise ConfigError(f"nearest neighbours with k = {k}; allowed: 1 to {fewest}")
+    chosen, is_listed = chosen.to(embeddings.device), is_listed.to(embeddings.device)
+    rows = _unit(embeddings.double())
+    similarities = (rows[chosen] @ rows.T).nan_to_num(nan=-2.0)
+    similarities = similarities.masked_fill(~is_listed, -torch.inf).scatter(1, chosen.unsqueeze(1), -torch.inf)
+    return similarities.topk(k, dim=1).indices
+
+
+def _ranks(queries: _Images, gallery: _Images, ks: list[int], tile_size: int) -> Int64[Tensor, " queries"]:
+    """How many images of other classes rank before each query's best positive; exact as far as `ks` asks."""
+    ranked = queries._replace(rows=queries.rows.float())
+    others = ranked if queries is gallery else gallery._replace(rows=gallery.rows.float())
+    certain, possible = _rank_bounds(ranked, others, tile_size)
+    is_open = torch.zeros_like(certain, dtype=torch.bool)
+    for k in ks:
+        is_open |= (certain < k) & (k <= possible)
+    if is_open.any():
+        _, possible[is_open] = _rank_bounds(queries.at(is_open), gallery, tile_size)
+    return possible
+
+
+def _rank_bounds(queries: _Images, gallery: _Images, tile_size: int) -> Int64[Tensor, "2 queries"]:
+    """The least and the greatest rank that rounding allows; beyond the gallery for a query without a positive."""
+    best = _best_positives(queries, gallery, tile_size)
+    # Rounding moves an inner product of two rows of length 1 by at most about (dim / 2) eps, be its terms added in
+    # whatever order, and normalising a row by as much; two of them are compared.
+    margin = 2 * (queries.rows.shape[1] + 4) * torch.finfo(best.dtype).eps
+    thresholds = torch.stack([best + margin, best - margin])
+    num_below = torch.zeros(thresholds.shape, dtype=torch.int64, device=best.device)
+    for rows in _tiles(len(best), tile_size):
+        tile = queries.at(rows)
+        for columns in _tiles(len(gallery.ids), tile_size):
+            # Where images rank each other, a tile serves its columns too, as the similarities are symmetric.
+            if queries is gallery and columns.start < rows.start:
+                continue
+            is_mirrored = queries is gallery and columns.start > rows.start
+            others = gallery.at(columns)
+            similarities = tile.rows @ others.rows.T
+            if tile.labels[0] <= others.labels[-1] and others.labels[0] <= tile.labels[-1]:
+                similarities.masked_fill_(tile.labels.unsqueeze(1) == others.labels, -torch.inf)
+            for counts, threshold in zip(num_below, thresholds, strict=True):
+                # NaN is below nothing. Summing bools to int32 is several times as fast as to int64.
+                counts[rows] += (similarities < threshold[rows].unsqueeze(1)).sum(1, dtype=torch.int32)
+                if is_mirrored:
+                    counts[columns] += (similarities < threshold[columns]).sum(0, dtype=torch.int32)
+    return (len(gallery.ids) - num_below).masked_fill(best.isneginf(), torch.iinfo(torch.int64).max)
+
+
+def _best_positives(queries: _Images, gallery: _Images, tile_size: int) -> Float[Tensor, " queries"]:
+    """The similarity of each query's most similar positive; -inf where there is none."""
+    best = queries.rows.new_full((len(queries.ids),), -torch.inf)
+    # Few rows at a time, as the fewer they are the fewer classes stand in the way of each.
+    for rows in _tiles(len(best), max(1, tile_size // 8)):
+        tile = queries.at(rows)
+        first = int(torch.searchsorted(gallery.labels, tile.labels[0]))
+        end = int(torch.searchsorted(gallery.labels, tile.labels[-1], right=True))
+        classmates = gallery.at(slice(first, end))
+        for columns in _tiles(end - first, tile_size):
+            others = classmates.at(columns)
+            is_positive = (tile.labels.unsqueeze(1) == others.labels) & (tile.ids.unsqueeze(1) != others.ids)
+            similarities = (tile.rows @ others.rows.T).nan_to_num(nan=-torch.inf)
+            similarities.masked_fill_(~is_positive, -torch.inf)
+            best[rows] = best[rows].maximum(similarities.amax(1))
+    return best
+
+
+def _tiles(count: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def _unit(embeddings: Float[Tensor, "images dim"]) -> Float[Tensor, "images dim"]:
+    return functional.normalize(embeddings, dim=1, eps=torch.finfo(embeddings.dtype).tiny)
+
+
+def _mask(selection: Selection, num_images: int, name: str) -> Bool[Tensor, " images"]:
+    mask = torch.zeros(num_images, dtype=torch.bool)
+    mask[_indices(selection, num_images, name)] = True
+    return mask
+
+
+def _indices(selection: Selection, num_images: int, name: str) -> Int64[Tensor, " selected"]:
+    """The selected images, on the CPU."""
+    selected = as_tensor(selection).cpu()
+    if selected.dtype == torch.bool:
+        if len(selected) != num_images:
+            raise DataError(f"retrieval: {name} is a mask of {len(selected)} for {num_images} embeddings")
+        return selected.nonzero().squeeze(1)
+    outside = selected[(selected < 0) | (selected >= num_images)]
+    if len(outside):
+        raise DataError(f"retrieval: {name} has the index {int(outside[0])}; allowed: 0 to {num_images - 1}")
+    return selected.long()
