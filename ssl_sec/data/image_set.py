@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
 from ssl_sec.batch import Batch
@@ -23,6 +23,7 @@ logger = logging.getLogger("ssl_sec.data")
 MAX_BAD_IN_A_ROW = 100
 
 
+@runtime_checkable
 @runtime_checkable
 class ImageSet(Protocol):
     """The images of one split."""
@@ -50,6 +51,11 @@ class ImageSet(Protocol):
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of each image."""
+        ...
+
+    @property
+    def queries(self) -> Bool[Tensor, " images"] | None:
+        """Which images are queries where the others are the gallery, on the CPU; None: each image is both."""
         ...
 
     @property
@@ -88,6 +94,7 @@ class ResidentImages:
         name: what the split is called.
         description: where the images came from.
         num_bad_images: how many were dropped when the set was loaded.
+        queries: which images are queries where the others are the gallery, on the CPU; None: each image is both.
         rows: row in `images` of each image of this set, on the CPU; None if they are all of them in order.
     """
 
@@ -97,6 +104,7 @@ class ResidentImages:
     name: str
     description: str
     num_bad_images: int = 0
+    queries: Bool[Tensor, " images"] | None = None
     rows: Int64[Tensor, " images"] | None = None
 
     @property
@@ -190,6 +198,7 @@ class EncodedImages:
         name: what the split is called.
         description: where the images came from.
         on_bad_image: what to do about an unreadable image.
+        queries: which images are queries where the others are the gallery, on the CPU; None: each image is both.
         rows: row in `store` of each image of this set; None if they are all of them in order.
         bad_indices: the unreadable images met so far.
     """
@@ -202,6 +211,7 @@ class EncodedImages:
     description: str
     crop: Crop | None = None
     on_bad_image: OnBadImage = "raise"
+    queries: Bool[Tensor, " images"] | None = None
     rows: Int64[Tensor, " images"] | None = None
     bad_indices: set[int] = field(default_factory=set)
 
@@ -286,10 +296,11 @@ def subset(image_set: ImageSet, indices: Int64[Tensor, " chosen"], which: str = 
     assert isinstance(image_set, ResidentImages | EncodedImages)
     rows = indices if image_set.rows is None else image_set.rows[indices]
     labels = image_set.labels[indices]
+    queries = None if image_set.queries is None else image_set.queries[indices]
     description = f"{image_set.description}; {len(indices)} of {len(image_set)} images, {which}"
     if isinstance(image_set, ResidentImages):
-        return replace(image_set, labels=labels, rows=rows, description=description)
-    return replace(image_set, labels=labels, rows=rows, description=description, bad_indices=set())
+        return replace(image_set, labels=labels, queries=queries, rows=rows, description=description)
+    return replace(image_set, labels=labels, queries=queries, rows=rows, description=description, bad_indices=set())
 
 
 def with_crop(image_set: ImageSet, crop: Crop) -> ImageSet:

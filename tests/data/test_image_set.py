@@ -69,6 +69,9 @@ def test_a_subset_shares_the_pixels(tmp_path):
         assert batch.labels.tolist() == image_set.labels[[1, 5]].tolist()
         assert len(again) == 2 and again.class_names == image_set.class_names
         assert again.description == "made up; 4 of 6 images, stated; 2 of 4 images, chosen twice"
+    assert again.queries is None
+    asked = replace(image_set, queries=torch.tensor([True, False, False, True, False, False]))
+    assert subset(subset(asked, torch.tensor([5, 3, 1, 0])), torch.tensor([1, 2])).queries.tolist() == [True, False]
     whole = resident()
     assert subset(whole, torch.tensor([1])).images is whole.images
 

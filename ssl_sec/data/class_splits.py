@@ -1,0 +1,122 @@
+"""Splits by class: what is trained on and what is retrieved have no class in common.
+
+The published protocol of deep metric learning (Song et al., 2016; SEC, Table 1) trains on the first classes of a
+set and retrieves among the images of the others, whose classes were never seen.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages, subset
+from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.seeding import derived_seed
+
+
+def take_classes(image_set: ImageSet, classes: Int64[Tensor, " classes"], which: str) -> ImageSet:
+    """A view of the images of some classes, which become the classes 0, 1, … of the view.
+
+    Args:
+        image_set: resident or encoded images.
+        classes: different labels of `image_set`, on the CPU; their order becomes that of the view's classes.
+        which: what the description says of the choice.
+    """
+    numbers = torch.full((len(image_set.class_names),), -1)
+    numbers[classes] = torch.arange(len(classes))
+    labels = numbers[image_set.labels]
+    view = subset(image_set, (labels >= 0).nonzero().flatten(), which)
+    assert isinstance(view, ResidentImages | EncodedImages)
+    class_names = tuple(image_set.class_names[label] for label in classes.tolist())
+    return replace(view, labels=labels[labels >= 0], class_names=class_names)
+
+
+def own_classes(image_set: ImageSet) -> ImageSet:
+    """The same images with classes of their own: only those that have images, numbered from 0."""
+    present = image_set.labels.unique()
+    return take_classes(image_set, present, f"those of their own {len(present)} classes")
+
+
+def split_by_class(image_set: ImageSet, num_train_classes: int, split: Literal["train", "test"]) -> ImageSet:
+    """The images of the first classes, or of all others; classes without images are left out.
+
+    Args:
+        image_set: the images of all classes.
+        num_train_classes: so many classes train, those with labels 0 to num_train_classes - 1.
+        split: which part.
+
+    Raises:
+        DataError: there is one class only, or a part has no images.
+        ConfigError: one of the parts would have no classes.
+    """
+    num_classes = len(image_set.class_names)
+    _require_classes(image_set, num_classes, 2, "to split them")
+    if not 1 <= num_train_classes < num_classes:
+        raise ConfigError(
+            f"data.num_train_classes: found {num_train_classes}, must be 1 to {num_classes - 1}: "
+            f"{image_set.name} has {num_classes} classes"
+        )
+    present = image_set.labels.unique()
+    of_train = present < num_train_classes
+    chosen = present[of_train if split == "train" else ~of_train]
+    bounds = (0, num_train_classes - 1) if split == "train" else (num_train_classes, num_classes - 1)
+    if len(chosen) == 0:
+        raise DataError(f"{image_set.name}: no images of the classes {bounds[0]} to {bounds[1]}")
+    return take_classes(image_set, chosen, f"those of the classes {bounds[0]} to {bounds[1]}")
+
+
+def hold_out_classes(image_set: ImageSet, share: float, seed: int) -> tuple[ImageSet, ImageSet]:
+    """Some classes to train on and the others to watch the run with, as the test classes are not to be looked at.
+
+    Args:
+        image_set: the images of all training classes.
+        share: of the classes that are held out, in (0, 1); at least two are, and two are left, since among the
+            images of one class every retrieval is right.
+        seed: which classes are held out.
+
+    Returns:
+        The images to train on and the held-out ones, each with labels of their own, in the order of the classes.
+
+    Raises:
+        DataError: there are fewer than four classes.
+    """
+    assert 0 < share < 1
+    present = image_set.labels.unique()
+    _require_classes(image_set, len(present), 4, "to hold some out")
+    num_held_out = min(max(round(share * len(present)), 2), len(present) - 2)
+    generator = torch.Generator().manual_seed(derived_seed(seed, "held-out classes"))
+    order = present[torch.randperm(len(present), generator=generator)]
+    held_out, rest = order[:num_held_out].sort().values, order[num_held_out:].sort().values
+    return (
+        take_classes(image_set, rest, f"those of {len(rest)} of {len(present)} classes, seed {seed}"),
+        take_classes(image_set, held_out, f"those of {num_held_out} held-out classes, seed {seed}"),
+    )
+
+
+def require_disjoint(train: Iterable[str], test: Iterable[str], name: str) -> None:
+    """Refuses splits whose classes are not disjoint.
+
+    Args:
+        train: names of the training classes.
+        test: names of the test classes.
+        name: what the error calls the data set.
+
+    Raises:
+        DataError: some classes are in both.
+    """
+    common = sorted(set(train).intersection(test))
+    if common:
+        more = f" and {len(common) - 5} more" if len(common) > 5 else ""
+        raise DataError(
+            f"{name}: {len(common)} classes are in both splits: {', '.join(common[:5])}{more}; training and test "
+            "classes must be disjoint, or set data.num_train_classes"
+        )
+
+
+def _require_classes(image_set: ImageSet, found: int, needed: int, purpose: str) -> None:
+    if found < needed:
+        classes = "class" if found == 1 else "classes"
+        raise DataError(f"{image_set.name}: {found} {classes} found; at least {needed} needed {purpose}")

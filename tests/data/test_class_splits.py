@@ -1,0 +1,100 @@
+import pytest
+import torch
+
+from ssl_sec.data.class_splits import hold_out_classes, own_classes, require_disjoint, split_by_class, take_classes
+from ssl_sec.data.image_set import ResidentImages
+from ssl_sec.errors import ConfigError, DataError
+from tests.data.test_image_set import encoded, values
+
+
+def resident(labels, num_classes) -> ResidentImages:
+    """Images whose pixels are their number, of classes called a, b, …"""
+    count = len(labels)
+    return ResidentImages(
+        images=torch.arange(count, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 2, 2).contiguous(),
+        labels=torch.tensor(labels),
+        class_names=tuple("abcdefghijklmnopqrstuvwxyz"[:num_classes]),
+        name="made/train",
+        description="made up",
+    )
+
+
+def test_classes_are_taken_in_the_order_asked_for():
+    view = take_classes(resident([0, 1, 2, 3, 1, 0], 4), torch.tensor([3, 1]), "of two classes")
+    assert values(view.read(torch.arange(3))) == [1, 3, 4]
+    assert view.labels.tolist() == [1, 0, 1] and view.class_names == ("d", "b")
+    assert view.description == "made up; 3 of 6 images, of two classes"
+
+
+def test_bad_images_are_replaced_within_the_classes(tmp_path):
+    view = take_classes(encoded(tmp_path, 6, bad=(2,)), torch.tensor([2, 5]), "two")
+    batch = view.read(torch.tensor([0]))
+    assert values(batch) == [5] and batch.labels.tolist() == [1] and view.num_bad_images == 1
+
+
+def test_the_first_classes_train_and_the_others_test():
+    image_set = resident([3, 0, 1, 2, 0, 3], 4)
+    train, test = (split_by_class(image_set, 2, split) for split in ("train", "test"))
+    assert values(train.read(torch.arange(3))) == [1, 2, 4] and train.labels.tolist() == [0, 1, 0]
+    assert values(test.read(torch.arange(3))) == [0, 3, 5] and test.labels.tolist() == [1, 0, 1]
+    assert (train.class_names, test.class_names) == (("a", "b"), ("c", "d"))
+    assert "classes 0 to 1" in train.description and "classes 2 to 3" in test.description
+
+
+def test_classes_without_images_are_left_out_but_counted():
+    image_set = resident([5, 0, 2], 7)
+    train, test = (split_by_class(image_set, 3, split) for split in ("train", "test"))
+    assert (train.class_names, test.class_names) == (("a", "c"), ("f",))
+    assert own_classes(image_set).class_names == ("a", "c", "f")
+    assert own_classes(image_set).labels.tolist() == [2, 0, 1]
+    with pytest.raises(DataError, match="^made/train: no images of the classes 6 to 6$"):
+        split_by_class(image_set, 6, "test")
+
+
+@pytest.mark.parametrize("number", [0, -1, 4, 100])
+def test_a_number_of_classes_that_leaves_none(number):
+    message = f"^data.num_train_classes: found {number}, must be 1 to 3: made/train has 4 classes$"
+    with pytest.raises(ConfigError, match=message):
+        split_by_class(resident([0, 1, 2, 3], 4), number, "train")
+
+
+def test_one_class_is_not_split():
+    with pytest.raises(DataError, match="^made/train: 1 class found; at least 2 needed to split them$"):
+        split_by_class(resident([0, 0], 1), 1, "train")
+    with pytest.raises(DataError, match="^made/train: 3 classes found; at least 4 needed to hold some out$"):
+        hold_out_classes(resident([0, 1, 2], 3), 0.5, 0)
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "share", "held_out"), [(20, 0.1, 2), (20, 0.25, 5), (20, 0.01, 2), (20, 0.99, 18), (4, 0.5, 2)]
+)
+def test_a_share_of_the_classes_is_held_out(num_classes, share, held_out):
+    image_set = resident([label % num_classes for label in range(60)], num_classes)
+    train, watched = hold_out_classes(image_set, share, 7)
+    assert (len(train.class_names), len(watched.class_names)) == (num_classes - held_out, held_out)
+    assert sorted(train.class_names + watched.class_names) == sorted(image_set.class_names)
+    assert list(watched.class_names) == sorted(watched.class_names)
+    images = values(train.read(torch.arange(len(train)))) + values(watched.read(torch.arange(len(watched))))
+    assert sorted(images) == list(range(60))
+    for part in (train, watched):
+        names = [image_set.class_names[value % num_classes] for value in values(part.read(torch.arange(len(part))))]
+        assert [part.class_names[label] for label in part.labels.tolist()] == names
+
+
+def test_the_seed_says_which_classes_are_held_out():
+    image_set = resident(list(range(26)), 26)
+    held_out = [hold_out_classes(image_set, 0.3, seed)[1].class_names for seed in (0, 0, 1)]
+    assert held_out[0] == held_out[1] != held_out[2]
+    often = torch.zeros(26)
+    for seed in range(200):
+        chosen = hold_out_classes(image_set, 0.5, seed)[1].class_names
+        often += torch.tensor([name in chosen for name in image_set.class_names])
+    # Each class is held out in half of the seeds: 0.5 ± 5 standard deviations.
+    assert ((often / 200 - 0.5).abs() < 5 * (0.25 / 200) ** 0.5).all()
+
+
+def test_common_classes_are_named():
+    require_disjoint(["a", "b"], ["c"], "made")
+    with pytest.raises(DataError) as caught:
+        require_disjoint(map(str, range(9)), map(str, range(2, 12)), "made")
+    assert str(caught.value).startswith("made: 7 classes are in both splits: 2, 3, 4, 5, 6 and 2 more; ")
