@@ -1,8 +1,16 @@
 """Encoders: images in [0, 1] -> features."""
 
 from ssl_sec.encoders.encoder import Encoder
+from ssl_sec.encoders.frozen import freeze_batch_norm
 from ssl_sec.encoders.resnet import resnet
 from ssl_sec.encoders.timm import timm_backbone
 from ssl_sec.encoders.weights import load_weights, save_weights
 
-__all__ = ["Encoder", "load_weights", "resnet", "save_weights", "timm_backbone"]
+__all__ = [
+    "Encoder",
+    "freeze_batch_norm",
+    "load_weights",
+    "resnet",
+    "save_weights",
+    "timm_backbone",
+]
