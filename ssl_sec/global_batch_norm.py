@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
 from ssl_sec.collectives import gather_rows, sum_over_workers, world_size
+from ssl_sec.encoders.frozen import replace_batch_norm, through_children
 
 
 class _GlobalBatchNormFunction(torch.autograd.Function):
@@ -71,7 +72,7 @@ class GlobalBatchNorm(_BatchNorm):
             input: [batch, channels, ...]; this worker's rows.
         """
         if world_size() == 1 or not self.training:
-            return super().forward(input)
+            return through_children(self, super().forward(input))
         self._check_input_dim(input)
         weight = self.weight if self.weight is not None else input.new_ones(input.shape[1])
         bias = self.bias if self.bias is not None else input.new_zeros(input.shape[1])
@@ -83,19 +84,12 @@ class GlobalBatchNorm(_BatchNorm):
                 pace = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
                 self.running_mean.lerp_(mean.to(self.running_mean.dtype), pace)
                 self.running_var.lerp_((variance * total / (total - 1)).to(self.running_var.dtype), pace)
-        return outputs
+        return through_children(self, outputs)
 
 
 def globalise_batch_norm(module: nn.Module) -> nn.Module:
-    """Replaces every batch norm in `module` by the global one, keeping parameters, buffers and names."""
-    if isinstance(module, _BatchNorm) and not isinstance(module, GlobalBatchNorm):
-        replacement = GlobalBatchNorm(
-            module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
-        )
-        replacement.weight, replacement.bias = module.weight, module.bias
-        replacement.running_mean, replacement.running_var = module.running_mean, module.running_var
-        replacement.num_batches_tracked = module.num_batches_tracked
-        return replacement.train(module.training)
-    for name, child in module.named_children():
-        module.add_module(name, globalise_batch_norm(child))
-    return module
+    """Replaces every batch norm in `module` by the global one, keeping parameters, buffers and names.
+
+    Frozen ones stay as they are.
+    """
+    return replace_batch_norm(module, GlobalBatchNorm)

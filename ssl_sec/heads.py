@@ -28,3 +28,38 @@ class ProjectionHead(nn.Module):
     def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
         """Raw embeddings."""
         return self.layers(features)
+
+
+class LinearHead(nn.Module):
+    """One linear layer, the head of SEC's multi-similarity runs without a constraint (appendix B.1).
+
+    Args:
+        num_features: width of the encoder's features.
+        dim: width of the embeddings.
+    """
+
+    def __init__(self, num_features: int, dim: int = 512) -> None:
+        super().__init__()
+        self.fc = nn.Linear(num_features, dim)
+
+    def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
+        """Raw embeddings."""
+        return self.fc(features)
+
+
+class BatchNormLinearHead(nn.Module):
+    """Batch norm, then a linear layer: the head of SEC's other metric learning (appendix B.1).
+
+    Args:
+        num_features: width of the encoder's features.
+        dim: width of the embeddings.
+    """
+
+    def __init__(self, num_features: int, dim: int = 512) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm1d(num_features)
+        self.fc = nn.Linear(num_features, dim)
+
+    def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
+        """Raw embeddings."""
+        return self.fc(self.bn(features))

@@ -1,6 +1,7 @@
 import copy
 
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -171,3 +172,26 @@ def test_state_dicts_are_torchs():
 def test_too_few_dimensions_are_refused():
     with pytest.raises(ValueError, match="found 1 dimensions"):
         GlobalBatchNorm(4)(torch.ones(4))
+
+
+def features_of_timm(rows):
+    """Gradients of a model whose batch norms hold the activation."""
+    torch.manual_seed(0)
+    backbone = globalise_batch_norm(timm.create_model("test_efficientnet", num_classes=0)).double().train()
+    images = torch.randn(8, 3, 32, 32, dtype=torch.float64)[rows[rank()] if rows else slice(None)]
+    features = backbone(images)
+    features.square().sum().backward()
+    return features.detach(), [parameter.grad for parameter in backbone.parameters()]
+
+
+@pytest.mark.distributed
+def test_workers_equal_one_where_batch_norms_hold_the_activation(tmp_path):
+    parts = on_workers(2, tmp_path, features_of_timm, (slice(0, 3), slice(3, 8)))
+    features, gradients = features_of_timm(())
+    torch.testing.assert_close(torch.cat([part[0] for part in parts]), features, rtol=1e-9, atol=1e-10)
+    for place, gradient in enumerate(gradients):
+        torch.testing.assert_close(sum(part[1][place] for part in parts), gradient, rtol=1e-7, atol=1e-9)
+    torch.manual_seed(0)
+    plain = timm.create_model("test_efficientnet", num_classes=0).double().train()
+    with torch.no_grad():
+        torch.testing.assert_close(plain(torch.randn(8, 3, 32, 32, dtype=torch.float64)), features)

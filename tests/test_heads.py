@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from ssl_sec.heads import ProjectionHead
+from ssl_sec.global_batch_norm import GlobalBatchNorm, globalise_batch_norm
+from ssl_sec.heads import BatchNormLinearHead, LinearHead, ProjectionHead
 from ssl_sec.losses.geometry import norms
 
 
@@ -38,3 +39,37 @@ def test_nothing_holds_the_norms_of_the_embeddings():
         head.layers[-1].bias *= 3
         torch.testing.assert_close(norms(head(features)), 3 * before)
     assert head(features).shape == (6, 128)
+
+
+def test_a_linear_head_is_one_layer():
+    torch.manual_seed(0)
+    head = LinearHead(7)
+    features = torch.randn(6, 7)
+    torch.testing.assert_close(head(features), features @ head.fc.weight.T + head.fc.bias)
+    assert head(features).shape == (6, 512)
+    assert set(head.state_dict()) == {"fc.weight", "fc.bias"}
+
+
+def test_batch_norm_stands_before_the_linear_layer():
+    torch.manual_seed(0)
+    head = BatchNormLinearHead(7, dim=5)
+    with torch.no_grad():
+        head.bn.weight.uniform_(0.5, 2)
+        head.bn.bias.normal_()
+    features = 3 + 2 * torch.randn(6, 7)
+    normalised = (features - features.mean(0)) / (features.var(0, correction=0) + 1e-5).sqrt()
+    expected = (normalised * head.bn.weight + head.bn.bias) @ head.fc.weight.T + head.fc.bias
+    torch.testing.assert_close(head(features), expected, rtol=1e-4, atol=1e-5)
+    assert isinstance(globalise_batch_norm(head).bn, GlobalBatchNorm)
+
+
+@pytest.mark.parametrize("kind", [LinearHead, BatchNormLinearHead])
+def test_nothing_holds_the_norms_of_a_linear_heads_embeddings(kind):
+    torch.manual_seed(0)
+    head = kind(7, 12)
+    features = torch.randn(6, 7)
+    with torch.no_grad():
+        before = norms(head(features))
+        head.fc.weight *= 3
+        head.fc.bias *= 3
+        torch.testing.assert_close(norms(head(features)), 3 * before)

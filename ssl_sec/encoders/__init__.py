@@ -1,8 +1,20 @@
 """Encoders: images in [0, 1] -> features."""
 
+from ssl_sec.encoders.bn_inception import bn_inception
 from ssl_sec.encoders.encoder import Encoder
+from ssl_sec.encoders.frozen import freeze_batch_norm
+from ssl_sec.encoders.googlenet import googlenet
 from ssl_sec.encoders.resnet import resnet
 from ssl_sec.encoders.timm import timm_backbone
 from ssl_sec.encoders.weights import load_weights, save_weights
 
-__all__ = ["Encoder", "load_weights", "resnet", "save_weights", "timm_backbone"]
+__all__ = [
+    "Encoder",
+    "bn_inception",
+    "freeze_batch_norm",
+    "googlenet",
+    "load_weights",
+    "resnet",
+    "save_weights",
+    "timm_backbone",
+]

@@ -23,7 +23,11 @@ class Architecture(Protocol):
         ...
 
     def building(self) -> str:
-        """Python that makes `encoder`: images to features, the key names of our backbone, weights yet to come."""
+        """Python that makes `encoder`: images to features, the key names of our backbone, weights yet to come.
+
+        Raises:
+            ConfigError: if no other library builds it.
+        """
         ...
 
     def timm_model(self) -> tuple[str, Mapping[str, Any]]:
@@ -101,6 +105,83 @@ class TorchvisionResNet:
                 "channels; allowed for this encoder: safetensors, torchscript, onnx"
             )
         return f"resnet{self.depth}", {"num_classes": 0, "in_chans": self.num_channels}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TorchvisionGoogLeNet:
+    """A GoogLeNet of `ssl_sec.encoders.googlenet` in torchvision's words.
+
+    Attributes:
+        num_channels: of the images.
+    """
+
+    num_channels: int
+
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+        return "GoogLeNet with batch norm"
+
+    @property
+    def imports(self) -> str:
+        """The module whose names `building` uses."""
+        return "torchvision"
+
+    def building(self) -> str:
+        """The Python that takes torchvision's classifiers away, and gives it a first layer for other channels."""
+        lines = ["encoder = torchvision.models.GoogLeNet(aux_logits=False, init_weights=False)"]
+        if self.num_channels != 3:
+            lines.append(
+                f"encoder.conv1.conv = torch.nn.Conv2d({self.num_channels}, 64, 7, stride=2, padding=3, bias=False)"
+            )
+        return "\n".join([*lines, "encoder.fc = torch.nn.Identity()"])
+
+    def timm_model(self) -> tuple[str, Mapping[str, Any]]:
+        """None: timm has no such model.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"format: found 'timm', but timm has no {self.title}; "
+            "allowed for this encoder: safetensors, torchscript, onnx"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaffeBNInception:
+    """BN-Inception, which no installed library builds; only formats that hold the forward pass hold it."""
+
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+        return "BN-Inception"
+
+    @property
+    def imports(self) -> str:
+        """No module has it, so none is named."""
+        return "torch"
+
+    def building(self) -> str:
+        """Nobody's.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise self._refusal("safetensors", "neither torchvision nor timm can build")
+
+    def timm_model(self) -> tuple[str, Mapping[str, Any]]:
+        """None: timm has no such model.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise self._refusal("timm", "timm cannot build")
+
+    def _refusal(self, name: str, reason: str) -> ConfigError:
+        return ConfigError(
+            f"format: found {name!r}, but {reason} {self.title}; allowed for this encoder: torchscript, onnx"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, conv1x1
 
+from ssl_sec.encoders.initialisation import he_normal_
+
 # Blocks of each stage by depth.
 LAYERS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {
     18: (BasicBlock, (2, 2, 2, 2)),
@@ -59,9 +61,7 @@ class ResNet(nn.Module):
             for stage in range(4)
         )
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        he_normal_(self)
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch features"]:
         """Features after the global average pool."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ssl_sec.errors import MissingDataError, StorageError, first_line
 
 # A classifier in the file has no place in a backbone.
-_CLASSIFIER_KEYS = ("fc.", "head.", "classifier.", "head_dist.")
+_CLASSIFIER_KEYS = ("fc.", "head.", "classifier.", "head_dist.", "last_linear.", "aux1.", "aux2.")
 
 
 def save_weights(backbone: nn.Module, path: Path, metadata: dict[str, str] | None = None) -> None:
@@ -60,6 +60,12 @@ def load_weights(backbone: nn.Module, path: Path) -> None:
         for name, value in tensors.items()
         if name.removeprefix("module.") in wanted or not name.removeprefix("module.").startswith(_CLASSIFIER_KEYS)
     }
+    # Files of an old PyTorch do not count a batch norm's batches; those of an older one keep its vectors as [1, width].
+    for name, value in wanted.items():
+        if name.endswith("num_batches_tracked"):
+            tensors.setdefault(name, torch.zeros_like(value))
+        elif value.ndim == 1 and name in tensors and tensors[name].shape == (1, *value.shape):
+            tensors[name] = tensors[name][0]
     problems = [
         *(f"{name} is missing" for name in wanted.keys() - tensors.keys()),
         *(f"{name} is unknown" for name in tensors.keys() - wanted.keys()),

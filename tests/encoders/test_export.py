@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from ssl_sec.encoders import Encoder, export, resnet, timm_backbone
-from ssl_sec.encoders.architecture import TimmModel, TorchvisionResNet
+from ssl_sec.encoders import Encoder, bn_inception, export, googlenet, resnet, timm_backbone
+from ssl_sec.encoders.architecture import CaffeBNInception, TimmModel, TorchvisionGoogLeNet, TorchvisionResNet
 from ssl_sec.encoders.export import FORMATS, Exportable, check_export, require_packages
 from ssl_sec.encoders.timm import timm_arguments
 from ssl_sec.errors import ConfigError
@@ -36,6 +36,26 @@ def exportable_timm(model, num_channels, size, mean=(0.0,), std=(1.0,)):
     )
 
 
+def exportable_googlenet(num_channels):
+    torch.manual_seed(0)
+    backbone, num_features = googlenet(num_channels, 32)
+    return Exportable(
+        encoder=trained(Encoder(backbone, num_features, (0.5,), (0.5,))),
+        architecture=TorchvisionGoogLeNet(num_channels=num_channels),
+        image_shape=(num_channels, 32, 32),
+    )
+
+
+def exportable_bn_inception():
+    torch.manual_seed(0)
+    backbone, num_features = bn_inception(3, 33)
+    return Exportable(
+        encoder=trained(Encoder(backbone, num_features, **SCALED)),
+        architecture=CaffeBNInception(),
+        image_shape=(3, 33, 33),
+    )
+
+
 def trained(encoder):
     """As if: running statistics that are not those of a new batch norm."""
     for module in encoder.modules():
@@ -53,6 +73,9 @@ SCALED = {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7)}
 CASES = {
     "narrow safetensors": ("safetensors", lambda: exportable_resnet(18, "cifar", 0.125, 1, mean=(0.3,), std=(0.2,))),
     "bottleneck safetensors": ("safetensors", lambda: exportable_resnet(50, "imagenet", 0.0625, 3, 32, **SCALED)),
+    "googlenet safetensors": ("safetensors", lambda: exportable_googlenet(1)),
+    "bn_inception torchscript": ("torchscript", exportable_bn_inception),
+    "bn_inception onnx": ("onnx", exportable_bn_inception),
     "timm safetensors": ("safetensors", lambda: exportable_timm("test_vit", 3, 32, **SCALED)),
     "timm torchscript": ("torchscript", lambda: exportable_timm("test_vit", 3, 32, **SCALED)),
     "timm onnx": ("onnx", lambda: exportable_timm("test_vit", 3, 32, **SCALED)),
@@ -61,7 +84,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case == "bn_inception onnx" else ()) for case in CASES]
+)
 def test_what_is_read_back_elsewhere_gives_the_encoders_features(case, tmp_path):
     name, made = CASES[case]
     exportable = made()
@@ -107,6 +132,23 @@ def test_a_resnet_that_timm_cannot_build_is_refused_with_the_formats_that_hold_i
     exportable = exportable_resnet(18, stem, width, 3)
     with pytest.raises(ConfigError, match="format: found 'timm', .* allowed .*: safetensors, torchscript, onnx$"):
         FORMATS["timm"].write(exportable, some_images(exportable), tmp_path)
+
+
+def test_a_googlenet_is_refused_by_timm(tmp_path):
+    exportable = exportable_googlenet(3)
+    with pytest.raises(ConfigError, match="format: found 'timm', .* allowed .*: safetensors, torchscript, onnx$"):
+        FORMATS["timm"].write(exportable, some_images(exportable), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["safetensors", "timm"])
+def test_a_bn_inception_is_refused_by_formats_without_the_forward_pass(name, tmp_path):
+    exportable = exportable_bn_inception()
+    images = some_images(exportable)
+    with pytest.raises(
+        ConfigError, match=f"format: found '{name}', but .* BN-Inception; allowed .*: torchscript, onnx$"
+    ):
+        FORMATS[name].write(exportable, images, tmp_path)
+        check_export(FORMATS[name], exportable, images, tmp_path)
 
 
 def test_other_features_do_not_pass(tmp_path):

@@ -1,0 +1,61 @@
+"""Batch norms exchanged for others of the same names, and those that stay as they were pretrained."""
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+
+
+class FrozenBatchNorm(_BatchNorm):
+    """Batch normalisation of [batch, channels, ...] by the running statistics, in training too; nothing is trained."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Takes rows and maps alike."""
+
+    def train(self, mode: bool = True) -> "FrozenBatchNorm":
+        """Stays in evaluation mode."""
+        super().train(mode)
+        self.training = False
+        return self
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalises by the running statistics."""
+        return through_children(self, super().forward(input))
+
+
+def freeze_batch_norm(module: nn.Module) -> nn.Module:
+    """Replaces every batch norm in `module` by a frozen one, whose weights take no gradients; names stay.
+
+    SEC's metric learning trains so (appendix B.1).
+    """
+    module = replace_batch_norm(module, FrozenBatchNorm)
+    for layer in module.modules():
+        if isinstance(layer, FrozenBatchNorm):
+            for parameter in layer.parameters(recurse=False):
+                parameter.requires_grad_(False)
+    return module
+
+
+def replace_batch_norm(module: nn.Module, kind: type[_BatchNorm]) -> nn.Module:
+    """Replaces every batch norm in `module` by one of `kind`, keeping parameters, buffers and names.
+
+    Frozen ones stay: they have no statistics of the batch to share.
+    """
+    if isinstance(module, _BatchNorm):
+        if isinstance(module, (kind, FrozenBatchNorm)):
+            return module
+        replacement = kind(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
+        replacement.weight, replacement.bias = module.weight, module.bias
+        replacement.running_mean, replacement.running_var = module.running_mean, module.running_var
+        replacement.num_batches_tracked = module.num_batches_tracked
+        for name, child in module.named_children():
+            replacement.add_module(name, child)
+        return replacement.train(module.training)
+    for name, child in module.named_children():
+        module.add_module(name, replace_batch_norm(child, kind))
+    return module
+
+
+def through_children(layer: _BatchNorm, outputs: Tensor) -> Tensor:
+    """What follows a batch norm inside of itself: timm's hold a dropout and the activation."""
+    for child in layer.children():
+        outputs = child(outputs)
+    return outputs

@@ -1,0 +1,12 @@
+"""How convolutions start."""
+
+from torch import nn
+
+
+def he_normal_(backbone: nn.Module) -> None:
+    """Draws the weights of every convolution from N(0, 2 / fan-out) (He et al. 2015); biases start at 0."""
+    for module in backbone.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
