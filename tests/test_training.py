@@ -62,7 +62,7 @@ def recipe(**changes) -> Recipe:
 
 def run(recipe, cadence=EVERY_STEP, runtime=None, first_step=0):
     runtime = runtime or FakeRuntime()
-    train(recipe, runtime, cadence, lambda: {"val/knn_top1": 1.0}, first_step)
+    train(recipe, runtime, cadence, lambda steps_taken: {"val/knn_top1": 1.0}, first_step)
     return runtime
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from tqdm import tqdm
 
