@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from ssl_sec.checkpoint import CheckpointWriter, newest_checkpoint
-from ssl_sec.config import PretrainConfig, ProbeJobConfig, TimmConfig
+from ssl_sec.config import PretrainConfig, ProbeJobConfig
 from ssl_sec.diagnostics import NormHistogram
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.encoders import Encoder
@@ -163,7 +163,4 @@ def _probe(config: ProbeJobConfig, folder: RunFolder, runtime: FolderRuntime) ->
 def load_encoder(trained: PretrainConfig, image_shape: tuple[int, ...], weights: Path) -> Encoder:
     """The encoder of a run, with its final weights."""
     channels, height, width = image_shape
-    encoder = trained.encoder
-    if isinstance(encoder, TimmConfig):
-        encoder = replace(encoder, pretrained=False)  # no download of weights that are replaced at once
-    return replace(encoder, weights=str(weights)).build(channels, min(height, width))
+    return replace(trained.encoder, weights=str(weights)).build(channels, min(height, width))
