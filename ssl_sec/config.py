@@ -25,12 +25,28 @@ from ssl_sec.data.sources import (
     open_folder,
     open_parquet,
 )
-from ssl_sec.encoders import Encoder, load_weights, resnet, timm_backbone
-from ssl_sec.encoders.architecture import Architecture, TimmModel, TorchvisionResNet
+from ssl_sec.encoders import (
+    Encoder,
+    bn_inception,
+    freeze_batch_norm,
+    googlenet,
+    load_weights,
+    resnet,
+    timm_backbone,
+)
+from ssl_sec.encoders.architecture import (
+    Architecture,
+    CaffeBNInception,
+    TimmModel,
+    TorchvisionGoogLeNet,
+    TorchvisionResNet,
+)
+from ssl_sec.encoders.bn_inception import CAFFE_MEAN, CAFFE_STD
 from ssl_sec.encoders.export import FormatName
-from ssl_sec.encoders.timm import timm_arguments
+from ssl_sec.encoders.googlenet import GOOGLENET_MEAN, GOOGLENET_STD
+from ssl_sec.encoders.timm import timm_arguments, timm_scaling
 from ssl_sec.errors import ConfigError
-from ssl_sec.heads import ProjectionHead
+from ssl_sec.heads import BatchNormLinearHead, LinearHead, ProjectionHead
 from ssl_sec.loss_config import NoTransformConfig, PairLossConfig, TransformConfig
 from ssl_sec.losses import SphericalConstraint
 from ssl_sec.optimisers import ParameterGroup, adam, lars, parameter_groups, sgd
@@ -204,33 +220,44 @@ class _EncoderConfig:
 
     Attributes:
         weights: a .safetensors file or a state dict to start from.
-        mean: of the pixels in [0, 1] that the weights expect; 0 leaves them, as SimCLR does.
-        std: likewise.
+        mean: of the pixels in [0, 1] that the weights expect; 0 leaves them, as SimCLR does. None takes what the
+            encoder's published weights expect, and 0 where there are none.
+        std: likewise, and 1.
+        freeze_batch_norm: whether the backbone's batch norms keep their running statistics and their weights.
     """
 
     weights: str | None = None
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    freeze_batch_norm: bool = False
 
     def __post_init__(self) -> None:
-        check(len(self.mean) > 0, "encoder.mean", self.mean, "one value or more")
-        check(len(self.std) > 0, "encoder.std", self.std, "one value or more")
-        check(min(self.std) > 0, "encoder.std", self.std, "> 0")
+        for key, values in (("encoder.mean", self.mean), ("encoder.std", self.std)):
+            check(values is None or len(values) > 0, key, values, "one value or more")
+        check(self.std is None or min(self.std) > 0, "encoder.std", self.std, "> 0")
 
     def build(self, num_channels: int, image_size_px: int) -> Encoder:
         """The encoder for images of one size, with the weights it is to start from."""
-        for key, values in (("encoder.mean", self.mean), ("encoder.std", self.std)):
+        mean, std = self._published_scaling()
+        mean, std = mean if self.mean is None else self.mean, std if self.std is None else self.std
+        for key, values in (("encoder.mean", mean), ("encoder.std", std)):
             check(
                 len(values) in (1, num_channels), key, values, f"one value, or one for each of {num_channels} channels"
             )
         backbone, num_features = self._backbone(num_channels, image_size_px)
         if self.weights is not None:
             load_weights(backbone, Path(self.weights).expanduser())
-        return Encoder(backbone, num_features, self.mean, self.std)
+        if self.freeze_batch_norm:
+            backbone = freeze_batch_norm(backbone)
+        return Encoder(backbone, num_features, mean, std)
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
         """The backbone as others name it."""
         raise AssertionError("each encoder has its own")
+
+    def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation that the published weights expect."""
+        return (0.0,), (1.0,)
 
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
         raise AssertionError("each encoder builds its own")
@@ -261,8 +288,47 @@ class ResNetConfig(_EncoderConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BNInceptionConfig(_EncoderConfig):
+    """BN-Inception; see `ssl_sec.encoders.bn_inception`."""
+
+    name: Literal["bn_inception"] = "bn_inception"
+
+    def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
+        """What no other library has."""
+        return CaffeBNInception()
+
+    def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return CAFFE_MEAN, CAFFE_STD
+
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
+        return bn_inception(num_channels, image_size_px)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoogLeNetConfig(_EncoderConfig):
+    """torchvision's GoogLeNet; see `ssl_sec.encoders.googlenet`."""
+
+    name: Literal["googlenet"] = "googlenet"
+
+    def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
+        """The GoogLeNet in torchvision's words."""
+        return TorchvisionGoogLeNet(num_channels=num_channels)
+
+    def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return GOOGLENET_MEAN, GOOGLENET_STD
+
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
+        return googlenet(num_channels, image_size_px)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TimmConfig(_EncoderConfig):
-    """Any timm model by name."""
+    """Any timm model by name.
+
+    Attributes:
+        model: the name, with the tag of its weights after a point or without.
+        pretrained: whether timm downloads its weights, unless `weights` are given.
+    """
 
     name: Literal["timm"] = "timm"
     model: str
@@ -272,15 +338,18 @@ class TimmConfig(_EncoderConfig):
         """The model by its name."""
         return TimmModel(model=self.model, arguments=timm_arguments(self.model, num_channels, image_size_px))
 
+    def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return timm_scaling(self.model) if self.pretrained else super()._published_scaling()
+
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
-        return timm_backbone(self.model, self.pretrained, num_channels, image_size_px)
+        return timm_backbone(self.model, self.pretrained and self.weights is None, num_channels, image_size_px)
 
 
-EncoderConfig = ResNetConfig | TimmConfig
+EncoderConfig = ResNetConfig | BNInceptionConfig | GoogLeNetConfig | TimmConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadConfig:
+class MLPHeadConfig:
     """The projection MLP; see `ssl_sec.heads`.
 
     Attributes:
@@ -289,6 +358,7 @@ class HeadConfig:
         dim: of the embeddings.
     """
 
+    name: Literal["mlp"] = "mlp"
     num_layers: Literal[2, 3] = 2
     hidden_dim: int | None = None
     dim: int = 128
@@ -301,6 +371,28 @@ class HeadConfig:
     def build(self, num_features: int) -> ProjectionHead:
         """The head for an encoder's features."""
         return ProjectionHead(num_features, self.hidden_dim or num_features, self.dim, self.num_layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearHeadConfig:
+    """A linear layer, with batch norm before it or without.
+
+    Attributes:
+        dim: of the embeddings.
+    """
+
+    name: Literal["bn_fc", "fc"]
+    dim: int = 512
+
+    def __post_init__(self) -> None:
+        check(self.dim > 0, "head.dim", self.dim, "> 0")
+
+    def build(self, num_features: int) -> BatchNormLinearHead | LinearHead:
+        """The head for an encoder's features."""
+        return (BatchNormLinearHead if self.name == "bn_fc" else LinearHead)(num_features, self.dim)
+
+
+HeadConfig = MLPHeadConfig | LinearHeadConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,18 +3,22 @@ import math
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from PIL import Image
 from torch import nn
 
 from ssl_sec.config import (
     AugmentConfig,
+    BNInceptionConfig,
     CheckpointConfig,
     CIFARConfig,
     DigitsConfig,
     FolderConfig,
-    HeadConfig,
+    GoogLeNetConfig,
+    LinearHeadConfig,
     LocalConfig,
+    MLPHeadConfig,
     MonitorConfig,
     NoConstraintConfig,
     OptimiserConfig,
@@ -36,7 +40,7 @@ RUN = {
     "data": {"name": "digits"},
     "augment": {},
     "encoder": {"name": "resnet18", "width": 0.1},
-    "head": {},
+    "head": {"name": "mlp"},
     "loss": {"name": "ntxent"},
     "constraint": {"name": "none"},
     "optimiser": {},
@@ -120,6 +124,7 @@ def test_a_wrong_value_is_named_with_its_key_and_what_is_allowed(key, value, all
         ({"name": "sec", "eta": 1.0}, "constraint.rho", 0.0, "in (0, 1]"),
         ({"name": "sec_ema", "eta": 1.0}, "constraint.rho", 1.5, "in (0, 1]"),
         ({"name": "fixed_radius", "eta": 1.0}, "constraint.radius", -1.0, "≥ 0"),
+        ({"name": "fc"}, "head.dim", 0, "> 0"),
         ({"name": "folder", "root": "r"}, "data.image_size_px", 0, "> 0"),
         ({"name": "folder", "root": "r"}, "data.resident_limit_mib", -1, "≥ 0"),
         ({"name": "parquet", "train": ["a"], "test": ["b"]}, "data.max_images", -1, "> 0"),
@@ -157,7 +162,12 @@ def test_a_misspelled_key_of_a_group_is_answered_with_the_nearest():
         ("data", {"name": "folder", "root": "r"}, FolderConfig),
         ("data", {"name": "parquet", "train": ["a"], "test": ["b"]}, ParquetConfig),
         ("encoder", {"name": "resnet50"}, ResNetConfig),
+        ("encoder", {"name": "bn_inception", "freeze_batch_norm": True}, BNInceptionConfig),
+        ("encoder", {"name": "googlenet", "mean": [0.1, 0.2, 0.3]}, GoogLeNetConfig),
         ("encoder", {"name": "timm", "model": "test_vit"}, TimmConfig),
+        ("head", {"name": "mlp", "num_layers": 3}, MLPHeadConfig),
+        ("head", {"name": "bn_fc"}, LinearHeadConfig),
+        ("head", {"name": "fc", "dim": 64}, LinearHeadConfig),
         ("constraint", {"name": "sec", "eta": 1.0}, SphericalConfig),
         ("constraint", {"name": "sec_ema", "eta": 1.0, "rho": 0.1}, SphericalConfig),
         ("constraint", {"name": "l2reg", "eta": 1.0, "radius": 0.0}, SphericalConfig),
@@ -188,7 +198,7 @@ def test_a_probe_job_has_plain_names():
 
 def test_configs_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        HeadConfig().dim = 3
+        MLPHeadConfig().dim = 3
 
 
 def test_digits_open_with_a_balanced_subset_of_the_training_split_only():
@@ -249,9 +259,94 @@ def test_timm_models_are_built():
     assert encoder.eval()(torch.rand(2, 1, 32, 32)).shape == (2, encoder.num_features)
 
 
+@pytest.mark.parametrize(
+    ("config", "mean", "std"),
+    [
+        (ResNetConfig(name="resnet18", width=0.05), [0], [1]),
+        (BNInceptionConfig(), [123 / 255, 117 / 255, 104 / 255], [1 / 255]),
+        (GoogLeNetConfig(), [0.5], [0.5]),
+        (GoogLeNetConfig(mean=(0.1, 0.2, 0.3)), [0.1, 0.2, 0.3], [0.5]),
+        (TimmConfig(model="test_resnet"), [0], [1]),
+    ],
+    ids=lambda config: getattr(config, "name", None),
+)
+def test_pixels_are_scaled_as_the_published_weights_expect_unless_stated(config, mean, std):
+    encoder = config.build(3, 32)
+    torch.testing.assert_close(encoder.mean.flatten(), torch.tensor(mean, dtype=torch.float32))
+    torch.testing.assert_close(encoder.std.flatten(), torch.tensor(std, dtype=torch.float32))
+
+
+@pytest.fixture
+def without_downloads(monkeypatch):
+    """Which models timm was asked for with its weights."""
+    create, asked = timm.create_model, []
+
+    def recorded(model, pretrained=False, **arguments):
+        asked.extend([model] if pretrained else [])
+        return create(model, **arguments)
+
+    monkeypatch.setattr(timm, "create_model", recorded)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("model", "mean", "std"),
+    [
+        ("resnet18", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ("test_vit.r160_in1k", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    ],
+)
+def test_pretrained_timm_models_get_pixels_as_they_were_trained_on(without_downloads, tmp_path, model, mean, std):
+    config = TimmConfig(model=model, pretrained=True)
+    first = config.build(3, 32)
+    assert set(without_downloads) == {model}
+    torch.testing.assert_close(first.mean.flatten(), torch.tensor(mean))
+    torch.testing.assert_close(first.std.flatten(), torch.tensor(std))
+    assert dataclasses.replace(config, mean=(0.0,), std=(1.0,)).build(3, 32).std.flatten().tolist() == [1]
+    without_downloads.clear()
+    path = tmp_path / "trained.safetensors"
+    save_weights(first.backbone, path)
+    again = dataclasses.replace(config, weights=str(path)).build(3, 32)
+    assert without_downloads == []
+    assert torch.equal(again.mean, first.mean) and torch.equal(again.std, first.std)
+
+
+def test_a_frozen_backbone_has_its_loaded_statistics_in_training_too(tmp_path):
+    torch.manual_seed(0)
+    config = ResNetConfig(name="resnet18", width=0.1)
+    trained = config.build(3, 8)
+    trained(torch.rand(4, 3, 8, 8))
+    path = tmp_path / "w.safetensors"
+    save_weights(trained.backbone, path)
+    frozen = dataclasses.replace(config, weights=str(path), freeze_batch_norm=True).build(3, 8).train()
+    images = torch.rand(4, 3, 8, 8)
+    torch.testing.assert_close(frozen(images), trained.eval()(images))
+    frozen(images).sum().backward()
+    trained_names = {name for name, parameter in frozen.backbone.named_parameters() if parameter.requires_grad}
+    assert "conv1.weight" in trained_names
+    assert not any(".bn" in name or name.startswith("bn") for name in trained_names)
+    torch.testing.assert_close(dict(frozen.state_dict()), dict(trained.state_dict()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("name", "smallest"), [("bn_inception", 7), ("googlenet", 15)])
+def test_images_that_are_too_small_for_an_encoder_are_one_line(name, smallest):
+    config = from_values(PretrainConfig, {**RUN, "encoder": {"name": name, "mean": [0.5]}}).encoder
+    encoder = config.build(1, smallest).eval()
+    assert encoder(torch.rand(2, 1, smallest, smallest)).shape == (2, 1024)
+    told = f"^encoder.name: found '{name}', but the images have {smallest - 1} pixels; allowed: {smallest} or more, or"
+    with pytest.raises(ConfigError, match=told):
+        config.build(1, smallest - 1)
+
+
 def test_the_hidden_width_of_the_head_is_that_of_the_features_unless_stated():
-    assert HeadConfig(dim=5).build(7).layers[0].weight.shape == (7, 7)
-    assert HeadConfig(dim=5, hidden_dim=9, num_layers=3).build(7).layers[3].weight.shape == (9, 9)
+    assert MLPHeadConfig(dim=5).build(7).layers[0].weight.shape == (7, 7)
+    assert MLPHeadConfig(dim=5, hidden_dim=9, num_layers=3).build(7).layers[3].weight.shape == (9, 9)
+
+
+def test_a_linear_head_has_batch_norm_before_it_or_none():
+    assert [name for name, _ in LinearHeadConfig(name="bn_fc").build(7).named_children()] == ["bn", "fc"]
+    assert [name for name, _ in LinearHeadConfig(name="fc").build(7).named_children()] == ["fc"]
+    assert LinearHeadConfig(name="fc").build(7).fc.weight.shape == (512, 7)
 
 
 def test_the_constraint_and_its_weight_follow_the_settings():

@@ -13,7 +13,7 @@ import yaml
 from torch import nn
 
 from ssl_sec.checkpoint import CheckpointWriter, newest_checkpoint
-from ssl_sec.config import MetricLearningConfig, PretrainConfig, ProbeJobConfig, TimmConfig, TrainingConfig
+from ssl_sec.config import MetricLearningConfig, PretrainConfig, ProbeJobConfig, TrainingConfig
 from ssl_sec.diagnostics import NormHistogram
 from ssl_sec.edges.run_folder import SCORES, RunFolder
 from ssl_sec.encoders import Encoder, load_weights
@@ -172,10 +172,7 @@ def _probe(config: ProbeJobConfig, folder: RunFolder, runtime: FolderRuntime) ->
 def load_encoder(trained: TrainingConfig, image_shape: tuple[int, ...], weights: Path) -> Encoder:
     """The encoder of a run, with its final weights."""
     channels, height, width = image_shape
-    encoder = trained.encoder
-    if isinstance(encoder, TimmConfig):
-        encoder = replace(encoder, pretrained=False)  # no download of weights that are replaced at once
-    return replace(encoder, weights=str(weights)).build(channels, min(height, width))
+    return replace(trained.encoder, weights=str(weights)).build(channels, min(height, width))
 
 
 def load_head(trained: TrainingConfig, num_features: int, weights: Path) -> nn.Module:

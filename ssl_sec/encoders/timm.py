@@ -29,11 +29,26 @@ def timm_arguments(model: str, num_channels: int, image_size_px: int) -> dict[st
     return _created(model, False, num_channels, image_size_px)[1]
 
 
+def timm_scaling(model: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation, by channel, of the pixels in [0, 1] that timm's weights of a model expect.
+
+    Raises:
+        ConfigError: for a name that timm does not know, or has no weights for.
+    """
+    import timm
+
+    _check_known(model)
+    if not timm.is_model_pretrained(model):
+        raise ConfigError(f"encoder.pretrained: found True, but timm has no weights for {model!r}; allowed: false")
+    told = timm.get_pretrained_cfg(model)
+    assert told is not None
+    return tuple(told.mean), tuple(told.std)
+
+
 def _created(model: str, pretrained: bool, num_channels: int, image_size_px: int) -> tuple[nn.Module, dict[str, Any]]:
     import timm  # its registry takes a second to import, and most runs do without
 
-    if not timm.is_model(model):
-        raise ConfigError(f"encoder.model: timm knows no {model!r}; {nearest(model, timm.list_models())}")
+    _check_known(model)
     arguments: dict[str, Any] = {"num_classes": 0, "in_chans": num_channels, "img_size": image_size_px}
     try:
         backbone = timm.create_model(model, pretrained=pretrained, **arguments)
@@ -42,3 +57,10 @@ def _created(model: str, pretrained: bool, num_channels: int, image_size_px: int
         backbone = timm.create_model(model, pretrained=pretrained, **arguments)
     assert isinstance(backbone, nn.Module)
     return backbone, arguments
+
+
+def _check_known(model: str) -> None:
+    import timm
+
+    if not timm.is_model(model):
+        raise ConfigError(f"encoder.model: timm knows no {model!r}; {nearest(model, timm.list_models())}")

@@ -3,6 +3,7 @@ import timm
 import torch
 
 from ssl_sec.encoders import timm_backbone
+from ssl_sec.encoders.timm import timm_scaling
 from ssl_sec.errors import ConfigError
 
 
@@ -28,3 +29,20 @@ def test_features_are_those_before_the_classifier():
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(ConfigError, match=r"^encoder.model: timm knows no 'resnet51'; did you mean '.*resnet50.*$"):
         timm_backbone("resnet51", pretrained=False, num_channels=3, image_size_px=32)
+
+
+def test_a_model_tells_the_scaling_that_its_weights_expect():
+    imagenet = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    assert timm_scaling("resnet50") == timm_scaling("resnet50.tv_in1k") == imagenet
+    assert timm_scaling("test_vit") == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+@pytest.mark.parametrize("model", ["botnet50ts_256", "resnet50.no_such_weights"])
+def test_weights_that_timm_has_not_are_refused(model):
+    with pytest.raises(ConfigError, match=f"^encoder.pretrained: found True, but timm has no weights for '{model}'"):
+        timm_scaling(model)
+
+
+def test_the_scaling_of_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"^encoder.model: timm knows no 'resnet51'; did you mean"):
+        timm_scaling("resnet51")
