@@ -1,0 +1,385 @@
+"""The retrieval benchmarks in the layouts that they are published in: CUB-200-2011, Cars196, SOP and In-Shop.
+
+Training and test classes are disjoint (SEC, Table 1). A list names the images: it is read and checked when the
+set is opened, against the folders (one listing of each, nothing for each file) and against the published numbers
+of images and classes. The images have no common size and are cut when read. Bounding boxes are never used.
+"""
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from scipy.io import loadmat
+
+from ssl_sec.data.class_splits import require_disjoint
+from ssl_sec.data.decode import OnBadImage
+from ssl_sec.data.image_set import Crop, EncodedImages, FileStore
+from ssl_sec.data.sources import Split
+from ssl_sec.errors import DataError, MissingDataError, first_line, printable
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many there are: of images, and of classes that they belong to."""
+
+    images: int
+    classes: int
+
+    def __str__(self) -> str:
+        return f"{self.images:,} images of {self.classes:,} classes"
+
+
+# A part of a set -> what a list may call its images: those of In-Shop's test split are queries or gallery.
+PARTS = {
+    "train": ("train",),
+    "test": ("test", "query", "gallery"),
+    "query": ("query",),
+    "gallery": ("gallery",),
+}
+
+CUB_COUNTS = {"train": Counts(5_864, 100), "test": Counts(5_924, 100)}
+CARS196_COUNTS = {"train": Counts(8_054, 98), "test": Counts(8_131, 98)}
+SOP_COUNTS = {"train": Counts(59_551, 11_318), "test": Counts(60_502, 11_316)}
+INSHOP_COUNTS = {
+    "train": Counts(25_882, 3_997),
+    "query": Counts(14_218, 3_985),
+    "gallery": Counts(12_612, 3_985),
+    "test": Counts(26_830, 3_985),
+}
+
+CUB_SOURCE = (
+    "the set is Caltech-UCSD Birds-200-2011 (https://www.vision.caltech.edu/datasets/cub_200_2011); unpack it and set "
+    "data.root to CUB_200_2011, which holds images.txt, image_class_labels.txt and images/"
+)
+CARS196_SOURCE = (
+    "the set is the Cars Dataset of the Stanford AI Lab (https://ai.stanford.edu/~jkrause/cars/car_dataset.html), in "
+    "one folder with all annotations in one file; set data.root to what holds car_ims/ and cars_annos.mat"
+)
+SOP_SOURCE = (
+    "the set is Stanford Online Products (https://cvgl.stanford.edu/projects/lifted_struct); unpack it and set "
+    "data.root to Stanford_Online_Products, which holds Ebay_train.txt, Ebay_test.txt and the folders of images"
+)
+INSHOP_SOURCE = (
+    "the set is DeepFashion's In-shop Clothes Retrieval Benchmark "
+    "(https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html); unpack Img/img.zip where it lies and "
+    "set data.root to what holds Img/ and Eval/list_eval_partition.txt"
+)
+
+
+class Listed(NamedTuple):
+    """An image that a list names.
+
+    Attributes:
+        path: relative to the root of the set, with slashes.
+        class_number: of its class in the whole set.
+        part: a key of PARTS.
+        where: the list and the place in it, for errors.
+    """
+
+    path: str
+    class_number: int
+    part: str
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The images of a whole set.
+
+    Attributes:
+        name: of the set.
+        root: folder that the paths are relative to.
+        images: those of both splits.
+        class_names: by number.
+    """
+
+    name: str
+    root: Path
+    images: tuple[Listed, ...]
+    class_names: Mapping[int, str]
+
+    def check(self, counts: Mapping[str, Counts]) -> "Listing":
+        """This listing, if its splits are disjoint and its parts have as many images and classes as expected."""
+        for part, expected in counts.items():
+            of_part = [image.class_number for image in self._of(part)]
+            found = Counts(len(of_part), len(set(of_part)))
+            if found != expected:
+                where = printable(str(self.root))
+                raise DataError(f"{self.name}: found {found} in {where}, {part}; expected {expected}, as published")
+        require_disjoint(self._classes("train").values(), self._classes("test").values(), self.name)
+        return self
+
+    def open(self, split: Split, crop: Crop, on_bad_image: OnBadImage) -> EncodedImages:
+        """One split, after a check that its images are there."""
+        chosen = self._of(split)
+        _check_paths(chosen, self.root)
+        classes = self._classes(split)
+        labels = {number: label for label, number in enumerate(classes)}
+        queries = torch.tensor([image.part == "query" for image in chosen])
+        return EncodedImages(
+            store=FileStore(root=self.root, paths=pa.array([os.fsencode(image.path) for image in chosen], pa.binary())),
+            labels=torch.tensor([labels[image.class_number] for image in chosen]),
+            class_names=tuple(classes.values()),
+            image_shape=(3, crop.size_px, crop.size_px),
+            crop=crop,
+            name=f"{self.name}/{split}",
+            description=f"{Counts(len(chosen), len(classes))} in {self.root}, {split} split of {self.name} by class",
+            on_bad_image=on_bad_image,
+            queries=queries if bool(queries.any()) else None,
+        )
+
+    def _of(self, part: str) -> list[Listed]:
+        return [image for image in self.images if image.part in PARTS[part]]
+
+    def _classes(self, split: Split) -> dict[int, str]:
+        """Names of the classes of a split by their numbers, ascending."""
+        numbers = {image.class_number for image in self._of(split)}
+        return {number: printable(self.class_names[number]) for number in sorted(numbers)}
+
+
+def open_cub(split: Split, root: str | Path, crop: Crop, on_bad_image: OnBadImage = "raise") -> EncodedImages:
+    """CUB-200-2011: 200 species of birds, the first 100 for training.
+
+    Args:
+        split: 5,864 training or 5,924 test images.
+        root: `CUB_200_2011`, which holds `images.txt`, `image_class_labels.txt` and `images/`.
+        crop: what is cut out of each image.
+        on_bad_image: raise an error about an unreadable image, or replace it.
+
+    Raises:
+        MissingDataError: the set is not there.
+        DataError: a list is damaged, names a missing file or one outside of `root`, or has other numbers of
+            images and classes than were published.
+    """
+    return read_cub(Path(root), CUB_COUNTS).open(split, crop, on_bad_image)
+
+
+def open_cars196(split: Split, root: str | Path, crop: Crop, on_bad_image: OnBadImage = "raise") -> EncodedImages:
+    """Cars196 (Stanford Cars): 196 models of cars, the first 98 for training.
+
+    The official halves of the set share their classes and are not used: all images are split by class.
+
+    Args:
+        split: 8,054 training or 8,131 test images.
+        root: what holds `car_ims/` and `cars_annos.mat`.
+        crop: what is cut out of each image.
+        on_bad_image: raise an error about an unreadable image, or replace it.
+
+    Raises:
+        MissingDataError: as `open_cub`.
+        DataError: as `open_cub`.
+    """
+    return read_cars196(Path(root), CARS196_COUNTS).open(split, crop, on_bad_image)
+
+
+def open_sop(split: Split, root: str | Path, crop: Crop, on_bad_image: OnBadImage = "raise") -> EncodedImages:
+    """Stanford Online Products: 22,634 products; the lists say which are for training.
+
+    Args:
+        split: 59,551 training images of 11,318 classes, or 60,502 test images of 11,316.
+        root: `Stanford_Online_Products`, which holds `Ebay_train.txt`, `Ebay_test.txt` and the images' folders.
+        crop: what is cut out of each image.
+        on_bad_image: raise an error about an unreadable image, or replace it.
+
+    Raises:
+        MissingDataError: as `open_cub`.
+        DataError: as `open_cub`.
+    """
+    return read_sop(Path(root), SOP_COUNTS).open(split, crop, on_bad_image)
+
+
+def open_inshop(split: Split, root: str | Path, crop: Crop, on_bad_image: OnBadImage = "raise") -> EncodedImages:
+    """In-Shop Clothes Retrieval: 7,982 articles; the list says which are for training.
+
+    The test split has `queries`: 14,218 images that are looked up among the 12,612 of the gallery, of the same
+    3,985 articles.
+
+    Args:
+        split: 25,882 training images of 3,997 classes, or the 26,830 test images.
+        root: what holds `Eval/list_eval_partition.txt`, or that list itself, and `Img/img/`, or `img/`.
+        crop: what is cut out of each image.
+        on_bad_image: raise an error about an unreadable image, or replace it.
+
+    Raises:
+        MissingDataError: as `open_cub`.
+        DataError: as `open_cub`.
+    """
+    return read_inshop(Path(root), INSHOP_COUNTS).open(split, crop, on_bad_image)
+
+
+def read_cub(root: Path, counts: Mapping[str, Counts]) -> Listing:
+    """What `open_cub` opens, for given numbers of images and classes."""
+    images, labels = root / "images.txt", root / "image_class_labels.txt"
+    for path in (images, labels, root / "images"):
+        _require(path, CUB_SOURCE)
+    numbers: dict[str, int] = {}
+    for where, (image_id, class_id) in _rows(labels, 2):
+        if image_id in numbers:
+            raise DataError(f"{where}: image {printable(image_id)!r} is listed again")
+        numbers[image_id] = _class_number(class_id, where)
+    listed: list[Listed] = []
+    # The folder of its images names a species: 001.Black_footed_Albatross.
+    names: dict[int, str] = {}
+    for where, (image_id, path) in _rows(images, 2):
+        if image_id not in numbers:
+            raise DataError(f"{where}: image {printable(image_id)!r} has no label in {labels.name}")
+        number = numbers[image_id]
+        names.setdefault(number, path.split("/")[0])
+        listed.append(Listed(f"images/{path}", number, _part(number, counts), where))
+    return Listing(name="cub", root=root, images=tuple(listed), class_names=names).check(counts)
+
+
+def read_cars196(root: Path, counts: Mapping[str, Counts]) -> Listing:
+    """What `open_cars196` opens, for given numbers of images and classes."""
+    annotations = root / "cars_annos.mat"
+    for path in (annotations, root / "car_ims"):
+        _require(path, CARS196_SOURCE)
+    paths, class_ids, class_names = _read_cars_annotations(annotations)
+    listed: list[Listed] = []
+    for place, (path, class_id) in enumerate(zip(paths, class_ids, strict=True), start=1):
+        where = f"{printable(str(annotations))} annotation {place}"
+        number = _class_number(str(class_id), where)
+        if number > len(class_names):
+            raise DataError(f"{where}: class {number}, but {len(class_names)} classes have names")
+        listed.append(Listed(str(path), number, _part(number, counts), where))
+    names = dict(enumerate(class_names, start=1))
+    return Listing(name="cars196", root=root, images=tuple(listed), class_names=names).check(counts)
+
+
+def read_sop(root: Path, counts: Mapping[str, Counts]) -> Listing:
+    """What `open_sop` opens, for given numbers of images and classes."""
+    listed: list[Listed] = []
+    for part in ("train", "test"):
+        path = root / f"Ebay_{part}.txt"
+        _require(path, SOP_SOURCE)
+        for where, (_, class_id, _, image_path) in _rows(path, 4, "image_id class_id super_class_id path"):
+            listed.append(Listed(image_path, _class_number(class_id, where), part, where))
+    names = {image.class_number: str(image.class_number) for image in listed}
+    return Listing(name="sop", root=root, images=tuple(listed), class_names=names).check(counts)
+
+
+def read_inshop(root: Path, counts: Mapping[str, Counts]) -> Listing:
+    """What `open_inshop` opens, for given numbers of images and classes."""
+    name = "list_eval_partition.txt"
+    # Copies of the set may lack the two folders that it is published in.
+    path = root / name if (root / name).is_file() else root / "Eval" / name
+    folder = "" if (root / "img").is_dir() else "Img/"
+    _require(path, INSHOP_SOURCE)
+    _require(root / f"{folder}img", INSHOP_SOURCE)
+    rows = list(_rows(path, 3, "image_name item_id evaluation_status", lines_before=1))
+    names = dict(enumerate(sorted({item for _, (_, item, _) in rows})))
+    numbers = {item: number for number, item in names.items()}
+    listed: list[Listed] = []
+    for where, (image_path, item, part) in rows:
+        if part not in ("train", "query", "gallery"):
+            raise DataError(f"{where}: status {printable(part)!r}; allowed: train, query, gallery")
+        listed.append(Listed(folder + image_path, numbers[item], part, where))
+    return Listing(name="inshop", root=root, images=tuple(listed), class_names=names).check(counts)
+
+
+def _part(class_number: int, counts: Mapping[str, Counts]) -> Split:
+    return "train" if class_number <= counts["train"].classes else "test"
+
+
+def _require(path: Path, source: str) -> None:
+    if not path.exists():
+        raise MissingDataError(f"{printable(str(path))}: not there; {source}")
+
+
+def _rows(path: Path, num_fields: int, header: str = "", lines_before: int = 0) -> Iterator[tuple[str, list[str]]]:
+    """Where each line stands, and its fields.
+
+    Args:
+        path: a list with fields between blanks.
+        num_fields: that each line must have.
+        header: what the line before the first row must say; none if empty.
+        lines_before: how many stand before the header.
+    """
+    printed = printable(str(path))
+    try:
+        # As the file system's names, which need not be UTF-8.
+        lines = os.fsdecode(path.read_bytes()).rstrip().split("\n")
+    except OSError as error:
+        raise DataError(f"{printed}: cannot be read: {first_line(error)}") from error
+    first = lines_before
+    if header:
+        found = lines[first] if first < len(lines) else ""
+        if found.split() != header.split():
+            raise DataError(f"{printed} line {first + 1}: found {printable(found.strip())!r}, expected {header!r}")
+        first += 1
+    for number, line in enumerate(lines[first:], start=first + 1):
+        fields = line.split()
+        where = f"{printed} line {number}"
+        if len(fields) != num_fields:
+            raise DataError(f"{where}: {len(fields)} fields found, {num_fields} expected")
+        yield where, fields
+
+
+def _class_number(text: str, where: str) -> int:
+    # Of so many digits at most: Python refuses to read thousands.
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) >= 1):
+        raise DataError(f"{where}: label {printable(text)!r}; allowed: integers, 1 or more")
+    return int(text)
+
+
+def _read_cars_annotations(path: Path) -> tuple[list[Any], list[Any], list[str]]:
+    """Paths, class numbers and the names of the classes, of which the first is number 1."""
+    printed = printable(str(path))
+    try:
+        content = loadmat(path, variable_names=("annotations", "class_names"), squeeze_me=True)
+    # scipy raises what a damaged file trips it into: ValueError, TypeError, KeyError, MatReadError, OSError, …
+    except Exception as error:
+        raise DataError(f"{printed}: cannot be read: {first_line(error)}") from error
+    annotations = np.atleast_1d(content.get("annotations", ()))
+    fields = annotations.dtype.names or ()
+    missing = [field for field in ("relative_im_path", "class") if field not in fields]
+    if missing or "class_names" not in content:
+        listed = ", ".join([f"annotations.{field}" for field in missing] or ["class_names"])
+        raise DataError(f"{printed}: no {listed}; needed is cars_annos.mat, which annotates all images")
+    class_names = [str(name) for name in np.atleast_1d(content["class_names"])]
+    return list(annotations["relative_im_path"]), list(annotations["class"]), class_names
+
+
+def _check_paths(listed: Collection[Listed], root: Path) -> None:
+    """Refuses images that are not below `root`, not there, or listed twice; each folder is read once."""
+    real_root = os.path.realpath(root)
+    folders: dict[str, dict[str, bool]] = {}
+    seen: set[str] = set()
+    for image in listed:
+        path = printable(image.path)
+        if image.path.startswith("/") or ".." in image.path.split("/") or "\0" in image.path:
+            raise DataError(f"{image.where}: {path} leads out of data.root; allowed: paths below it")
+        if image.path in seen:
+            raise DataError(f"{image.where}: {path} is listed again")
+        seen.add(image.path)
+        folder, _, file = image.path.rpartition("/")
+        if folder not in folders:
+            if not _is_below(os.path.join(root, folder), real_root):
+                raise DataError(f"{image.where}: {path} leads out of data.root; copy the files into it")
+            folders[folder] = _links(os.path.join(root, folder), image.where)
+        is_link = folders[folder].get(file)
+        if is_link is None:
+            raise DataError(f"{image.where}: {path} is not there")
+        if is_link and not _is_below(os.path.join(root, image.path), real_root):
+            raise DataError(f"{image.where}: {path} leads out of data.root; copy the file into it")
+
+
+def _links(folder: str, where: str) -> dict[str, bool]:
+    """Which names of a folder are links; a listing says so without a look at each file."""
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name: entry.is_symlink() for entry in entries}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{where}: {printable(folder)} cannot be read: {first_line(error)}") from error
+
+
+def _is_below(path: str, real_root: str) -> bool:
+    real_path = os.path.realpath(path)
+    return os.path.commonpath((real_path, real_root)) == real_root
