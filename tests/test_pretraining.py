@@ -17,7 +17,7 @@ VALUES = {
     "data": {"name": "digits", "max_images": 200},
     "augment": {"min_scale": 0.4},
     "encoder": {"name": "resnet18", "width": 0.125},
-    "head": {"dim": 16},
+    "head": {"name": "mlp", "dim": 16},
     "loss": {"name": "ntxent"},
     "constraint": {"name": "sec_ema", "eta": 1.0, "rho": 0.3},
     "optimiser": {"learning_rate": 0.1},
