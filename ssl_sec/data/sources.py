@@ -19,9 +19,11 @@ from torch import Tensor
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from ssl_sec.data import parquet
+from ssl_sec.data.class_splits import require_disjoint
 from ssl_sec.data.decode import OnBadImage, decode_image
 from ssl_sec.data.image_set import (
     ArrowStore,
+    Crop,
     EncodedImages,
     FileStore,
     ImageSet,
@@ -94,12 +96,14 @@ def open_folder(
     num_channels: int = 3,
     on_bad_image: OnBadImage = "raise",
     resident_limit_mib: int = 2048,
+    crop: Crop | None = None,
+    shared_classes: bool = True,
 ) -> ImageSet:
     """Images in root/train/<class>/ and root/test/<class>/, or root/val/ where there is no test.
 
-    The classes are the folders of `train` in the order of their names, for both splits. Only the files that
-    lie directly in a class folder and have an image's extension are read; names that begin with a dot
-    are ignored.
+    The classes are the folders of `train` in the order of their names, for both splits, or those of each split
+    (`shared_classes`). Only the files that lie directly in a class folder and have an image's extension are
+    read; names that begin with a dot are ignored.
 
     Args:
         split: which part.
@@ -109,21 +113,24 @@ def open_folder(
         on_bad_image: raise an error about an unreadable image, or skip it: drop it from a resident set,
             replace it in a streamed one.
         resident_limit_mib: the set is decoded into memory if its pixels need no more than this.
+        crop: what is cut out of each image when it is read, if images have no common size; the set is then never
+            decoded into memory. Not together with `image_size_px`.
+        shared_classes: whether the splits have the same classes, or each its own, with labels of its own.
 
     Raises:
         MissingDataError: the folder or the split does not exist.
-        DataError: there are no classes, a class without images or unknown to `train`, a link that leads out
-            of `root`, or an image that cannot be read.
+        DataError: there are no classes, a class without images, one that is unknown to `train` (or, of classes that
+            are not shared, known to it), a link that leads out of `root`, or an image that cannot be read.
     """
-    _check_format(image_size_px, num_channels)
+    side_px = _checked_side(image_size_px, crop, num_channels)
     root = Path(root)
-    paths, labels, class_names = _list_folder(root, split)
+    paths, labels, class_names = _list_folder(root, split, shared_classes)
     store = FileStore(root=root, paths=pa.array(paths, pa.binary()))
     encoded = ((store.image_name(row), store.source(row), label) for row, label in enumerate(labels))
-    first, image_shape = _first_shape(encoded, image_size_px, num_channels, on_bad_image)
+    first, image_shape = _first_shape(encoded, side_px, num_channels, on_bad_image)
     name = f"folder/{split}"
     description = f"{len(paths)} images of {len(class_names)} classes in {root}, {split} split"
-    if _fits(len(paths), image_shape, resident_limit_mib):
+    if crop is None and _fits(len(paths), image_shape, resident_limit_mib):
         images, labels_read, num_bad_images = _decode_all(
             itertools.chain(first, encoded), len(paths), image_shape, image_size_px, on_bad_image, name
         )
@@ -141,6 +148,7 @@ def open_folder(
         class_names=class_names,
         image_shape=image_shape,
         image_size_px=image_size_px,
+        crop=crop,
         name=name,
         description=description,
         on_bad_image=on_bad_image,
@@ -158,6 +166,7 @@ def open_parquet(
     on_bad_image: OnBadImage = "raise",
     resident_limit_mib: int = 2048,
     cache_folder: str | Path = "~/.cache/ssl_sec",
+    crop: Crop | None = None,
 ) -> ImageSet:
     """Parquet files in the Hugging Face layout, local or remote.
 
@@ -175,12 +184,14 @@ def open_parquet(
             replace it in a streamed one.
         resident_limit_mib: the set is decoded into memory if its pixels need no more than this.
         cache_folder: where a larger set is copied to, to be read by row; needs the space of the files.
+        crop: what is cut out of each image when it is read, if images have no common size; the set is then never
+            decoded into memory. Not together with `image_size_px`.
 
     Raises:
         MissingDataError: no files are given for the split, or they do not exist.
         DataError: a file is damaged or lacks the columns, a label is wrong, or an image cannot be read.
     """
-    _check_format(image_size_px, num_channels)
+    side_px = _checked_side(image_size_px, crop, num_channels)
     locations = train if split == "train" else test
     if locations is None:
         raise MissingDataError(f"parquet: no files for the {split} split; set data.{split}")
@@ -191,12 +202,12 @@ def open_parquet(
         for some in rows
         for name, image, label in zip(some.names, some.encoded, some.labels, strict=True)
     )
-    first, image_shape = _first_shape(encoded, image_size_px, num_channels, on_bad_image)
+    first, image_shape = _first_shape(encoded, side_px, num_channels, on_bad_image)
     name = f"parquet/{split}"
     paths = [path for _, path in files.files]
     more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
     description = f"{files.num_rows} images in {paths[0]}{more}, digest {parquet.digest(files)}"
-    if _fits(files.num_rows, image_shape, resident_limit_mib):
+    if crop is None and _fits(files.num_rows, image_shape, resident_limit_mib):
         images, labels, num_bad_images = _decode_all(
             itertools.chain(first, encoded), files.num_rows, image_shape, image_size_px, on_bad_image, name
         )
@@ -216,10 +227,31 @@ def open_parquet(
         class_names=_class_names(files, labels),
         image_shape=image_shape,
         image_size_px=image_size_px,
+        crop=crop,
         name=name,
         description=description,
         on_bad_image=on_bad_image,
     )
+
+
+def parquet_class_names(
+    locations: parquet.Locations, image_column: str | None = None, label_column: str = "label"
+) -> tuple[str, ...]:
+    """Names of the classes that have images in Parquet files, in the order of their labels; only labels are read.
+
+    Args:
+        locations: path, glob or fsspec URL of the files, or a list of them.
+        image_column: as in `open_parquet`.
+        label_column: as in `open_parquet`.
+
+    Raises:
+        MissingDataError: a file does not exist.
+        DataError: a file is damaged or lacks the columns, or a label is wrong.
+    """
+    files = parquet.inspect(locations, image_column, label_column)
+    labels = torch.from_numpy(parquet.distinct_labels(files))
+    class_names = _class_names(files, labels)
+    return tuple(class_names[label] for label in labels.tolist())
 
 
 def limit_images(image_set: ImageSet, max_images: int, seed: int) -> ImageSet:
@@ -276,25 +308,32 @@ def _open_cifar(dataset: type[CIFAR10], name: str, split: Split, root: Path, dow
     )
 
 
-def _check_format(image_size_px: int | None, num_channels: int) -> None:
+def _checked_side(image_size_px: int | None, crop: Crop | None, num_channels: int) -> int | None:
+    """The side of all images, if it is known before one is read."""
+    assert image_size_px is None or crop is None
     if num_channels not in (1, 3):
         raise ConfigError(f"data.num_channels = {num_channels}; allowed: 1, 3")
     if image_size_px is not None and image_size_px < 1:
         raise ConfigError(f"data.image_size_px = {image_size_px}; allowed: 1 or more, or null")
+    return image_size_px if crop is None else crop.size_px
 
 
-def _list_folder(root: Path, split: Split) -> tuple[list[bytes], list[int], tuple[str, ...]]:
+def _list_folder(root: Path, split: Split, shared_classes: bool) -> tuple[list[bytes], list[int], tuple[str, ...]]:
     """Paths relative to `root` as the file system's bytes, their labels, and the names of the classes."""
     wanted = "data.root must hold train/<class>/ and test/<class>/"
     train = root / "train"
     held_out = root / "test" if (root / "test").is_dir() or not (root / "val").is_dir() else root / "val"
     folder = train if split == "train" else held_out
-    for path in (root, train, folder):
+    for path in (root, train, folder if shared_classes else held_out):
         if not path.is_dir():
             raise MissingDataError(f"{printable(str(path))}: no such folder; {wanted}")
     try:
-        classes = {name: label for label, name in enumerate(_class_folders(train, root))}
-        found = list(classes) if split == "train" else _class_folders(folder, root)
+        of_train = _class_folders(train, root)
+        found = of_train if split == "train" else _class_folders(folder, root)
+        if not shared_classes:
+            of_test = _class_folders(held_out, root) if split == "train" else found
+            require_disjoint(map(_display, of_train), map(_display, of_test), printable(str(root)))
+        classes = {name: label for label, name in enumerate(of_train if shared_classes else found)}
         if unknown := [name for name in found if name not in classes]:
             listed = ", ".join(map(_display, unknown[:5]))
             raise DataError(f"{printable(str(folder))}: classes that {train.name} does not have: {listed}")
