@@ -14,8 +14,10 @@ from torch.optim import Optimizer
 
 from ssl_sec.augment import RetrievalAugmentation, SimCLRAugmentation
 from ssl_sec.data.class_batches import ClassBatches, TripletBatches
-from ssl_sec.data.crops import CentreCrop, RandomResizedCrop
+from ssl_sec.data.class_splits import own_classes, require_disjoint, split_by_class
+from ssl_sec.data.crops import CentreCrop, Crop, RandomResizedCrop
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.retrieval_sets import open_cars196, open_cub, open_inshop, open_sop
 from ssl_sec.data.samplers import worker_counts, worker_rows
 from ssl_sec.data.sources import (
     limit_images,
@@ -24,6 +26,7 @@ from ssl_sec.data.sources import (
     open_digits,
     open_folder,
     open_parquet,
+    parquet_class_names,
 )
 from ssl_sec.encoders import (
     Encoder,
@@ -63,23 +66,50 @@ class _DataConfig:
 
     Attributes:
         max_images: train on a class-balanced subset of so many images, the same for every seed.
+        num_train_classes: for metric learning, the first so many classes of the training split train and its others
+            are the test set; None if the splits of the data set have classes of their own.
     """
 
     max_images: int | None = None
+    num_train_classes: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_images is not None:
             check(self.max_images > 0, "data.max_images", self.max_images, "> 0")
+        if self.num_train_classes is not None:
+            check(self.num_train_classes > 0, "data.num_train_classes", self.num_train_classes, "> 0")
 
     def open(self, split: Split) -> ImageSet:
         """Opens one split; the subset is of the training split only."""
-        image_set = self._open(split)
+        return self._limited(self._open(split, None), split)
+
+    def open_by_class(self, split: Split, crop: Crop) -> ImageSet:
+        """Opens one of two splits without common classes, each with labels of its own, 0, 1, ….
+
+        Args:
+            split: which part; the subset is of the training split only.
+            crop: what is cut out of each image, where the images have no common size.
+
+        Raises:
+            ConfigError: `num_train_classes` is missing, or leaves a split without classes.
+            DataError: the splits have classes in common, or as the data set's opener says.
+        """
+        if self.num_train_classes is None:
+            image_set = self._open_own_classes(split, crop)
+        else:
+            image_set = split_by_class(self._open("train", crop), self.num_train_classes, split)
+        return self._limited(image_set, split)
+
+    def _limited(self, image_set: ImageSet, split: Split) -> ImageSet:
         if self.max_images is None or split == "test" or self.max_images >= len(image_set):
             return image_set
         return limit_images(image_set, self.max_images, seed=0)
 
-    def _open(self, split: Split) -> ImageSet:
+    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         raise AssertionError("each data set opens itself")
+
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        raise ConfigError("data.num_train_classes: found None, must be given: both splits have the same classes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +118,7 @@ class DigitsConfig(_DataConfig):
 
     name: Literal["digits"] = "digits"
 
-    def _open(self, split: Split) -> ImageSet:
+    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         return open_digits(split)
 
 
@@ -105,7 +135,7 @@ class CIFARConfig(_DataConfig):
     root: str = "data"
     download: bool = False
 
-    def _open(self, split: Split) -> ImageSet:
+    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         opener = open_cifar10 if self.name == "cifar10" else open_cifar100
         return opener(split, Path(self.root).expanduser(), self.download)
 
@@ -115,7 +145,8 @@ class _FilesConfig(_DataConfig):
     """Encoded images in files.
 
     Attributes:
-        image_size_px: short side after resizing, then centre crop; None if all images have one size.
+        image_size_px: short side after resizing, then centre crop; None if all images have one size, or, in metric
+            learning, are cut by its crop.
         num_channels: 3, or 1 for grey.
         on_bad_image: stop at an unreadable image, or leave it out and count it.
         resident_limit_mib: a set that is no larger once decoded is kept on the device.
@@ -140,7 +171,13 @@ class FolderConfig(_FilesConfig):
     name: Literal["folder"] = "folder"
     root: str
 
-    def _open(self, split: Split) -> ImageSet:
+    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
+        return self._open_folder(split, crop, shared_classes=True)
+
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        return self._open_folder(split, crop, shared_classes=False)
+
+    def _open_folder(self, split: Split, crop: Crop | None, shared_classes: bool) -> ImageSet:
         return open_folder(
             split,
             root=Path(self.root).expanduser(),
@@ -148,6 +185,8 @@ class FolderConfig(_FilesConfig):
             num_channels=self.num_channels,
             on_bad_image=self.on_bad_image,
             resident_limit_mib=self.resident_limit_mib,
+            crop=crop if self.image_size_px is None else None,
+            shared_classes=shared_classes,
         )
 
 
@@ -157,7 +196,7 @@ class ParquetConfig(_FilesConfig):
 
     Attributes:
         train: a path, a glob or an fsspec URL, or several.
-        test: likewise.
+        test: likewise; may be None where num_train_classes splits the training files.
         image_column: None finds the one that holds images.
         label_column: int64 classes.
         cache_folder: where a streamed set is laid out for random access.
@@ -165,16 +204,21 @@ class ParquetConfig(_FilesConfig):
 
     name: Literal["parquet"] = "parquet"
     train: tuple[str, ...]
-    test: tuple[str, ...]
+    test: tuple[str, ...] | None = None
     image_column: str | None = None
     label_column: str = "label"
     cache_folder: str = "~/.cache/ssl_sec"
 
-    def _open(self, split: Split) -> ImageSet:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_train_classes is None:
+            check(self.test is not None, "data.test", None, "given, unless data.num_train_classes splits data.train")
+
+    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         return open_parquet(
             split,
             train=list(self.train),
-            test=list(self.test),
+            test=None if self.test is None else list(self.test),
             image_column=self.image_column,
             label_column=self.label_column,
             image_size_px=self.image_size_px,
@@ -182,10 +226,86 @@ class ParquetConfig(_FilesConfig):
             on_bad_image=self.on_bad_image,
             resident_limit_mib=self.resident_limit_mib,
             cache_folder=Path(self.cache_folder).expanduser(),
+            crop=crop if self.image_size_px is None else None,
         )
 
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        assert self.test is not None
+        train, test = (
+            parquet_class_names(list(files), self.image_column, self.label_column) for files in (self.train, self.test)
+        )
+        require_disjoint(train, test, "parquet")
+        return own_classes(self._open(split, crop))
 
-DataConfig = DigitsConfig | CIFARConfig | FolderConfig | ParquetConfig
+
+@dataclass(frozen=True, kw_only=True)
+class _RetrievalConfig(_DataConfig):
+    """A benchmark of metric learning in the layout that it is published in; its images have no common size.
+
+    Attributes:
+        root: see the data set's opener.
+        on_bad_image: stop at an unreadable image, or replace and count it.
+    """
+
+    name: str
+    root: str
+    on_bad_image: Literal["raise", "skip"] = "raise"
+
+    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
+        if crop is None:
+            raise ConfigError(
+                f"data.name: found {self.name!r}, whose images have no common size; only metric learning crops them"
+            )
+        return self._open_own_classes(split, crop)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CUBConfig(_RetrievalConfig):
+    """CUB-200-2011; see `ssl_sec.data.retrieval_sets`."""
+
+    name: Literal["cub"] = "cub"
+    root: str = "data/CUB_200_2011"
+
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        return open_cub(split, Path(self.root).expanduser(), crop, self.on_bad_image)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cars196Config(_RetrievalConfig):
+    """Cars196 (Stanford Cars); see `ssl_sec.data.retrieval_sets`."""
+
+    name: Literal["cars196"] = "cars196"
+    root: str = "data/cars196"
+
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        return open_cars196(split, Path(self.root).expanduser(), crop, self.on_bad_image)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SOPConfig(_RetrievalConfig):
+    """Stanford Online Products; see `ssl_sec.data.retrieval_sets`."""
+
+    name: Literal["sop"] = "sop"
+    root: str = "data/Stanford_Online_Products"
+
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        return open_sop(split, Path(self.root).expanduser(), crop, self.on_bad_image)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InShopConfig(_RetrievalConfig):
+    """In-Shop Clothes Retrieval; see `ssl_sec.data.retrieval_sets`."""
+
+    name: Literal["inshop"] = "inshop"
+    root: str = "data/inshop"
+
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        return open_inshop(split, Path(self.root).expanduser(), crop, self.on_bad_image)
+
+
+DataConfig = (
+    DigitsConfig | CIFARConfig | FolderConfig | ParquetConfig | CUBConfig | Cars196Config | SOPConfig | InShopConfig
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Deep metric learning from a config, on one worker of any runtime: embeddings of classes that were never trained on."""
+"""Deep metric learning from a config, on one worker of any runtime; measured on classes that were never trained on."""
 
 from functools import partial
 from pathlib import Path

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
-
 ParameterGroup = dict[str, object]
 
 

@@ -136,11 +136,7 @@ def iterate_rows(parquet_files: ParquetFiles) -> Iterator[EncodedRows]:
         row = 0
         with _opened(file_system, path) as parquet:
             record_batches = parquet.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns)
-            while True:
-                with _one_line(path):
-                    record_batch = next(record_batches, None)
-                if record_batch is None:
-                    break
+            while (record_batch := _next_batch(record_batches, path)) is not None:
                 images = record_batch.column(parquet_files.image_column)
                 # Flattened, the bytes are null where the whole struct is.
                 encoded = images.flatten()[images.type.get_field_index("bytes")]
@@ -150,6 +146,23 @@ def iterate_rows(parquet_files: ParquetFiles) -> Iterator[EncodedRows]:
                     labels=_checked_labels(record_batch.column(parquet_files.label_column), path, row),
                 )
                 row += record_batch.num_rows
+
+
+def distinct_labels(parquet_files: ParquetFiles) -> Int64[np.ndarray, " classes"]:
+    """The labels that occur, ascending; the images are not read.
+
+    Raises:
+        DataError: as `iterate_rows`.
+    """
+    found: set[int] = set()
+    for file_system, path in parquet_files.files:
+        row = 0
+        with _opened(file_system, path) as parquet:
+            record_batches = parquet.iter_batches(columns=[parquet_files.label_column])
+            while (record_batch := _next_batch(record_batches, path)) is not None:
+                found.update(_checked_labels(record_batch.column(0), path, row).tolist())
+                row += record_batch.num_rows
+    return np.array(sorted(found), np.int64)
 
 
 def cached_table(parquet_files: ParquetFiles, cache_folder: Path) -> Path:
@@ -216,6 +229,11 @@ def _stamp(file_system: AbstractFileSystem, path: str) -> list[str]:
     times = ("mtime", "LastModified", "last_modified", "updated", "ETag", "etag", "created")
     changed = next((str(info[key]) for key in times if info.get(key)), "")
     return [file_system.unstrip_protocol(path), str(info.get("size")), changed]
+
+
+def _next_batch(record_batches: Iterator[pa.RecordBatch], path: str) -> pa.RecordBatch | None:
+    with _one_line(path):
+        return next(record_batches, None)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from torch import Tensor
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from ssl_sec.data import parquet
+from ssl_sec.data.class_splits import require_disjoint
 from ssl_sec.data.crops import CentreSquare, Crop
 from ssl_sec.data.decode import OnBadImage, decode_image
 from ssl_sec.data.image_set import (
@@ -96,12 +97,13 @@ def open_folder(
     on_bad_image: OnBadImage = "raise",
     resident_limit_mib: int = 2048,
     crop: Crop | None = None,
+    shared_classes: bool = True,
 ) -> ImageSet:
     """Images in root/train/<class>/ and root/test/<class>/, or root/val/ where there is no test.
 
-    The classes are the folders of `train` in the order of their names, for both splits. Only the files that
-    lie directly in a class folder and have an image's extension are read; names that begin with a dot
-    are ignored.
+    The classes are the folders of `train` in the order of their names, for both splits, or those of each split
+    (`shared_classes`). Only the files that lie directly in a class folder and have an image's extension are
+    read; names that begin with a dot are ignored.
 
     Args:
         split: which part.
@@ -113,17 +115,18 @@ def open_folder(
         resident_limit_mib: the set is decoded into memory if its pixels need no more than this.
         crop: what is cut out of images of any size whenever they are read: the set is then streamed, however small it
             is. Only without image_size_px.
+        shared_classes: whether the splits have the same classes, or each its own, with labels of its own.
 
     Raises:
         MissingDataError: the folder or the split does not exist.
-        DataError: there are no classes, a class without images or unknown to `train`, a link that leads out
-            of `root`, or an image that cannot be read.
+        DataError: there are no classes, a class without images, one that is unknown to `train` (or, of classes that
+            are not shared, known to it), a link that leads out of `root`, or an image that cannot be read.
     """
     assert image_size_px is None or crop is None
     _check_format(image_size_px, num_channels)
     resize = None if image_size_px is None else CentreSquare(size_px=image_size_px)
     root = Path(root)
-    paths, labels, class_names = _list_folder(root, split)
+    paths, labels, class_names = _list_folder(root, split, shared_classes)
     store = FileStore(root=root, paths=pa.array(paths, pa.binary()))
     encoded = ((store.image_name(row), store.source(row), label) for row, label in enumerate(labels))
     first, image_shape = _first_shape(encoded, crop or resize, num_channels, on_bad_image)
@@ -233,6 +236,26 @@ def open_parquet(
     )
 
 
+def parquet_class_names(
+    locations: parquet.Locations, image_column: str | None = None, label_column: str = "label"
+) -> tuple[str, ...]:
+    """Names of the classes that have images in Parquet files, in the order of their labels; only labels are read.
+
+    Args:
+        locations: path, glob or fsspec URL of the files, or a list of them.
+        image_column: as in `open_parquet`.
+        label_column: as in `open_parquet`.
+
+    Raises:
+        MissingDataError: a file does not exist.
+        DataError: a file is damaged or lacks the columns, or a label is wrong.
+    """
+    files = parquet.inspect(locations, image_column, label_column)
+    labels = torch.from_numpy(parquet.distinct_labels(files))
+    class_names = _class_names(files, labels)
+    return tuple(class_names[label] for label in labels.tolist())
+
+
 def limit_images(image_set: ImageSet, max_images: int, seed: int) -> ImageSet:
     """A view of at most `max_images` images with as equal numbers of each class as there are images for.
 
@@ -294,18 +317,22 @@ def _check_format(image_size_px: int | None, num_channels: int) -> None:
         raise ConfigError(f"data.image_size_px = {image_size_px}; allowed: 1 or more, or null")
 
 
-def _list_folder(root: Path, split: Split) -> tuple[list[bytes], list[int], tuple[str, ...]]:
+def _list_folder(root: Path, split: Split, shared_classes: bool) -> tuple[list[bytes], list[int], tuple[str, ...]]:
     """Paths relative to `root` as the file system's bytes, their labels, and the names of the classes."""
     wanted = "data.root must hold train/<class>/ and test/<class>/"
     train = root / "train"
     held_out = root / "test" if (root / "test").is_dir() or not (root / "val").is_dir() else root / "val"
     folder = train if split == "train" else held_out
-    for path in (root, train, folder):
+    for path in (root, train, folder if shared_classes else held_out):
         if not path.is_dir():
             raise MissingDataError(f"{printable(str(path))}: no such folder; {wanted}")
     try:
-        classes = {name: label for label, name in enumerate(_class_folders(train, root))}
-        found = list(classes) if split == "train" else _class_folders(folder, root)
+        of_train = _class_folders(train, root)
+        found = of_train if split == "train" else _class_folders(folder, root)
+        if not shared_classes:
+            of_test = _class_folders(held_out, root) if split == "train" else found
+            require_disjoint(map(_display, of_train), map(_display, of_test), printable(str(root)))
+        classes = {name: label for label, name in enumerate(of_train if shared_classes else found)}
         if unknown := [name for name in found if name not in classes]:
             listed = ", ".join(map(_display, unknown[:5]))
             raise DataError(f"{printable(str(folder))}: classes that {train.name} does not have: {listed}")

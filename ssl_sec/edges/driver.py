@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 from mlflow.exceptions import MlflowException
@@ -98,7 +98,7 @@ def run_pretraining(config: PretrainConfig) -> Finished:
         run_name=f"{config.run_name}-probe",
         tracking=config.tracking,
     )
-    probed = _probe(probe, folder.path, config)
+    probed = _probe(probe, finished.folder.path, config)
     return replace(finished, metrics={**finished.metrics, **probed.metrics})
 
 
@@ -188,7 +188,7 @@ def run_replay(config: ReplayConfig) -> Finished:
         raise ConfigError(f"folder: {folder.path} holds no run; allowed: the folder that a job printed")
     identity = RunIdentity(**json.loads(folder.identity_path.read_text()))
     identity = replace(identity, uri=config.uri or _with_credentials(identity.uri))
-    job = next(job for job in CONFIGS if job == identity.tags["job"])
+    job: Job = next(name for name in get_args(Job) if name == identity.tags["job"])
     values = yaml.safe_load(folder.config_path.read_text())
     runtime = from_values(CONFIGS[job], values).runtime
     run = _Run(

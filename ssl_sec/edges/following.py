@@ -252,9 +252,7 @@ class Progress:
         if self._bar is None:
             place = "epoch {n:.1f}/{total}" if self._unit == "epoch" else "step {n:.0f}/{total}"
             form = "{desc} {percentage:3.0f}%|{bar:20}| " + place + " [{elapsed}<{remaining}] {postfix}"
-            self._bar = tqdm(
-                total=self._total, desc=self._name, bar_format=form, file=self._stream, dynamic_ncols=True
-            )
+            self._bar = tqdm(total=self._total, desc=self._name, bar_format=form, file=self._stream, dynamic_ncols=True)
         self._bar.set_postfix_str("  ".join(self._figures(self._shown)), refresh=False)
         self._bar.update(min(self._place(), self._total) - self._bar.n)
         self._bar.refresh()

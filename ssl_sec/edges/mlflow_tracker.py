@@ -373,7 +373,10 @@ def _best_version(client: MlflowClient, recipe: str) -> str | None:
         if newest is not None and "probe/top1" in newest.data.metrics:
             probed[version] = newest.data.metrics["probe/top1"]
     watched = {
-        version: run.data.metrics[score] for version, run in runs.items() for score in SCORES if score in run.data.metrics
+        version: run.data.metrics[score]
+        for version, run in runs.items()
+        for score in SCORES
+        if score in run.data.metrics
     }
     scores = probed if len(probed) == len(runs) else watched
     return max(scores, key=lambda version: (scores[version], -int(version)), default=None)

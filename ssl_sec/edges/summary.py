@@ -13,7 +13,10 @@ FIGURES = {
     "val/rankme": "RankMe",
     "val/recall_at_1": "Recall@1 on held-out training classes (%)",
     "train/recall_at_1": "Recall@1 on training classes (%)",
-    **{f"retrieval/recall_at_{k}": f"Recall@{k} on the test classes (%)" for k in (1, 2, 4, 8, 10, 20, 30, 40, 50, 100, 1000)},
+    **{
+        f"retrieval/recall_at_{k}": f"Recall@{k} on the test classes (%)"
+        for k in (1, 2, 4, 8, 10, 20, 30, 40, 50, 100, 1000)
+    },
     "retrieval/nmi": "NMI on the test classes (%)",
     "retrieval/f1": "pairwise F1 on the test classes (%)",
     "retrieval/norm_mean": "mean norm of the test embeddings",

@@ -2,6 +2,7 @@ import hashlib
 import logging
 import os
 import pickle
+from dataclasses import dataclass
 from urllib.error import URLError
 
 import numpy as np
@@ -19,6 +20,7 @@ from ssl_sec.data.sources import (
     open_digits,
     open_folder,
     open_parquet,
+    parquet_class_names,
 )
 from ssl_sec.errors import ConfigError, DataError, MissingDataError
 from tests.data.files import encode, noise, plain, write_folder, write_parquet
@@ -121,6 +123,44 @@ def test_folder(tmp_path, resident_limit_mib):
 def test_folder_with_val(tmp_path):
     write_folder(tmp_path, {"train/cat/1.png": plain(1), "val/cat/2.png": plain(2)})
     assert values(open_folder("test", tmp_path).read(torch.arange(1))) == [2]
+
+
+@pytest.mark.parametrize("held_out", ["test", "val"])
+def test_folders_with_classes_of_their_own(tmp_path, held_out):
+    files = {"train/cat/1.png": plain(1), "train/dog/2.png": plain(2)}
+    write_folder(tmp_path, {**files, f"{held_out}/ant/3.png": plain(3), f"{held_out}/cow/4.png": plain(4)})
+    train, test = (open_folder(split, tmp_path, shared_classes=False) for split in ("train", "test"))
+    assert train.labels.tolist() == test.labels.tolist() == [0, 1]
+    assert (train.class_names, test.class_names) == (("cat", "dog"), ("ant", "cow"))
+    assert values(train.read(torch.arange(2))) == [1, 2] and values(test.read(torch.arange(2))) == [3, 4]
+    write_folder(tmp_path, {f"{held_out}/cat/5.png": plain(5)})
+    for split in ("train", "test"):
+        message = line(lambda split=split: open_folder(split, tmp_path, shared_classes=False))
+        assert message.startswith(f"{tmp_path}: 1 classes are in both splits: cat;")
+
+
+def test_both_folders_are_needed_to_compare_their_classes(tmp_path):
+    write_folder(tmp_path, {"train/cat/1.png": plain(1)})
+    message = line(lambda: open_folder("train", tmp_path, shared_classes=False), MissingDataError)
+    assert f"{tmp_path}/test: no such folder" in message
+
+
+@dataclass(frozen=True)
+class EightPixels:
+    """The images below are as large already."""
+
+    size_px: int = 8
+
+
+def test_images_that_are_cut_are_never_held_in_memory(tmp_path):
+    write_folder(tmp_path, {"train/cat/1.png": plain(1)})
+    path = write_parquet(tmp_path / "a.parquet", [plain(2)], [0])
+    folder = open_folder("train", tmp_path, crop=EightPixels())
+    parquet = open_parquet("train", path, None, crop=EightPixels(), cache_folder=tmp_path)
+    for image_set, value in ((folder, 1), (parquet, 2)):
+        assert isinstance(image_set, EncodedImages) and image_set.crop == EightPixels()
+        assert image_set.image_shape == (3, 8, 8) and image_set.image_size_px is None
+        assert values(image_set.read(torch.tensor([0]))) == [value]
 
 
 @pytest.mark.parametrize("resident_limit_mib", [0, 1])
@@ -275,6 +315,18 @@ def test_parquet_without_class_names(tmp_path):
     assert open_parquet("train", path, None).class_names == ("0", "1", "2", "3")
     path = write_parquet(tmp_path / "b.parquet", [plain(1), plain(2)], [0, 3], class_names=["a", "b", "c"])
     assert "label 3" in line(lambda: open_parquet("train", path, None))
+
+
+def test_the_classes_of_parquet_files_are_those_that_have_images(tmp_path):
+    names = ["a", "b", "c", "d", "e"]
+    first = write_parquet(tmp_path / "0.parquet", [plain(1)] * 4, [4, 1, 1, 4], names, "img")
+    second = write_parquet(tmp_path / "1.parquet", [plain(1)] * 2, [2, 1], names, "img")
+    assert parquet_class_names([first, second]) == ("b", "c", "e")
+    assert parquet_class_names(second, "img", "label") == ("b", "c")
+    unnamed = write_parquet(tmp_path / "2.parquet", [b"no image"], [7], label_column="y")
+    assert parquet_class_names(unnamed, label_column="y") == ("7",)
+    wrong = write_parquet(tmp_path / "3.parquet", [plain(1)] * 3, [0, 1, -2])
+    assert f"{wrong} row 2: label -2" in line(lambda: parquet_class_names(wrong))
 
 
 def test_parquet_without_files(tmp_path):

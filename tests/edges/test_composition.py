@@ -147,7 +147,9 @@ def test_a_row_like_another_differs_in_what_it_says():
 
 
 def test_the_angle_of_the_angular_loss_is_36_degrees_on_sop():
-    angles = {name: retrieval_config(name).loss.alpha_degrees for name in experiments("metric_learning") if "_angular" in name}
+    angles = {
+        name: retrieval_config(name).loss.alpha_degrees for name in experiments("metric_learning") if "_angular" in name
+    }
     assert {name: angle for name, angle in angles.items() if "alpha" not in name} == {
         f"{data}_{loss}_googlenet": 36 if data == "sop" else 45
         for data in ("cub", "cars196", "sop")
