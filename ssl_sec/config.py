@@ -368,12 +368,18 @@ class _EncoderConfig:
         if self.weights is not None:
             load_weights(backbone, Path(self.weights).expanduser())
         if self.freeze_batch_norm:
+            check(self._has_weights, "encoder.freeze_batch_norm", True, "together with encoder.weights=<file>")
             backbone = freeze_batch_norm(backbone)
         return Encoder(backbone, num_features, mean, std)
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
         """The backbone as others name it."""
         raise AssertionError("each encoder has its own")
+
+    @property
+    def _has_weights(self) -> bool:
+        """Whether it starts from weights; the running statistics of others are not worth freezing."""
+        return self.weights is not None
 
     def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation that the published weights expect."""
@@ -457,6 +463,10 @@ class TimmConfig(_EncoderConfig):
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
         """The model by its name."""
         return TimmModel(model=self.model, arguments=timm_arguments(self.model, num_channels, image_size_px))
+
+    @property
+    def _has_weights(self) -> bool:
+        return self.pretrained or super()._has_weights
 
     def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return timm_scaling(self.model) if self.pretrained else super()._published_scaling()

@@ -228,13 +228,7 @@ def test_digits_open_with_a_balanced_subset_of_the_training_split_only():
 
 
 @dataclasses.dataclass(frozen=True)
-class SquareCrop:
-    """Of images that are as large already."""
-
-    size_px: int = 8
-
-
-CROP = SquareCrop()
+CROP = CentreCrop(short_side_px=8, size_px=6)
 
 
 def test_digits_are_split_by_class():
