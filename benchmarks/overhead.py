@@ -1,6 +1,6 @@
 """What saving and tracking cost the training.
 
-    python -m benchmarks.overhead        # some 5 minutes on two CPU cores
+    python -m benchmarks.overhead        # some 15 minutes on two CPU cores
 
 Trains the digits recipe as a job does, in one process: without checkpoints and with MLflow on sqlite; with checkpoints
 every five epochs (the default) and after every epoch; with an MLflow server that refuses every call, and with one that
@@ -39,7 +39,7 @@ ROUNDS = 3
 RECIPE = (
     "experiment=digits",
     "constraint=sec_ema",
-    "epochs=20",
+    "epochs=80",
     "monitor.every_epochs=1000",
     "tracking.register_model=false",
     "tracking.system_metrics=false",

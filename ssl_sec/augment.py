@@ -2,8 +2,9 @@
 
 SimCLR's three (Chen et al. 2020, appendix A; SEC, appendix B.3): random crop and resize, random flip, colour
 distortion of strength s (brightness, contrast, saturation 0.8 s, hue 0.2 s, with probability 0.8; grey with
-probability 0.2). The draws of a step are made for the whole global batch from (seed, step) alone, and each worker
-applies its own rows of them, so the views do not depend on the number of workers.
+probability 0.2). Deep metric learning's two (SEC, appendix B.1): random crop and resize, random flip. The draws of a
+step are made for the whole global batch from (seed, step) alone, and each worker applies its own rows of them, so the
+views do not depend on the number of workers.
 """
 
 import torch
@@ -32,50 +33,26 @@ def unit_range(
     return images.float() / 255
 
 
-class SimCLRAugmentation(nn.Module):
-    """Two or more views of each image.
+def already_cropped(
+    images: UInt8[Tensor, "batch channels height width"], step: int, rows: slice, global_batch_size: int
+) -> Float[Tensor, "batch channels height width"]:
+    """The one view of images that were cropped when they were decoded (`ssl_sec.data.crops`): the images."""
+    return unit_range(images)
+
+
+class _GlobalBatchAugmentation(nn.Module):
+    """Views by transforms whose draws are made for the global batch.
 
     Args:
-        image_size_px: side of the views, pixels.
-        num_channels: 3, or 1 for grey images, which keep brightness and contrast of the colour distortion.
+        transforms: kornia's, in their order.
         seed: the run's seed.
         num_views: views of each image, ≥ 1.
-        min_scale: smallest crop, as a share of the image's area, in (0, 1].
-        flip_probability: of a horizontal flip, in [0, 1].
-        colour_strength: s ≥ 0; 0.5 on CIFAR, 1.0 on ImageNet.
     """
 
-    def __init__(
-        self,
-        *,
-        image_size_px: int,
-        num_channels: int,
-        seed: int,
-        num_views: int = 2,
-        min_scale: float = 0.08,
-        flip_probability: float = 0.5,
-        colour_strength: float = 0.5,
-    ) -> None:
+    def __init__(self, transforms: list[_AugmentationBase], seed: int, num_views: int) -> None:
         super().__init__()
         self.seed = seed
         self.num_views = num_views
-        transforms: list[_AugmentationBase] = [
-            # Without align_corners this is torchvision's crop and resize; resampling is twice as fast as slicing.
-            RandomResizedCrop(
-                (image_size_px, image_size_px),
-                scale=(min_scale, 1.0),
-                cropping_mode="resample",
-                align_corners=False,
-            )
-        ]
-        if flip_probability > 0:
-            transforms.append(RandomHorizontalFlip(p=flip_probability))
-        if colour_strength > 0:
-            strong, weak = 0.8 * colour_strength, 0.2 * colour_strength
-            if num_channels == 3:
-                transforms += [ColorJitter(strong, strong, strong, weak, p=0.8), RandomGrayscale(p=0.2)]
-            else:
-                transforms.append(ColorJitter(strong, strong, p=0.8))
         self.transforms = AugmentationSequential(*transforms, data_keys=["input"])
 
     def extra_repr(self) -> str:
@@ -112,6 +89,84 @@ class SimCLRAugmentation(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derived_seed(self.seed, "views", step, view))
             return self.transforms.forward_parameters(global_shape)
+
+
+class SimCLRAugmentation(_GlobalBatchAugmentation):
+    """Two or more views of each image.
+
+    Args:
+        image_size_px: side of the views, pixels.
+        num_channels: 3, or 1 for grey images, which keep brightness and contrast of the colour distortion.
+        seed: the run's seed.
+        num_views: views of each image, ≥ 1.
+        min_scale: smallest crop, as a share of the image's area, in (0, 1].
+        flip_probability: of a horizontal flip, in [0, 1].
+        colour_strength: s ≥ 0; 0.5 on CIFAR, 1.0 on ImageNet.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_size_px: int,
+        num_channels: int,
+        seed: int,
+        num_views: int = 2,
+        min_scale: float = 0.08,
+        flip_probability: float = 0.5,
+        colour_strength: float = 0.5,
+    ) -> None:
+        transforms = _crop_and_flip(image_size_px, min_scale, (3 / 4, 4 / 3), flip_probability)
+        if colour_strength > 0:
+            strong, weak = 0.8 * colour_strength, 0.2 * colour_strength
+            if num_channels == 3:
+                transforms += [ColorJitter(strong, strong, strong, weak, p=0.8), RandomGrayscale(p=0.2)]
+            else:
+                transforms.append(ColorJitter(strong, strong, p=0.8))
+        super().__init__(transforms, seed, num_views)
+
+
+class RetrievalAugmentation(_GlobalBatchAugmentation):
+    """One view of each image: the crops of `ssl_sec.data.crops` for images that have one size already.
+
+    The images are not resized before they are cropped, and the crops not antialiased: little is lost where images are
+    not much larger than their views.
+
+    Args:
+        image_size_px: side of the views, pixels.
+        seed: the run's seed.
+        min_scale: smallest crop, as a share of the image's area, in (0, 1].
+        min_aspect: smallest width / height of a crop, > 0.
+        max_aspect: largest, ≥ min_aspect.
+        flip_probability: of a horizontal flip, in [0, 1].
+    """
+
+    def __init__(
+        self,
+        *,
+        image_size_px: int,
+        seed: int,
+        min_scale: float = 0.16,
+        min_aspect: float = 3 / 4,
+        max_aspect: float = 4 / 3,
+        flip_probability: float = 0.5,
+    ) -> None:
+        transforms = _crop_and_flip(image_size_px, min_scale, (min_aspect, max_aspect), flip_probability)
+        super().__init__(transforms, seed, num_views=1)
+
+
+def _crop_and_flip(
+    image_size_px: int, min_scale: float, aspects: tuple[float, float], flip_probability: float
+) -> list[_AugmentationBase]:
+    # The pixels in the corners of the crop are those of the view, where torchvision's lie up to half a pixel of the
+    # view further in. Resampling is twice as fast as slicing.
+    crop = RandomResizedCrop(
+        (image_size_px, image_size_px),
+        scale=(min_scale, 1.0),
+        ratio=aspects,
+        cropping_mode="resample",
+        align_corners=False,
+    )
+    return [crop, RandomHorizontalFlip(p=flip_probability)] if flip_probability > 0 else [crop]
 
 
 def _rows_of(draws: list[ParamItem], rows: slice, num_rows: int) -> list[ParamItem]:

@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 
 from ssl_sec.augment import SimCLRAugmentation
 from ssl_sec.data.class_splits import own_classes, require_disjoint, split_by_class
-from ssl_sec.data.image_set import Crop, ImageSet
+from ssl_sec.data.crops import Crop
+from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.retrieval_sets import open_cars196, open_cub, open_inshop, open_sop
 from ssl_sec.data.samplers import worker_counts, worker_rows
 from ssl_sec.data.sources import (

@@ -2,6 +2,7 @@
 
 import hashlib
 
+import torch
 from jaxtyping import Int64
 from torch import Tensor
 
@@ -24,6 +25,12 @@ def mix(x: Int64[Tensor, "*shape"]) -> Int64[Tensor, "*shape"]:
     x = (x ^ _shift_right(x, 30)) * -0x40A7B892E31B1A47
     x = (x ^ _shift_right(x, 27)) * -0x6B2FB644ECCEEE15
     return x ^ _shift_right(x, 31)
+
+
+def uniform(draw: int, count: int) -> list[float]:
+    """Numbers in [0, 1) that are a function of `draw`, any int64, alone."""
+    bits = mix(mix(torch.tensor([draw])) + torch.arange(count))
+    return (_shift_right(bits, 11).double() / 2**53).tolist()
 
 
 def _shift_right(x: Int64[Tensor, "*shape"], bits: int) -> Int64[Tensor, "*shape"]:

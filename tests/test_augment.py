@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssl_sec.augment import SimCLRAugmentation, unit_range
+from ssl_sec.augment import RetrievalAugmentation, SimCLRAugmentation, already_cropped, unit_range
 
 BATCH = 12
 
@@ -55,6 +55,23 @@ def test_the_views_of_some_rows_are_those_rows_of_the_whole_batchs_views(channel
     augment = augmentation(channels, colour_strength=1.0)
     pixels = images(channels=channels)
     assert torch.equal(by_parts(augment, pixels, [0, *sorted(cuts), BATCH], step), whole(augment, pixels, step))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@given(cuts=st.lists(st.integers(1, BATCH - 1), unique=True, max_size=4), step=st.integers(0, 50))
+@settings(max_examples=10, deadline=None)
+def test_so_are_those_of_retrieval(channels, cuts, step):
+    augment = RetrievalAugmentation(image_size_px=8, seed=5)
+    pixels = images(channels=channels)
+    views = whole(augment, pixels, step)
+    assert views.shape == (BATCH, channels, 8, 8)
+    assert torch.equal(by_parts(augment, pixels, [0, *sorted(cuts), BATCH], step), views)
+
+
+def test_images_that_are_cropped_already_are_their_views():
+    pixels = images()
+    views = already_cropped(pixels[4:7], 3, slice(4, 7), BATCH)
+    assert torch.equal(views, unit_range(pixels)[4:7])
 
 
 @pytest.mark.parametrize("count", range(1, 7))
@@ -123,6 +140,26 @@ def test_flips_happen_with_their_probability():
     assert share_flipped(0.0) == 0
     assert share_flipped(1.0) == 1
     assert share_flipped(0.3) == pytest.approx(0.3, abs=0.08)
+
+
+def test_the_crops_of_retrieval_have_the_sizes_and_flips_stated():
+    """Coordinates as pixels tell how wide and high the part of the image is that a view shows."""
+    across = torch.linspace(0, 255, 64).round().to(torch.uint8).expand(64, 64)
+    pixels = torch.stack([across, across.T]).expand(600, 2, 64, 64).contiguous()
+
+    def measured(**options):
+        views = whole(RetrievalAugmentation(image_size_px=16, seed=5, **options), pixels)
+        # The corners of a view show those pixels that are the corners of the crop.
+        slopes = torch.stack([views[:, 0, 0, -1] - views[:, 0, 0, 0], views[:, 1, -1, 0] - views[:, 1, 0, 0]])
+        width, height = slopes.abs() * 63 + 1
+        return width * height / 64**2, width / height, slopes[0] < 0
+
+    areas, aspects, flipped = measured()
+    assert 0.15 < areas.min() < 0.2 and 0.85 < areas.max() < 1.01
+    assert 0.7 < aspects.min() < 0.8 and 1.25 < aspects.max() < 1.43
+    assert flipped.float().mean().item() == pytest.approx(0.5, abs=0.06)
+    areas, aspects, flipped = measured(min_scale=0.5, min_aspect=1.0, max_aspect=1.0, flip_probability=0.0)
+    assert 0.45 < areas.min() < 0.55 and aspects.sub(1).abs().max() < 0.03 and not flipped.any()
 
 
 def test_crops_are_no_smaller_than_stated():

@@ -1,7 +1,8 @@
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssl_sec.seeding import derived_seed
+from ssl_sec.seeding import derived_seed, uniform
 
 parts = st.lists(st.integers(-(2**63), 2**63) | st.sampled_from(["views", "weights", "probe"]), max_size=4)
 
@@ -26,3 +27,19 @@ def test_seeds_differ_if_anything_does(seed, other, parts, other_parts):
 def test_neighbouring_parts_do_not_run_together():
     assert derived_seed(1, 23) != derived_seed(12, 3)
     assert derived_seed(0, "a", 11) != derived_seed(0, "a", 1, 1)
+
+
+def test_uniform_numbers_are_the_same_on_every_machine_and_version():
+    assert uniform(0, 2) == [0.6524484863740322, 0.1663964394676608]
+    assert uniform(-(2**63), 3)[:2] == uniform(-(2**63), 2)
+
+
+def test_uniform_numbers_fill_the_unit_interval():
+    numbers = torch.tensor([uniform(draw, 8) for draw in range(2000)], dtype=torch.float64)
+    assert 0 <= numbers.min() and numbers.max() < 1
+    counts = torch.histc(numbers.flatten(), 20, 0, 1)
+    # Five standard deviations of a count.
+    assert ((counts - 800).abs() < 5 * (800 * 0.95) ** 0.5).all()
+    # Neither numbers of one draw nor those of neighbouring draws go together: five standard errors again.
+    correlations = torch.corrcoef(torch.cat([numbers[:-1], numbers[1:]], dim=1).T) - torch.eye(16)
+    assert correlations.abs().max() < 5 / 2000**0.5

@@ -24,6 +24,7 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
+from ssl_sec.data.crops import Crop
 from ssl_sec.errors import DataError, first_line, printable
 
 OnBadImage = Literal["raise", "skip"]
@@ -49,7 +50,8 @@ def decode_image(
     source: Path | bytes,
     name: str,
     num_channels: int,
-    image_size_px: int | None = None,
+    crop: Crop | None = None,
+    draw: int | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> UInt8[Tensor, "channels height width"]:
     """The pixels of one encoded image.
@@ -58,14 +60,13 @@ def decode_image(
         source: a file's path, or the encoded bytes.
         name: what an error calls the image: the path, or the Parquet file and row.
         num_channels: 3 for RGB, 1 for grey (ITU-R 601 luma of colours).
-        image_size_px: side of the result. The centred square of the image is cut out and resized
-            bilinearly with antialiasing: what resizing the short side and then cutting gives, without a
-            huge intermediate where the image is a thin strip. None keeps the image as it is.
+        crop: what is cut out of the upright image; None keeps the image as it is.
+        draw: what a random crop is drawn from.
         max_pixels: largest height · width that is decoded. Pillow's own limit of about 179 million
             pixels stays in force above it.
 
     Returns:
-        Pixels, 0-255, of shape [num_channels, image_size_px, image_size_px] if a size is given.
+        Pixels, 0-255, of shape [num_channels, crop.size_px, crop.size_px] if there is a crop.
 
     Raises:
         DataError: the file cannot be opened, is no image of a known format, is truncated, has too many
@@ -94,8 +95,8 @@ def decode_image(
 
     if orientation in UPRIGHT:
         pixels = pixels.transpose(UPRIGHT[orientation])
-    if image_size_px is not None and pixels.size != (image_size_px, image_size_px):
-        pixels = _centre_square(pixels).resize((image_size_px, image_size_px), Image.Resampling.BILINEAR)
+    if crop is not None:
+        pixels = crop(pixels, draw)
     array = np.array(pixels)
     return torch.from_numpy(array.reshape(*array.shape[:2], num_channels)).permute(2, 0, 1).contiguous()
 
@@ -120,9 +121,3 @@ def _to_8_bit(image: Image.Image, name: str) -> Image.Image:
     if image.mode == "LA":
         return image.convert("L")
     return image.convert("RGBA" if "transparency" in image.info else "RGB").convert("RGB")
-
-
-def _centre_square(image: Image.Image) -> Image.Image:
-    side = min(image.size)
-    left, top = (image.width - side) // 2, (image.height - side) // 2
-    return image.crop((left, top, left + side, top + side))

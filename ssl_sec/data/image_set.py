@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
 from ssl_sec.batch import Batch
+from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import OnBadImage, decode_image
 from ssl_sec.errors import DataError
 
@@ -20,16 +21,6 @@ logger = logging.getLogger("ssl_sec.data")
 
 # So many unreadable images in a row are a store that went away, not some bad files.
 MAX_BAD_IN_A_ROW = 100
-
-
-@runtime_checkable
-class Crop(Protocol):
-    """What is cut out of an image of any size."""
-
-    @property
-    def size_px(self) -> int:
-        """Side of the cut."""
-        ...
 
 
 @runtime_checkable
@@ -75,11 +66,12 @@ class ImageSet(Protocol):
         """Number of images."""
         ...
 
-    def read(self, indices: Int64[Tensor, " batch"]) -> Batch:
+    def read(self, indices: Int64[Tensor, " batch"], draws: Int64[Tensor, " batch"] | None = None) -> Batch:
         """The images at `indices`.
 
         Args:
             indices: positions in this set, on the CPU, 0 ≤ index < len(self).
+            draws: what the random crops of encoded images are drawn from, on the CPU.
 
         Returns:
             The images in that order; its `indices` are those of the images really read.
@@ -128,8 +120,8 @@ class ResidentImages:
         """The same set with its pixels on `device`, where `read` then indexes; labels stay on the CPU."""
         return replace(self, images=self.images.to(device))
 
-    def read(self, indices: Int64[Tensor, " batch"]) -> Batch:
-        """The images at `indices` (on the CPU), as a batch on the device of the images."""
+    def read(self, indices: Int64[Tensor, " batch"], draws: Int64[Tensor, " batch"] | None = None) -> Batch:
+        """The images at `indices` (on the CPU), whatever the draws, as a batch on the device of the images."""
         device = self.images.device
         rows = indices if self.rows is None else self.rows[indices]
         return Batch(
@@ -193,15 +185,15 @@ class EncodedImages:
 
     An unreadable image is an error (`on_bad_image="raise"`) or is replaced (`"skip"`) by the next readable
     one of this set, the first following the last: a function of the index alone, so that the batches do
-    not depend on how many workers read them. Each such image is counted and named in the log once.
+    not depend on how many workers read them. It is cropped as the draw of its row says. Each such image is counted and
+    named in the log once.
 
     Attributes:
         store: the encoded images.
         labels: class of each image of this set, on the CPU.
         class_names: name of each class.
         image_shape: channels, height and width of each image.
-        image_size_px: side that images are resized to; None if all must have `image_shape` already.
-        crop: what is cut out of images that have no common size.
+        crop: what is cut out of each image; None if all must have `image_shape` already.
         name: what the split is called.
         description: where the images came from.
         on_bad_image: what to do about an unreadable image.
@@ -214,10 +206,9 @@ class EncodedImages:
     labels: Int64[Tensor, " images"]
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]
-    image_size_px: int | None = None
-    crop: Crop | None = None
     name: str
     description: str
+    crop: Crop | None = None
     on_bad_image: OnBadImage = "raise"
     queries: Bool[Tensor, " images"] | None = None
     rows: Int64[Tensor, " images"] | None = None
@@ -232,13 +223,15 @@ class EncodedImages:
         """Number of images."""
         return len(self.labels)
 
-    def read(self, indices: Int64[Tensor, " batch"]) -> Batch:
+    def read(self, indices: Int64[Tensor, " batch"], draws: Int64[Tensor, " batch"] | None = None) -> Batch:
         """The images at `indices`, on the CPU; `Batch.indices` names those that stand in for bad ones."""
-        batch, bad = self.decode(indices)
+        batch, bad = self.decode(indices, draws)
         self.record_bad(bad)
         return batch
 
-    def decode(self, indices: Int64[Tensor, " batch"]) -> tuple[Batch, dict[int, str]]:
+    def decode(
+        self, indices: Int64[Tensor, " batch"], draws: Int64[Tensor, " batch"] | None = None
+    ) -> tuple[Batch, dict[int, str]]:
         """What `read` returns, and why which images had to be replaced, by index.
 
         Loader workers call this, and the main process calls `record_bad` with what they found: their
@@ -247,8 +240,9 @@ class EncodedImages:
         bad: dict[int, str] = {}
         images = torch.empty((len(indices), *self.image_shape), dtype=torch.uint8)
         read = indices.clone()
-        for position, index in enumerate(indices.tolist()):
-            images[position], read[position] = self._next_readable(index, bad)
+        each_draw = [None] * len(indices) if draws is None else draws.tolist()
+        for position, (index, draw) in enumerate(zip(indices.tolist(), each_draw, strict=True)):
+            images[position], read[position] = self._next_readable(index, draw, bad)
         return Batch(images=images, labels=self.labels[read], indices=read), bad
 
     def record_bad(self, bad: dict[int, str]) -> None:
@@ -258,13 +252,13 @@ class EncodedImages:
                 self.bad_indices.add(index)
                 logger.warning("%s: image replaced by the next readable one: %s", self.name, reason)
 
-    def _next_readable(self, index: int, bad: dict[int, str]) -> tuple[Tensor, int]:
+    def _next_readable(self, index: int, draw: int | None, bad: dict[int, str]) -> tuple[Tensor, int]:
         tries = min(len(self), MAX_BAD_IN_A_ROW)
         for candidate in ((index + offset) % len(self) for offset in range(tries)):
             row = candidate if self.rows is None else int(self.rows[candidate])
             name = self.store.image_name(row)
             try:
-                image = decode_image(self.store.source(row), name, self.image_shape[0], self.image_size_px)
+                image = decode_image(self.store.source(row), name, self.image_shape[0], self.crop, draw)
             except DataError as error:
                 if self.on_bad_image == "raise":
                     raise
@@ -306,3 +300,16 @@ def subset(image_set: ImageSet, indices: Int64[Tensor, " chosen"], which: str = 
     if isinstance(image_set, ResidentImages):
         return replace(image_set, labels=labels, queries=queries, rows=rows, description=description)
     return replace(image_set, labels=labels, queries=queries, rows=rows, description=description, bad_indices=set())
+
+
+def with_crop(image_set: ImageSet, crop: Crop) -> ImageSet:
+    """The same images cropped in another way: one set serves training and evaluation.
+
+    Args:
+        image_set: encoded images, with which the result shares the count of bad ones; resident ones have one size and
+            are returned as they are.
+        crop: what is cut out of each image from now on.
+    """
+    if not isinstance(image_set, EncodedImages):
+        return image_set
+    return replace(image_set, crop=crop, image_shape=(image_set.image_shape[0], crop.size_px, crop.size_px))

@@ -1,5 +1,6 @@
 """Images of the given indices, in order, on the device."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -18,6 +19,7 @@ def batches(
     device: torch.device,
     num_loader_workers: int,
     prefetch: int = 2,
+    draws: Iterable[Int64[Tensor, " _batch"]] | None = None,
 ) -> Iterator[Batch]:
     """One batch for each element of `index_batches`, in that order.
 
@@ -31,34 +33,37 @@ def batches(
         device: where the batches are to be.
         num_loader_workers: processes that decode; 0 decodes in this one. Without effect on resident images.
         prefetch: batches that each process keeps ready, ≥ 1.
+        draws: for each batch, what the random crops of its rows are drawn from. Without effect on resident images.
 
     Raises:
         DataError: an image cannot be read and is not to be replaced; at its batch's turn.
     """
+    rows = zip(index_batches, itertools.repeat(None)) if draws is None else zip(index_batches, draws, strict=True)
     if isinstance(image_set, EncodedImages) and num_loader_workers > 0:
-        yield from _decoded_by_workers(image_set, index_batches, device, num_loader_workers, prefetch)
+        yield from _decoded_by_workers(image_set, rows, device, num_loader_workers, prefetch)
     else:
-        for indices in index_batches:
-            yield image_set.read(indices).to(device)
+        for indices, drawn in rows:
+            yield image_set.read(indices, drawn).to(device)
 
 
 class _Decoding(Dataset[tuple[Batch, dict[int, str]] | DataError]):
-    """What runs in a worker: a list of indices in, the decoded batch out."""
+    """What runs in a worker: lists of indices and of draws in, the decoded batch out."""
 
     def __init__(self, image_set: EncodedImages) -> None:
         self.image_set = image_set
 
-    def __getitem__(self, index: list[int]) -> tuple[Batch, dict[int, str]] | DataError:
+    def __getitem__(self, index: tuple[list[int], list[int] | None]) -> tuple[Batch, dict[int, str]] | DataError:
         # Returned rather than raised: the data loader would wrap it in a traceback of many lines.
         try:
-            return self.image_set.decode(torch.tensor(index, dtype=torch.int64))
+            indices, draws = index
+            return self.image_set.decode(torch.tensor(indices), None if draws is None else torch.tensor(draws))
         except DataError as error:
             return error
 
 
 def _decoded_by_workers(
     image_set: EncodedImages,
-    index_batches: Iterable[Int64[Tensor, " _batch"]],
+    rows: Iterable[tuple[Tensor, Tensor | None]],
     device: torch.device,
     num_loader_workers: int,
     prefetch: int,
@@ -66,7 +71,7 @@ def _decoded_by_workers(
     loader = DataLoader(
         _Decoding(image_set),
         # An element of `sampler` is one index to the loader; ours is a whole batch, so it collates nothing.
-        sampler=(indices.tolist() for indices in index_batches),
+        sampler=((indices.tolist(), None if drawn is None else drawn.tolist()) for indices, drawn in rows),
         batch_size=None,
         num_workers=num_loader_workers,
         prefetch_factor=prefetch,

@@ -17,8 +17,9 @@ import torch
 from scipy.io import loadmat
 
 from ssl_sec.data.class_splits import require_disjoint
+from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import OnBadImage
-from ssl_sec.data.image_set import Crop, EncodedImages, FileStore
+from ssl_sec.data.image_set import EncodedImages, FileStore
 from ssl_sec.data.sources import Split
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 

@@ -20,10 +20,10 @@ from torchvision.datasets import CIFAR10, CIFAR100
 
 from ssl_sec.data import parquet
 from ssl_sec.data.class_splits import require_disjoint
+from ssl_sec.data.crops import CentreSquare, Crop
 from ssl_sec.data.decode import OnBadImage, decode_image
 from ssl_sec.data.image_set import (
     ArrowStore,
-    Crop,
     EncodedImages,
     FileStore,
     ImageSet,
@@ -113,8 +113,8 @@ def open_folder(
         on_bad_image: raise an error about an unreadable image, or skip it: drop it from a resident set,
             replace it in a streamed one.
         resident_limit_mib: the set is decoded into memory if its pixels need no more than this.
-        crop: what is cut out of each image when it is read, if images have no common size; the set is then never
-            decoded into memory. Not together with `image_size_px`.
+        crop: what is cut out of images of any size whenever they are read: the set is then streamed, however small it
+            is. Only without image_size_px.
         shared_classes: whether the splits have the same classes, or each its own, with labels of its own.
 
     Raises:
@@ -122,17 +122,19 @@ def open_folder(
         DataError: there are no classes, a class without images, one that is unknown to `train` (or, of classes that
             are not shared, known to it), a link that leads out of `root`, or an image that cannot be read.
     """
-    side_px = _checked_side(image_size_px, crop, num_channels)
+    assert image_size_px is None or crop is None
+    _check_format(image_size_px, num_channels)
+    resize = None if image_size_px is None else CentreSquare(size_px=image_size_px)
     root = Path(root)
     paths, labels, class_names = _list_folder(root, split, shared_classes)
     store = FileStore(root=root, paths=pa.array(paths, pa.binary()))
     encoded = ((store.image_name(row), store.source(row), label) for row, label in enumerate(labels))
-    first, image_shape = _first_shape(encoded, side_px, num_channels, on_bad_image)
+    first, image_shape = _first_shape(encoded, crop or resize, num_channels, on_bad_image)
     name = f"folder/{split}"
     description = f"{len(paths)} images of {len(class_names)} classes in {root}, {split} split"
     if crop is None and _fits(len(paths), image_shape, resident_limit_mib):
         images, labels_read, num_bad_images = _decode_all(
-            itertools.chain(first, encoded), len(paths), image_shape, image_size_px, on_bad_image, name
+            itertools.chain(first, encoded), len(paths), image_shape, resize, on_bad_image, name
         )
         return ResidentImages(
             images=images,
@@ -147,8 +149,7 @@ def open_folder(
         labels=torch.tensor(labels),
         class_names=class_names,
         image_shape=image_shape,
-        image_size_px=image_size_px,
-        crop=crop,
+        crop=crop or resize,
         name=name,
         description=description,
         on_bad_image=on_bad_image,
@@ -183,15 +184,17 @@ def open_parquet(
         on_bad_image: raise an error about an unreadable image, or skip it: drop it from a resident set,
             replace it in a streamed one.
         resident_limit_mib: the set is decoded into memory if its pixels need no more than this.
-        cache_folder: where a larger set is copied to, to be read by row; needs the space of the files.
-        crop: what is cut out of each image when it is read, if images have no common size; the set is then never
-            decoded into memory. Not together with `image_size_px`.
+        cache_folder: where a streamed set is copied to, to be read by row; needs the space of the files.
+        crop: what is cut out of images of any size whenever they are read: the set is then streamed, however small it
+            is. Only without image_size_px.
 
     Raises:
         MissingDataError: no files are given for the split, or they do not exist.
         DataError: a file is damaged or lacks the columns, a label is wrong, or an image cannot be read.
     """
-    side_px = _checked_side(image_size_px, crop, num_channels)
+    assert image_size_px is None or crop is None
+    _check_format(image_size_px, num_channels)
+    resize = None if image_size_px is None else CentreSquare(size_px=image_size_px)
     locations = train if split == "train" else test
     if locations is None:
         raise MissingDataError(f"parquet: no files for the {split} split; set data.{split}")
@@ -202,14 +205,14 @@ def open_parquet(
         for some in rows
         for name, image, label in zip(some.names, some.encoded, some.labels, strict=True)
     )
-    first, image_shape = _first_shape(encoded, side_px, num_channels, on_bad_image)
+    first, image_shape = _first_shape(encoded, crop or resize, num_channels, on_bad_image)
     name = f"parquet/{split}"
     paths = [path for _, path in files.files]
     more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
     description = f"{files.num_rows} images in {paths[0]}{more}, digest {parquet.digest(files)}"
     if crop is None and _fits(files.num_rows, image_shape, resident_limit_mib):
         images, labels, num_bad_images = _decode_all(
-            itertools.chain(first, encoded), files.num_rows, image_shape, image_size_px, on_bad_image, name
+            itertools.chain(first, encoded), files.num_rows, image_shape, resize, on_bad_image, name
         )
         return ResidentImages(
             images=images,
@@ -226,8 +229,7 @@ def open_parquet(
         labels=labels,
         class_names=_class_names(files, labels),
         image_shape=image_shape,
-        image_size_px=image_size_px,
-        crop=crop,
+        crop=crop or resize,
         name=name,
         description=description,
         on_bad_image=on_bad_image,
@@ -308,14 +310,11 @@ def _open_cifar(dataset: type[CIFAR10], name: str, split: Split, root: Path, dow
     )
 
 
-def _checked_side(image_size_px: int | None, crop: Crop | None, num_channels: int) -> int | None:
-    """The side of all images, if it is known before one is read."""
-    assert image_size_px is None or crop is None
+def _check_format(image_size_px: int | None, num_channels: int) -> None:
     if num_channels not in (1, 3):
         raise ConfigError(f"data.num_channels = {num_channels}; allowed: 1, 3")
     if image_size_px is not None and image_size_px < 1:
         raise ConfigError(f"data.image_size_px = {image_size_px}; allowed: 1 or more, or null")
-    return image_size_px if crop is None else crop.size_px
 
 
 def _list_folder(root: Path, split: Split, shared_classes: bool) -> tuple[list[bytes], list[int], tuple[str, ...]]:
@@ -393,11 +392,11 @@ def _display(name: str) -> str:
 
 
 def _first_shape(
-    encoded: Iterator[Encoded], image_size_px: int | None, num_channels: int, on_bad_image: OnBadImage
+    encoded: Iterator[Encoded], crop: Crop | None, num_channels: int, on_bad_image: OnBadImage
 ) -> tuple[list[Encoded], tuple[int, int, int]]:
     """The shape of all images, and what had to be taken from `encoded` to learn it."""
-    if image_size_px is not None:
-        return [], (num_channels, image_size_px, image_size_px)
+    if crop is not None:
+        return [], (num_channels, crop.size_px, crop.size_px)
     taken: list[Encoded] = []
     for item in encoded:
         taken.append(item)
@@ -420,7 +419,7 @@ def _decode_all(
     encoded: Iterator[Encoded],
     num_images: int,
     image_shape: tuple[int, int, int],
-    image_size_px: int | None,
+    resize: CentreSquare | None,
     on_bad_image: OnBadImage,
     name: str,
 ) -> tuple[UInt8[Tensor, "read channels height width"], Int64[Tensor, " read"], int]:
@@ -428,7 +427,7 @@ def _decode_all(
 
     def decode(item: Encoded) -> Tensor | DataError:
         try:
-            return decode_image(item[1], item[0], image_shape[0], image_size_px)
+            return decode_image(item[1], item[0], image_shape[0], resize)
         except DataError as error:
             return error
 

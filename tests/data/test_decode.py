@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image, ImageFile
 
+from ssl_sec.data.crops import CentreCrop, CentreSquare, RandomResizedCrop
 from ssl_sec.data.decode import MAX_PIXELS, decode_image
 from ssl_sec.errors import DataError, printable
 from tests.data.files import bomb, encode, noise, plain
@@ -112,26 +113,39 @@ def test_broken_exif_is_ignored():
 def test_resizing_takes_the_centred_square():
     pixels = np.zeros((4, 12), dtype=np.uint8)
     pixels[:, 4:8] = 200
-    assert (decode_image(encode(Image.fromarray(pixels)), "x", 1, image_size_px=2) == 200).all()
-    assert (decode_image(encode(Image.fromarray(pixels.T.copy())), "x", 1, image_size_px=9) == 200).all()
+    assert (decode_image(encode(Image.fromarray(pixels)), "x", 1, crop=CentreSquare(size_px=2)) == 200).all()
+    assert (decode_image(encode(Image.fromarray(pixels.T.copy())), "x", 1, crop=CentreSquare(size_px=9)) == 200).all()
 
 
 def test_resizing_is_antialiased():
     stripes = np.zeros((64, 64), dtype=np.uint8)
     stripes[:, ::2] = 255
-    small = decode_image(encode(Image.fromarray(stripes)), "x", 1, image_size_px=8).float()
+    small = decode_image(encode(Image.fromarray(stripes)), "x", 1, crop=CentreSquare(size_px=8)).float()
     assert (small - 127.5).abs().max() < 8
 
 
 def test_an_image_of_the_right_size_is_untouched():
     encoded = encode(noise(16, 16))
-    assert torch.equal(decode_image(encoded, "x", 3, image_size_px=16), decode_image(encoded, "x", 3))
+    assert torch.equal(decode_image(encoded, "x", 3, crop=CentreSquare(size_px=16)), decode_image(encoded, "x", 3))
+
+
+@pytest.mark.parametrize("num_channels", [1, 3])
+def test_the_crop_is_that_of_the_upright_image(num_channels):
+    image, exif = noise(60, 40).convert("L" if num_channels == 1 else "RGB"), Image.Exif()
+    exif[0x0112] = 6
+    turned = encode(image.transpose(Image.Transpose.ROTATE_90), exif=exif)
+    random_crop = RandomResizedCrop(short_side_px=30, size_px=20)
+    for crop, draw in ((CentreCrop(short_side_px=30, size_px=20), None), (random_crop, 5), (random_crop, 6)):
+        pixels = decode_image(turned, "x", num_channels, crop, draw)
+        assert pixels.shape == (num_channels, 20, 20)
+        expected = np.asarray(crop(image, draw)).reshape(20, 20, num_channels)
+        assert np.array_equal(pixels.permute(1, 2, 0).numpy(), expected)
 
 
 def test_a_strip_needs_no_long_intermediate():
     # Its short side resized first would give 64 x 1,280,000 pixels.
     strip = encode(Image.new("L", (20_000, 1), 7))
-    assert (decode_image(strip, "x", 1, image_size_px=64) == 7).all()
+    assert (decode_image(strip, "x", 1, crop=CentreSquare(size_px=64)) == 7).all()
 
 
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP"])
@@ -185,6 +199,6 @@ def test_random_damage_raises_nothing_else():
             damaged = encoded.copy()
             damaged[random.integers(0, min(len(damaged), 300), 3)] = random.integers(0, 256, 3)
             try:
-                decode_image(damaged.tobytes(), "x", 3, image_size_px=8)
+                decode_image(damaged.tobytes(), "x", 3, crop=CentreSquare(size_px=8))
             except DataError as error:
                 assert "\n" not in str(error)

@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from ssl_sec.data.image_set import EncodedImages, FileStore, ImageSet, ResidentImages, subset
+from ssl_sec.data.crops import CentreCrop, CentreSquare, RandomResizedCrop
+from ssl_sec.data.image_set import EncodedImages, FileStore, ImageSet, ResidentImages, subset, with_crop
 from ssl_sec.errors import DataError
 from tests.data.files import plain, write_folder
 
@@ -30,7 +31,6 @@ def encoded(root, num_images=6, bad=(), on_bad_image="skip") -> EncodedImages:
         labels=torch.arange(num_images),
         class_names=tuple(map(str, range(num_images))),
         image_shape=(3, 8, 8),
-        image_size_px=None,
         name="e",
         description="made up",
         on_bad_image=on_bad_image,
@@ -112,8 +112,21 @@ def test_another_size_is_never_skipped(tmp_path):
     (tmp_path / "004.png").write_bytes(plain(4, width=9))
     with pytest.raises(DataError, match="004.png: 9 x 8 pixels.*8 x 8.*data.image_size_px"):
         image_set.read(torch.tensor([4]))
-    resized = replace(image_set, image_size_px=8)
+    resized = replace(image_set, crop=CentreSquare(size_px=8))
     assert values(resized.read(torch.tensor([4]))) == [4]
+
+
+def test_one_set_is_cropped_for_training_and_for_evaluation(tmp_path):
+    image_set = encoded(tmp_path, bad=(2,))
+    training = with_crop(image_set, RandomResizedCrop(short_side_px=8, size_px=5))
+    evaluation = with_crop(training, CentreCrop(short_side_px=7, size_px=6))
+    assert training.image_shape == (3, 5, 5) and evaluation.image_shape == (3, 6, 6)
+    assert values(training.read(torch.tensor([1, 2]), torch.tensor([11, 12]))) == [1, 3]
+    assert values(evaluation.read(torch.tensor([1, 2]))) == [1, 3]
+    assert training.num_bad_images == evaluation.num_bad_images == 1
+    assert len(with_crop(subset(training, torch.tensor([5, 4])), CentreSquare(size_px=4))) == 2
+    whole = resident()
+    assert with_crop(whole, CentreCrop()) is whole
 
 
 def test_pickling(tmp_path):

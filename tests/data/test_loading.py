@@ -4,12 +4,17 @@ import multiprocessing
 import pickle
 import time
 
+import pyarrow as pa
 import pytest
 import torch
 
+from ssl_sec.data.crops import RandomResizedCrop, row_draws
+from ssl_sec.data.decode import decode_image
+from ssl_sec.data.image_set import EncodedImages, FileStore
 from ssl_sec.data.loading import _Decoding, batches
-from ssl_sec.data.samplers import ShuffledBatches
+from ssl_sec.data.samplers import ShuffledBatches, worker_rows
 from ssl_sec.errors import DataError
+from tests.data.files import encode, noise, write_folder
 from tests.data.test_image_set import encoded, resident, values
 
 CPU = torch.device("cpu")
@@ -81,5 +86,75 @@ def test_closing_early_ends_the_workers(tmp_path):
 def test_what_a_spawned_worker_receives_can_be_pickled(tmp_path):
     # Python 3.14 no longer forks by default.
     decoding = pickle.loads(pickle.dumps(_Decoding(encoded(tmp_path))))
-    batch, bad = decoding[[3, 1]]
+    batch, bad = decoding[[3, 1], None]
     assert values(batch) == [3, 1] and bad == {}
+
+
+CROP = RandomResizedCrop(short_side_px=32, size_px=24)
+
+
+def cropped(root, num_images=6, bad=()) -> EncodedImages:
+    """PNGs of noise in different sizes, of which some are text."""
+    names = [f"{value:03}.png" for value in range(num_images)]
+    pictures = [encode(noise(20 + 9 * value, 60 - 7 * value)) for value in range(num_images)]
+    files = {name: b"text" if value in bad else pictures[value] for value, name in enumerate(names)}
+    return EncodedImages(
+        store=FileStore(root=write_folder(root, files), paths=pa.array([name.encode() for name in names])),
+        labels=torch.arange(num_images),
+        class_names=tuple(map(str, range(num_images))),
+        image_shape=(3, 24, 24),
+        name="c",
+        description="made up",
+        crop=CROP,
+        on_bad_image="skip",
+    )
+
+
+def crops_of_steps(image_set, steps, rank, world_size, num_loader_workers):
+    """What one of the workers reads of some steps."""
+    sampler = ShuffledBatches(num_images=6, global_batch_size=4, seed=0)
+    rows = worker_rows(4, rank, world_size)
+    read = batches(
+        image_set,
+        (sampler.indices(step)[rows] for step in steps),
+        CPU,
+        num_loader_workers,
+        draws=(row_draws(0, step, 4)[rows] for step in steps),
+    )
+    return torch.stack([batch.images for batch in read])
+
+
+@pytest.mark.parametrize("bad", [(), (1, 4)])
+def test_crops_depend_on_neither_workers_nor_loaders_nor_the_first_step(tmp_path, bad):
+    image_set = cropped(tmp_path, bad=bad)
+    whole = crops_of_steps(image_set, range(4), 0, 1, num_loader_workers=0)
+    for world_size, num_loader_workers in ((1, 1), (2, 2), (4, 0)):
+        parts = [crops_of_steps(image_set, range(4), r, world_size, num_loader_workers) for r in range(world_size)]
+        assert torch.equal(torch.cat(parts, dim=1), whole)
+    assert torch.equal(crops_of_steps(image_set, range(2, 4), 0, 1, num_loader_workers=1), whole[2:])
+
+
+@pytest.mark.parametrize("num_loader_workers", [0, 1])
+def test_each_row_has_its_own_crop_and_a_replacement_that_of_its_row(tmp_path, num_loader_workers):
+    image_set = cropped(tmp_path, bad=(2,))
+    draws = row_draws(0, 3, 4)
+    (batch,) = batches(image_set, [torch.tensor([0, 2, 3, 3])], CPU, num_loader_workers, draws=[draws])
+    assert batch.indices.tolist() == [0, 3, 3, 3]
+    for image, index, draw in zip(batch.images, batch.indices.tolist(), draws.tolist(), strict=True):
+        assert torch.equal(image, decode_image(image_set.store.source(index), "x", 3, CROP, draw))
+    assert len(batch.images.flatten(1).unique(dim=0)) == 4
+
+
+def test_there_must_be_draws_for_every_batch(tmp_path):
+    wanted = [torch.tensor([0, 1]), torch.tensor([2, 3])]
+    image_set = cropped(tmp_path)
+    with pytest.raises(ValueError, match="shorter"):
+        list(batches(image_set, wanted, CPU, 0, draws=[row_draws(0, 0, 2)]))
+    with pytest.raises(AssertionError, match="draw"):
+        list(batches(image_set, wanted, CPU, 0))
+
+
+def test_resident_images_need_no_draws_but_may_have_them():
+    wanted = index_batches(6, 2, 3)
+    read = batches(resident(), wanted, CPU, num_loader_workers=0, draws=[row_draws(0, step, 2) for step in range(3)])
+    assert [values(batch) for batch in read] == [indices.tolist() for indices in wanted]

@@ -2,7 +2,6 @@ import hashlib
 import logging
 import os
 import pickle
-from dataclasses import dataclass
 from urllib.error import URLError
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100
 
+from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.image_set import EncodedImages, ResidentImages
 from ssl_sec.data.sources import (
     limit_images,
@@ -144,24 +144,6 @@ def test_both_folders_are_needed_to_compare_their_classes(tmp_path):
     assert f"{tmp_path}/test: no such folder" in message
 
 
-@dataclass(frozen=True)
-class EightPixels:
-    """The images below are as large already."""
-
-    size_px: int = 8
-
-
-def test_images_that_are_cut_are_never_held_in_memory(tmp_path):
-    write_folder(tmp_path, {"train/cat/1.png": plain(1)})
-    path = write_parquet(tmp_path / "a.parquet", [plain(2)], [0])
-    folder = open_folder("train", tmp_path, crop=EightPixels())
-    parquet = open_parquet("train", path, None, crop=EightPixels(), cache_folder=tmp_path)
-    for image_set, value in ((folder, 1), (parquet, 2)):
-        assert isinstance(image_set, EncodedImages) and image_set.crop == EightPixels()
-        assert image_set.image_shape == (3, 8, 8) and image_set.image_size_px is None
-        assert values(image_set.read(torch.tensor([0]))) == [value]
-
-
 @pytest.mark.parametrize("resident_limit_mib", [0, 1])
 @pytest.mark.parametrize("num_channels", [1, 3])
 def test_folder_resizes(tmp_path, resident_limit_mib, num_channels):
@@ -171,6 +153,21 @@ def test_folder_resizes(tmp_path, resident_limit_mib, num_channels):
     )
     assert images.image_shape == (num_channels, 12, 12)
     assert values(images.read(torch.arange(2))) == [1, 2]
+
+
+@pytest.mark.parametrize("num_channels", [1, 3])
+def test_with_a_crop_images_of_any_size_are_streamed(tmp_path, num_channels):
+    pictures = [plain(1, 9, 30), plain(2, 31, 16)]
+    crop = CentreCrop(short_side_px=8, size_px=6)
+    root = write_folder(tmp_path / "root", {f"train/a/{number}.png": image for number, image in enumerate(pictures)})
+    file = write_parquet(tmp_path / "a.parquet", pictures, [0, 0])
+    for images in (
+        open_folder("train", root, num_channels=num_channels, crop=crop),
+        open_parquet("train", file, None, num_channels=num_channels, crop=crop, cache_folder=tmp_path / "cache"),
+    ):
+        assert isinstance(images, EncodedImages) and images.crop == crop
+        assert images.image_shape == (num_channels, 6, 6)
+        assert values(images.read(torch.arange(2))) == [1, 2]
 
 
 def test_folder_errors(tmp_path):
