@@ -35,6 +35,7 @@ from ssl_sec.config import (
     SphericalConfig,
     TimmConfig,
 )
+from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.image_set import EncodedImages, ResidentImages
 from ssl_sec.encoders import save_weights
 from ssl_sec.errors import ConfigError, DataError, MissingDataError
@@ -227,8 +228,7 @@ def test_digits_open_with_a_balanced_subset_of_the_training_split_only():
     assert len(DigitsConfig(max_images=5000).open("train")) == 1437
 
 
-@dataclasses.dataclass(frozen=True)
-CROP = CentreCrop(short_side_px=8, size_px=6)
+CROP = CentreCrop(short_side_px=8, size_px=8)
 
 
 def test_digits_are_split_by_class():

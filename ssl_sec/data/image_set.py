@@ -24,7 +24,6 @@ MAX_BAD_IN_A_ROW = 100
 
 
 @runtime_checkable
-@runtime_checkable
 class ImageSet(Protocol):
     """The images of one split."""
 

@@ -1,12 +1,12 @@
 import pickle
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 from scipy.io import savemat
 
+from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.retrieval_sets import (
     CUB_COUNTS,
     Counts,
@@ -24,15 +24,7 @@ from tests.data.files import plain, write_folder
 from tests.data.test_image_set import values
 from tests.data.test_sources import line
 
-
-@dataclass(frozen=True)
-class EightPixels:
-    """The images below are as large already."""
-
-    size_px: int = 8
-
-
-CROP = EightPixels()
+CROP = CentreCrop(short_side_px=8, size_px=8)
 
 OPENERS = {"cub": open_cub, "cars196": open_cars196, "sop": open_sop, "inshop": open_inshop}
 READERS = {"cub": read_cub, "cars196": read_cars196, "sop": read_sop, "inshop": read_inshop}
@@ -53,8 +45,8 @@ CUB = {
     "images.txt": b"1 001.Albatross/a.jpg\n2 001.Albatross/b.jpg\n3 002.Finch/c.jpg\n4 003.Crow/d.jpg\n"
     b"5 003.Crow/e.jpg\n6 002.Finch/f.jpg\n",
     "image_class_labels.txt": b"1 1\n2 1\n4 3\n3 2\n5 3\n6 2\n",
-    "images/001.Albatross/a.jpg": plain(1),
-    "images/001.Albatross/b.jpg": plain(2),
+    "images/001.Albatross/a.jpg": plain(1, 30, 21),
+    "images/001.Albatross/b.jpg": plain(2, 5, 9),
     "images/002.Finch/c.jpg": plain(3),
     "images/003.Crow/d.jpg": plain(4),
     "images/003.Crow/e.jpg": plain(5),

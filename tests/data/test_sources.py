@@ -2,7 +2,6 @@ import hashlib
 import logging
 import os
 import pickle
-from dataclasses import dataclass
 from urllib.error import URLError
 
 import numpy as np
@@ -143,24 +142,6 @@ def test_both_folders_are_needed_to_compare_their_classes(tmp_path):
     write_folder(tmp_path, {"train/cat/1.png": plain(1)})
     message = line(lambda: open_folder("train", tmp_path, shared_classes=False), MissingDataError)
     assert f"{tmp_path}/test: no such folder" in message
-
-
-@dataclass(frozen=True)
-class EightPixels:
-    """The images below are as large already."""
-
-    size_px: int = 8
-
-
-def test_images_that_are_cut_are_never_held_in_memory(tmp_path):
-    write_folder(tmp_path, {"train/cat/1.png": plain(1)})
-    path = write_parquet(tmp_path / "a.parquet", [plain(2)], [0])
-    folder = open_folder("train", tmp_path, crop=EightPixels())
-    parquet = open_parquet("train", path, None, crop=EightPixels(), cache_folder=tmp_path)
-    for image_set, value in ((folder, 1), (parquet, 2)):
-        assert isinstance(image_set, EncodedImages) and image_set.crop == EightPixels()
-        assert image_set.image_shape == (3, 8, 8) and image_set.image_size_px is None
-        assert values(image_set.read(torch.tensor([0]))) == [value]
 
 
 @pytest.mark.parametrize("resident_limit_mib", [0, 1])
