@@ -162,6 +162,9 @@ def download_run(client: MlflowClient, run_id: str, folder: Path) -> PretrainCon
         ConfigError: if the store has no such run, or the run no encoder.
     """
     try:
+        job = client.get_run(run_id).data.tags.get("job")
+        if job == "metric_learning":  # its encoder is not what it is for, without its head
+            raise ConfigError(f"run: found {run_id!r}, a run of jobs.{job}; allowed: a run of jobs.pretrain")
         for artifact in ("config.yaml", "encoder.safetensors"):
             client.download_artifacts(run_id, artifact, str(folder))
     except (MlflowException, OSError) as error:
