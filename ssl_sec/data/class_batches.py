@@ -96,8 +96,8 @@ class ClassBatches(_BatchesByClass):
         if self.images_per_class not in allowed:
             listed = ", ".join(map(str, allowed)) or "none; change global_batch_size"
             raise ConfigError(
-                f"sampler.images_per_class = {self.images_per_class} with global_batch_size = {batch} and {num_classes} "
-                f"classes; a batch has equal shares of two or more different classes; allowed: {listed}"
+                f"sampler.images_per_class = {self.images_per_class} with global_batch_size = {batch} and "
+                f"{num_classes} classes; a batch has equal shares of two or more different classes; allowed: {listed}"
             )
 
     def indices(self, step: int) -> Int64[Tensor, " global_batch"]:

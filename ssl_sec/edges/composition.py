@@ -76,7 +76,7 @@ def options() -> dict[str, dict[str, str]]:
             found.setdefault(path.parent.name, {})[path.stem] = _explanation(path)
     for name in _table_rows():
         figures = ", ".join(f"{metric.rpartition('/')[2]} {value}" for metric, value in reported(name).items())
-        found["experiment"][name] = f"the paper's: {figures}" if figures else ""
+        found["experiment"][name] = f"the paper's: {figures}" if figures else "not in the paper's tables"
     return found
 
 
@@ -198,7 +198,9 @@ def as_mapping(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
+@cache
 def _register_tables() -> None:
+    """Makes the rows known to Hydra, whose store lasts as long as the process."""
     groups = {path.name for path in CONFIG_FOLDER.iterdir() if path.is_dir()}
     for name, row in _table_rows().items():
         defaults = [{f"override /{key}": value} for key, value in row.items() if key in groups]

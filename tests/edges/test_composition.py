@@ -1,5 +1,6 @@
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -68,6 +69,12 @@ ONLY_IN = {
 }
 
 
+@cache
+def composed(job: str, *overrides: str) -> dict[str, object]:
+    """Composed once for all tests."""
+    return compose(job, overrides)
+
+
 def given_for(name: str) -> list[str]:
     """What an experiment needs from the command line."""
     if name in ("cifar10_cpu", "cars196_cpu"):
@@ -76,15 +83,20 @@ def given_for(name: str) -> list[str]:
     return REQUIRED.get(data, []) if job_of(name) == "metric_learning" else []
 
 
+_FILES = {path.stem for path in (CONFIG_FOLDER / "experiment").glob("*.yaml")}
+
+
 @pytest.mark.parametrize(("job", "kind"), [("pretrain", PretrainConfig), ("metric_learning", MetricLearningConfig)])
 def test_the_keys_of_every_config_are_those_of_its_dataclass(job, kind):
     primary = compose(job, [])
-    for group, names in {**options(), "experiment": experiments(job)}.items():
+    # Rows of one table have the same keys.
+    some_experiments = [name for place, name in enumerate(experiments(job)) if place % 12 == 0 or name in _FILES]
+    for group, names in {**options(), "experiment": some_experiments}.items():
         for name in ONLY_IN[job].get(group, names):
             if group not in (*primary, "experiment") or (group == "loss" and name in CLASS_LOSSES):
                 continue  # neither self-supervision nor retrieval has classes of its own
             overrides = [f"{group}={name}", *(given_for(name) if group == "experiment" else REQUIRED.get(name, []))]
-            values = compose(job, overrides)
+            values = composed(job, *overrides)
             assert to_values(from_values(kind, values)) == values, (group, name)
 
 
@@ -105,7 +117,7 @@ CONSTRAINTS = ("", "_l2reg", "_sec", "_sec_ema")
 
 
 def retrieval_config(name: str) -> MetricLearningConfig:
-    return from_values(MetricLearningConfig, compose("metric_learning", [f"experiment={name}", *given_for(name)]))
+    return from_values(MetricLearningConfig, composed("metric_learning", f"experiment={name}", *given_for(name)))
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
@@ -159,7 +171,7 @@ def test_the_angle_of_the_angular_loss_is_36_degrees_on_sop():
 
 
 def test_an_experiment_of_another_job_is_named_with_its_job():
-    with pytest.raises(ConfigError, match="'cars196_triplet', which is run by jobs.metric_learning; did you mean"):
+    with pytest.raises(ConfigError, match="'cars196_triplet', which is run by jobs.metric_learning; allowed: "):
         compose("pretrain", ["experiment=cars196_triplet"])
     assert job_of("cifar10_sec_100") == "pretrain" and job_of("nothing") is None
     assert not experiments("pretrain").keys() & experiments("metric_learning").keys()
