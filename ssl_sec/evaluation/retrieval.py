@@ -42,7 +42,7 @@ def recall_at_k(
     ks: Iterable[int],
     query: Selection | None = None,
     *,
-    tile_size: int = 2048,
+    tile_size: int = 1536,
 ) -> dict[int, float]:
     """Share of the queries that have an image of their class among their k nearest, in [0, 1], by cosine.
 
