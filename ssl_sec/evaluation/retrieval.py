@@ -42,7 +42,7 @@ def recall_at_k(
     ks: Iterable[int],
     query: Selection | None = None,
     *,
-    tile_size: int = 1024,
+    tile_size: int = 1536,
 ) -> dict[int, float]:
     """Share of the queries that have an image of their class among their k nearest, in [0, 1], by cosine.
 
@@ -55,8 +55,8 @@ def recall_at_k(
     so the result depends neither on the order of the images nor on the tiles. A fully collapsed encoder leaves them all
     undecided and takes several times as long.
 
-    All embeddings are needed in one process. Beside them it takes 12 bytes for each of their values, on their device,
-    and about 20 bytes · tile_size².
+    All embeddings are needed in one process. Beside them it takes up to 20 bytes for each of their values, on their
+    device, and about 20 bytes · tile_size².
 
     Args:
         embeddings: one row for each image, of any norm.
@@ -64,7 +64,8 @@ def recall_at_k(
         ks: how many neighbours may be looked at, each ≥ 1; above the size of the gallery all of it.
         query: a mask of the images that are queries, or their indices; they rank the others, the gallery (the protocol
             of In-Shop). By default every image ranks all others.
-        tile_size: queries and gallery images compared at once, ≥ 1; it decides memory and speed alone.
+        tile_size: queries and gallery images compared at once, ≥ 1. It decides memory and speed alone; in smaller tiles
+            threads wait for each other more often, in larger ones they leave the caches.
 
     Raises:
         ConfigError: a k is below 1.
@@ -167,7 +168,7 @@ def _best_positives(queries: _Images, gallery: _Images, tile_size: int) -> Float
     """The similarity of each query's most similar positive; -inf where there is none."""
     best = queries.rows.new_full((len(queries.ids),), -torch.inf)
     # Few rows at a time, as the fewer they are the fewer classes stand in the way of each.
-    for rows in _tiles(len(best), max(1, tile_size // 8)):
+    for rows in _tiles(len(best), max(1, tile_size // 16)):
         tile = queries.at(rows)
         first = int(torch.searchsorted(gallery.labels, tile.labels[0]))
         end = int(torch.searchsorted(gallery.labels, tile.labels[-1], right=True))

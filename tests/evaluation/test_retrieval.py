@@ -105,7 +105,7 @@ def test_shares_are_pytorch_metric_learnings():
 
 
 @pytest.mark.parametrize(
-    ("num_images", "tile_size"), [(2, 1), (7, 3), (64, 1024), (257, 37), (1000, 256), (1000, 1024)]
+    ("num_images", "tile_size"), [(2, 1), (7, 3), (64, 1024), (257, 37), (1000, 256), (1000, 1536)]
 )
 @pytest.mark.parametrize("dim", [1, 3, 128, 512])
 def test_collapsed_embeddings_score_0(num_images, tile_size, dim):
