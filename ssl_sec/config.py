@@ -1063,6 +1063,7 @@ class RetrievalConfig:
 
     def __post_init__(self) -> None:
         check(len(self.ks) > 0 and min(self.ks) >= 1, "evaluation.ks", list(self.ks), "one value ≥ 1 or more")
+        check(0 <= self.seed < 2**32, "evaluation.seed", self.seed, "in [0, 2³²)")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int64
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -75,10 +75,10 @@ def learn_metric(config: MetricLearningConfig, runtime: Runtime, store: Embeddin
         monitor_every_steps=config.monitor.every_steps,
     )
     train(recipe, runtime, cadence, monitor, first_step)
-    embeddings, trained = embedder(test), embedder(with_crop(trained_on, centre))
+    (embeddings, labels), (trained, _) = embedder(test), embedder(with_crop(trained_on, centre))
     if runtime.rank == 0:
         figures = {
-            **retrieval_figures(config.evaluation, embeddings, test),
+            **retrieval_figures(config.evaluation, embeddings, labels, test.queries),
             **_norm_figures("retrieval/test", embeddings),
             **_norm_figures("retrieval/train", trained),
         }
@@ -86,7 +86,7 @@ def learn_metric(config: MetricLearningConfig, runtime: Runtime, store: Embeddin
         assert isinstance(recipe.encoder.backbone, nn.Module)
         save_weights(recipe.encoder.backbone, store.encoder_path)
         save_weights(recipe.head, store.head_path)
-        torch.save({"features": embeddings.cpu(), "labels": test.labels}, store.features_path)
+        torch.save({"features": embeddings.cpu(), "labels": labels.cpu()}, store.features_path)
         torch.save(_examples(embeddings, test, config.seed), store.examples_path)
 
 
@@ -126,20 +126,24 @@ def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Run
 
 
 def retrieval_figures(
-    config: RetrievalConfig, embeddings: Float[Tensor, "images dim"], test: ImageSet
+    config: RetrievalConfig,
+    embeddings: Float[Tensor, "images dim"],
+    labels: Int64[Tensor, " images"],
+    queries: Bool[Tensor, " images"] | None = None,
 ) -> dict[str, float]:
-    """What the papers report of the test classes: Recall@K, NMI and F1, in percent; and the norms of their embeddings.
+    """What the papers report of the test classes: Recall@K, NMI and F1, in percent.
 
     Args:
         config: what is asked for.
-        embeddings: raw, of all images of the set in order.
-        test: with its queries, where only some images are.
+        embeddings: raw, of all images.
+        labels: their classes.
+        queries: which images are queries where the others are the gallery; None: each image is both.
     """
-    recalls = recall_at_k(embeddings, test.labels, config.ks, test.queries)
+    recalls = recall_at_k(embeddings, labels, config.ks, queries)
     figures = {f"retrieval/recall_at_{k}": 100 * share for k, share in recalls.items()}
     if config.clustering:
-        assignments = kmeans_assignments(embeddings, len(test.class_names), seed=config.seed)
-        nmi, f1 = nmi_f1(assignments, test.labels)
+        assignments = kmeans_assignments(embeddings, len(labels.unique()), seed=config.seed)
+        nmi, f1 = nmi_f1(assignments, labels)
         figures |= {"retrieval/nmi": 100 * nmi, "retrieval/f1": 100 * f1}
     return figures
 
@@ -150,15 +154,15 @@ def _norm_figures(name: str, embeddings: Float[Tensor, "images dim"]) -> dict[st
 
 
 class _Embedder:
-    """Embeddings of whole sets, their images shared out among the workers."""
+    """Embeddings and labels of whole sets, their images shared out among the workers."""
 
     def __init__(self, network: nn.Module, runtime: Runtime, num_loader_workers: int) -> None:
         self._network = network
         self._runtime = runtime
         self._num_loader_workers = num_loader_workers
 
-    def __call__(self, image_set: ImageSet) -> Float[Tensor, "images dim"]:
-        embeddings, _ = extract_features(
+    def __call__(self, image_set: ImageSet) -> tuple[Float[Tensor, "images dim"], Int64[Tensor, " images"]]:
+        return extract_features(
             self._network,
             image_set,
             torch.arange(len(image_set)),
@@ -166,7 +170,6 @@ class _Embedder:
             batch_size=128,
             num_loader_workers=self._num_loader_workers,
         )
-        return embeddings
 
 
 class _Monitor:
@@ -185,12 +188,12 @@ class _Monitor:
         self._store = store
 
     def __call__(self, steps_taken: int) -> dict[str, float]:
-        embeddings = self._embedder(self._watched)
+        embeddings, labels = self._embedder(self._watched)
         if self._store is not None:
             path = self._store.watched_path(steps_taken)
             path.parent.mkdir(exist_ok=True)
             save_file({"embeddings": embeddings.float().cpu()}, path)
-        recalls = recall_at_k(embeddings, self._watched.labels, (1,))
+        recalls = recall_at_k(embeddings, labels, (1,))
         return {f"{self._name}/recall_at_1": 100 * recalls[1]}
 
 
@@ -207,10 +210,9 @@ def _examples(embeddings: Float[Tensor, "images dim"], test: ImageSet, seed: int
     chosen = candidates[torch.randperm(len(candidates), generator=generator)[:_EXAMPLES]]
     num_listed = len(test) - 1 if gallery is None else int(gallery.sum())
     found = nearest(embeddings, chosen, min(_NEIGHBOURS, num_listed), gallery).cpu()
-    neighbours = test.read(found.flatten()).images.cpu()
+    asking, answers = test.read(chosen), test.read(found.flatten())
     return {
-        "queries": test.read(chosen).images.cpu(),
-        "neighbours": neighbours.unflatten(0, found.shape),
-        "correct": test.labels[found] == test.labels[chosen].unsqueeze(1),
-        "labels": test.labels[chosen],
+        "queries": asking.images.cpu(),
+        "neighbours": answers.images.unflatten(0, found.shape).cpu(),
+        "correct": (answers.labels.unflatten(0, found.shape) == asking.labels.unsqueeze(1)).cpu(),
     }

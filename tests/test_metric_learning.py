@@ -152,7 +152,7 @@ def test_the_loss_falls_and_training_classes_come_together(tmp_path):
     optimiser = {"name": "adam", "learning_rate": 3e-3, "backbone_learning_rate": 3e-3}
     runtime, _ = run(tmp_path, steps=60, transform={"name": "none"}, optimiser=optimiser, **changes)
     losses = list(runtime.series("train/metric_loss").values())
-    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
     recalls = list(runtime.series("train/recall_at_1").values())
     assert recalls[-1] > recalls[0]
 

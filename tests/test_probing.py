@@ -37,7 +37,7 @@ def probe(encoder=None, config=QUICK, runtime=None, data=None):
 def with_digits(monkeypatch, **changes):
     """Digits whose splits are changed by functions."""
 
-    def open_split(self, split):
+    def open_split(self, split, crop):
         return changes.get(split, lambda image_set: image_set)(open_digits(split))
 
     monkeypatch.setattr(DigitsConfig, "_open", open_split)

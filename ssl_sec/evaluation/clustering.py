@@ -48,23 +48,25 @@ def kmeans_assignments(
 ) -> Int64[Tensor, " images"]:
     """The cluster of each image by k-means over the embeddings' directions (faiss), on the CPU.
 
-    The rows are normalised first and the distance is Euclidean. The centres start as k-means++ draws them (Arthur and
-    Vassilvitskii 2007), one draw a centre; all images take part in each of the iterations, and in the assignment that
-    follows the last. The result is a function of the embeddings and the seed. A cluster may be empty where images
-    coincide.
+    The rows are normalised first and the distance is Euclidean. The centres start as scikit-learn's greedy k-means++
+    draws them (Arthur and Vassilvitskii 2007, the best of 2 + ln k draws for each centre), as those of the SEC authors'
+    code do; faiss then takes the iterations, in which all images take part, and the assignment that follows the last.
+    The start goes over the images once for each centre: seconds for the 98 classes of Cars196, many minutes for the
+    11,316 of SOP. A cluster may be empty where images coincide.
 
     Args:
         embeddings: one row for each image, of any norm, finite.
         num_clusters: 1 to the number of images; the number of classes, by convention.
-        seed: decides the draw of the first centres, 0 to 2³¹ - 1.
+        seed: decides the draw of the first centres, 0 to 2³² - 1.
         num_iterations: of Lloyd's algorithm, ≥ 1.
 
     Raises:
         ConfigError: `num_clusters` is outside its range.
         DataError: an embedding is not finite.
     """
-    # It loads an OpenMP runtime of its own beside torch's; only who clusters pays for that.
+    # They load OpenMP runtimes of their own beside torch's; only who clusters pays for that.
     import faiss
+    from sklearn.cluster import kmeans_plusplus
 
     rows = as_tensor(embeddings).cpu().float()
     if not 1 <= num_clusters <= len(rows):
@@ -76,13 +78,12 @@ def kmeans_assignments(
         rows.shape[1],
         num_clusters,
         niter=num_iterations,
-        seed=seed,
-        init_method=faiss.ClusteringInitMethod_KMEANS_PLUS_PLUS,
         # By default faiss draws a share of the images where clusters are large, and warns where they are small.
         max_points_per_centroid=len(rows),
         min_points_per_centroid=1,
     )
-    kmeans.train(rows)
+    centres, _ = kmeans_plusplus(rows, num_clusters, random_state=seed)
+    kmeans.train(rows, init_centroids=centres)
     _, assignments = kmeans.index.search(rows, 1)
     return torch.from_numpy(assignments[:, 0])
 

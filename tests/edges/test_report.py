@@ -286,11 +286,11 @@ def test_one_experiment_can_be_asked_for(store):
 
 
 def test_a_recipe_without_an_experiment_is_marked(store):
-    store._experiments["cub_npair_googlenet"] = store.client.create_experiment("cub")
-    params = {"recipe": "cub_npair_googlenet", "seed": 0}
-    values = {"retrieval/recall_at_1": [52.0]}
-    store._run("cub_npair_googlenet", "metric_learning", params, values, "FINISHED", "a", {})
-    text = store.text(paper="angular", table=1)
+    store._experiments["casia_softmax"] = store.client.create_experiment("casia")
+    params = {"recipe": "casia_softmax", "seed": 0}
+    values = {"face/lfw_accuracy": [52.0]}
+    store._run("casia_softmax", "face", params, values, "FINISHED", "a", {})
+    text = store.text(table=4)
     assert "52.00 (1) [1]" in text
     assert "[1] changed: no experiment of this name is there to compare the settings with" in text
 
