@@ -1,6 +1,6 @@
 """Recall@K at the size of SOP's test set, beside faiss's exact search.
 
-    CUDA_VISIBLE_DEVICES= python -m benchmarks.retrieval        # 2 to 4 minutes on two free CPU cores
+    CUDA_VISIBLE_DEVICES= python -m benchmarks.retrieval        # about 3 minutes on one CPU core
 
 60,502 rows of 512 values in 11,316 classes; all take turns in one process on the same rows, with as many threads.
 faiss's IndexFlatIP searches for the neighbours that SOP's protocol needs (1,000 and the query itself) and for those of
