@@ -83,7 +83,7 @@ def kmeans_assignments(
         min_points_per_centroid=1,
     )
     centres, _ = kmeans_plusplus(rows, num_clusters, random_state=seed)
-    kmeans.train(rows, init_centroids=centres)
+    kmeans.train(rows, init_centroids=centres.astype(rows.dtype))
     _, assignments = kmeans.index.search(rows, 1)
     return torch.from_numpy(assignments[:, 0])
 

@@ -26,7 +26,8 @@ class Column:
     Attributes:
         label: its heading.
         group: the heading over it and its neighbours.
-        metric: our name in MLflow of what it reports, in percent but for norms; None where we measure nothing of the kind.
+        metric: our name in MLflow of what it reports, in percent but for norms; None where we measure nothing of the
+            kind.
         data: the data set, for the recipes of the rows.
     """
 
