@@ -9,10 +9,13 @@ import torch
 from torch import nn
 
 from ssl_sec.collectives import average_gradients, average_parameter_gradients
-from ssl_sec.config import RuntimeConfig
+from ssl_sec.config import RuntimeConfig, TrainingConfig
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.samplers import worker_rows
+from ssl_sec.encoders import Encoder
 from ssl_sec.global_batch_norm import globalise_batch_norm
 from ssl_sec.objective import Objective
+from ssl_sec.seeding import derived_seed
 from ssl_sec.training import Recipe, Runtime
 
 logger = logging.getLogger(__name__)
@@ -43,6 +46,19 @@ class RunStore(Protocol):
     def restored_state(self, device: torch.device) -> Mapping[str, Any] | None:
         """The state of the newest whole checkpoint, or None at the start of a run."""
         ...
+
+
+def initialised(config: TrainingConfig, image_set: ImageSet, runtime: Runtime) -> tuple[Encoder, nn.Module]:
+    """The encoder and the head as the run's seed draws them, equal on every worker.
+
+    Raises:
+        ConfigError: if the workers cannot share the batch equally.
+    """
+    num_channels, height, width = image_set.image_shape
+    worker_rows(config.global_batch_size, runtime.rank, runtime.world_size)
+    torch.manual_seed(derived_seed(config.seed, "weights"))
+    encoder = config.encoder.build(num_channels, min(height, width))
+    return encoder, config.head.build(encoder.num_features)
 
 
 def assembled(

@@ -9,13 +9,12 @@ from jaxtyping import Bool, Float, Int64
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ssl_sec.assembly import RunStore, assembled, taken_up
+from ssl_sec.assembly import RunStore, assembled, initialised, taken_up
 from ssl_sec.augment import already_cropped
 from ssl_sec.config import MetricLearningConfig, RetrievalConfig
 from ssl_sec.data.class_splits import hold_out_classes
 from ssl_sec.data.crops import RandomResizedCrop, row_draws
 from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages, subset, with_crop
-from ssl_sec.data.samplers import worker_rows
 from ssl_sec.encoders import save_weights
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.features import extract_features
@@ -92,11 +91,8 @@ def learn_metric(config: MetricLearningConfig, runtime: Runtime, store: Embeddin
 
 def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
     """All that the run trains, on the runtime's device; equal on every worker."""
-    num_channels, height, width = image_set.image_shape
-    worker_rows(config.global_batch_size, runtime.rank, runtime.world_size)
-    torch.manual_seed(derived_seed(config.seed, "weights"))
-    encoder = config.encoder.build(num_channels, min(height, width))
-    head = config.head.build(encoder.num_features)
+    _, height, width = image_set.image_shape
+    encoder, head = initialised(config, image_set, runtime)
     sampler = config.sampler.build(image_set.labels, config.global_batch_size, config.seed)
     eta = config.constraint.weight(sampler.steps_per_epoch, config.steps)
     transform = config.transform.build(len(image_set.class_names), config.head.dim, config.seed)

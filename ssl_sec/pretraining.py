@@ -5,17 +5,16 @@ from functools import partial
 import torch
 from torch import nn
 
-from ssl_sec.assembly import RunStore, assembled, taken_up
+from ssl_sec.assembly import RunStore, assembled, initialised, taken_up
 from ssl_sec.config import PretrainConfig
 from ssl_sec.data.image_set import ImageSet, ResidentImages
-from ssl_sec.data.samplers import ShuffledBatches, worker_rows
+from ssl_sec.data.samplers import ShuffledBatches
 from ssl_sec.encoders import save_weights
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.rank import rankme
 from ssl_sec.evaluation.splits import stratified_split
 from ssl_sec.objective import Objective
-from ssl_sec.seeding import derived_seed
 from ssl_sec.training import Cadence, Recipe, Runtime, image_labels, train
 
 NUM_VIEWS = 2
@@ -54,10 +53,7 @@ def pretrain(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
 def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
     """All that the run trains, on the runtime's device; equal on every worker."""
     num_channels, height, width = image_set.image_shape
-    worker_rows(config.global_batch_size, runtime.rank, runtime.world_size)
-    torch.manual_seed(derived_seed(config.seed, "weights"))
-    encoder = config.encoder.build(num_channels, min(height, width))
-    head = config.head.build(encoder.num_features)
+    encoder, head = initialised(config, image_set, runtime)
     sampler = ShuffledBatches(num_images=len(image_set), global_batch_size=config.global_batch_size, seed=config.seed)
     total_steps = config.epochs * sampler.steps_per_epoch
     eta = config.constraint.weight(sampler.steps_per_epoch, total_steps)
