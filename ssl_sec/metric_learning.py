@@ -14,12 +14,12 @@ from ssl_sec.augment import already_cropped
 from ssl_sec.config import MetricLearningConfig, RetrievalConfig
 from ssl_sec.data.class_splits import hold_out_classes
 from ssl_sec.data.crops import RandomResizedCrop, row_draws
-from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages, subset, with_crop
+from ssl_sec.data.image_set import EncodedImages, ImageSet, on_device, subset, with_crop
 from ssl_sec.encoders import save_weights
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.evaluation.retrieval import nearest, recall_at_k
-from ssl_sec.evaluation.splits import stratified_split
+from ssl_sec.evaluation.splits import stratified_sample
 from ssl_sec.losses.geometry import norms
 from ssl_sec.objective import Objective
 from ssl_sec.seeding import derived_seed
@@ -57,9 +57,9 @@ def learn_metric(config: MetricLearningConfig, runtime: Runtime, store: Embeddin
         store: the run's, shared by all workers.
     """
     crop, centre = config.augment.random_crop(), config.augment.centre_crop()
-    trained_on = watched = _on_device(config.data.open_by_class("train", crop), runtime.device)
+    trained_on = watched = on_device(config.data.open_by_class("train", crop), runtime.device)
     # Opened before the training, so that a test split that is missing is told at once.
-    test = _on_device(config.data.open_by_class("test", centre), runtime.device)
+    test = on_device(config.data.open_by_class("test", centre), runtime.device)
     if config.held_out_share > 0:
         trained_on, watched = hold_out_classes(trained_on, config.held_out_share, seed=0)
     recipe = build_recipe(config, trained_on, runtime)
@@ -175,9 +175,7 @@ class _Monitor:
         self, config: MetricLearningConfig, embedder: _Embedder, watched: ImageSet, store: EmbeddingStore | None
     ) -> None:
         if len(watched) > config.monitor.max_images:
-            share = config.monitor.max_images / len(watched)
-            _, chosen = stratified_split(watched.labels, share, seed=0)
-            watched = subset(watched, chosen, "watched")
+            watched = subset(watched, stratified_sample(watched.labels, config.monitor.max_images, seed=0), "watched")
         self._watched = watched
         self._embedder = embedder
         self._name = "val" if config.held_out_share > 0 else "train"
@@ -191,10 +189,6 @@ class _Monitor:
             save_file({"embeddings": embeddings.float().cpu()}, path)
         recalls = recall_at_k(embeddings, labels, (1,))
         return {f"{self._name}/recall_at_1": 100 * recalls[1]}
-
-
-def _on_device(image_set: ImageSet, device: torch.device) -> ImageSet:
-    return image_set.to(device) if isinstance(image_set, ResidentImages) else image_set
 
 
 def _examples(embeddings: Float[Tensor, "images dim"], test: ImageSet, seed: int) -> dict[str, Tensor]:

@@ -7,13 +7,13 @@ from torch import nn
 
 from ssl_sec.assembly import RunStore, assembled, initialised, taken_up
 from ssl_sec.config import PretrainConfig
-from ssl_sec.data.image_set import ImageSet, ResidentImages
+from ssl_sec.data.image_set import ImageSet, on_device
 from ssl_sec.data.samplers import ShuffledBatches
 from ssl_sec.encoders import save_weights
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.rank import rankme
-from ssl_sec.evaluation.splits import stratified_split
+from ssl_sec.evaluation.splits import stratified_sample, stratified_split
 from ssl_sec.objective import Objective
 from ssl_sec.training import Cadence, Recipe, Runtime, image_labels, train
 
@@ -28,9 +28,7 @@ def pretrain(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
         runtime: this worker's.
         store: the run's, shared by all workers.
     """
-    image_set = config.data.open("train")
-    if isinstance(image_set, ResidentImages):
-        image_set = image_set.to(runtime.device)
+    image_set = on_device(config.data.open("train"), runtime.device)
     recipe = build_recipe(config, image_set, runtime)
     monitor = _Monitor(config, recipe.encoder, image_set, runtime)
     first_step = taken_up(recipe, runtime, store)
@@ -82,10 +80,7 @@ class _Monitor:
     """kNN accuracy and RankMe of the encoder on images of the training set, a tenth of them as queries."""
 
     def __init__(self, config: PretrainConfig, encoder: nn.Module, image_set: ImageSet, runtime: Runtime) -> None:
-        images = torch.arange(len(image_set))
-        if len(images) > config.monitor.max_images:
-            share = config.monitor.max_images / len(images)
-            _, images = stratified_split(image_set.labels, share, seed=0)
+        images = stratified_sample(image_set.labels, config.monitor.max_images, seed=0)
         self._bank, self._queries = stratified_split(image_set.labels[images], 0.1, seed=0)
         self._images = images
         self._config = config

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ssl_sec.collectives import gather_rows
 from ssl_sec.config import AugmentConfig, DataConfig, ProbeConfig, RuntimeConfig
-from ssl_sec.data.image_set import ImageSet, ResidentImages, subset
+from ssl_sec.data.image_set import ImageSet, on_device, subset
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
 from ssl_sec.evaluation.features import extract_features
@@ -75,7 +75,7 @@ def linear_evaluation(
     """
     encoder.eval()
     full = replace(data, max_images=None)
-    train_set, test_set = (_on_device(full.open(split), runtime.device) for split in ("train", "test"))
+    train_set, test_set = (on_device(full.open(split), runtime.device) for split in ("train", "test"))
     kept, held_out = stratified_split(train_set.labels, HELD_OUT_SHARE, seed=config.seed)
     if config.labels_per_class is not None:
         kept = kept[labelled_subset(train_set.labels[kept], config.labels_per_class, seed=config.seed)]
@@ -105,10 +105,6 @@ def linear_evaluation(
         knn_top1=knn_top1(*kept_rows, *test_rows, num_classes=len(train_set.class_names)),
         class_names=train_set.class_names,
     )
-
-
-def _on_device(image_set: ImageSet, device: torch.device) -> ImageSet:
-    return image_set.to(device) if isinstance(image_set, ResidentImages) else image_set
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

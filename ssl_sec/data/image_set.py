@@ -302,6 +302,11 @@ def subset(image_set: ImageSet, indices: Int64[Tensor, " chosen"], which: str = 
     return replace(image_set, labels=labels, queries=queries, rows=rows, description=description, bad_indices=set())
 
 
+def on_device(image_set: ImageSet, device: torch.device) -> ImageSet:
+    """The same images, on `device` if they are resident; encoded ones are decoded for it when they are read."""
+    return image_set.to(device) if isinstance(image_set, ResidentImages) else image_set
+
+
 def with_crop(image_set: ImageSet, crop: Crop) -> ImageSet:
     """The same images cropped in another way: one set serves training and evaluation.
 

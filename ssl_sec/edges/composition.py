@@ -82,21 +82,22 @@ def options() -> dict[str, dict[str, str]]:
 
 @cache
 def experiments(job: str) -> dict[str, str]:
-    """The experiments that a job can run, those that have only groups and keys of its own, with their explanations."""
-    groups, keys = _groups_and_keys(job)
-    if "experiment" not in groups:
-        return {}
-    fitting: dict[str, str] = {}
-    for name, explanation in options()["experiment"].items():
-        chosen, given = _needed(name)
-        if chosen <= groups and given <= keys:
-            fitting[name] = explanation
-    return fitting
+    """The experiments that a job can run, with their explanations."""
+    return {name: explanation for name, explanation in options()["experiment"].items() if _fits(job, name)}
 
 
 def job_of(experiment: str) -> TrainingJob | None:
     """The job that runs an experiment; None if there is none."""
-    return next((job for job in _TRAINING_JOBS if experiment in experiments(job)), None)
+    if experiment not in _table_rows() and not _experiment_path(experiment).is_file():
+        return None
+    return next((job for job in _TRAINING_JOBS if _fits(job, experiment)), None)
+
+
+def _fits(job: str, experiment: str) -> bool:
+    """Whether an experiment has only groups and keys of the job."""
+    groups, keys = _groups_and_keys(job)
+    chosen, given = _needed(experiment)
+    return "experiment" in groups and chosen <= groups and given <= keys
 
 
 @cache
@@ -118,16 +119,25 @@ def _groups_and_keys(job: str) -> tuple[set[str], set[str]]:
 def _needed(experiment: str) -> tuple[set[str], set[str]]:
     """The groups that an experiment chooses from, and its top-level keys."""
     rows = _table_rows()
-    groups = {path.name for path in CONFIG_FOLDER.iterdir() if path.is_dir()}
     if experiment in rows:
         keys = {key.partition(".")[0] for key in rows[experiment]}
-        return keys & groups, keys
-    node = OmegaConf.load(CONFIG_FOLDER / "experiment" / f"{experiment}.yaml")
+        return keys & _groups(), keys
+    node = OmegaConf.load(_experiment_path(experiment))
     assert isinstance(node, DictConfig)
     values = as_mapping(node)
     defaults = [entry for entry in values.pop("defaults", []) if isinstance(entry, dict)]
     chosen = {str(key).removeprefix("override /") for entry in defaults for key in entry}
     return chosen, set(values)
+
+
+def _experiment_path(experiment: str) -> Path:
+    return CONFIG_FOLDER / "experiment" / f"{experiment}.yaml"
+
+
+@cache
+def _groups() -> frozenset[str]:
+    """The names of all groups."""
+    return frozenset(path.name for path in CONFIG_FOLDER.iterdir() if path.is_dir())
 
 
 def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
@@ -163,8 +173,8 @@ def _misplaced(job: str, overrides: Sequence[str]) -> str | None:
     """Names an experiment that is another job's."""
     for override in overrides:
         key, _, name = override.partition("=")
-        other = job_of(name) if key == "experiment" and name in options()["experiment"] else None
-        if other is not None and name not in experiments(job):
+        other = job_of(name) if key == "experiment" else None
+        if other is not None and not _fits(job, name):
             return f"experiment: found {name!r}, which is run by jobs.{other}; {nearest(name, experiments(job))}"
     return None
 
@@ -201,7 +211,7 @@ def as_mapping(config: DictConfig) -> dict[str, Any]:
 @cache
 def _register_tables() -> None:
     """Makes the rows known to Hydra, whose store lasts as long as the process."""
-    groups = {path.name for path in CONFIG_FOLDER.iterdir() if path.is_dir()}
+    groups = _groups()
     for name, row in _table_rows().items():
         defaults = [{f"override /{key}": value} for key, value in row.items() if key in groups]
         values = OmegaConf.create({})

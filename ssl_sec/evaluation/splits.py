@@ -37,6 +37,17 @@ def stratified_split(
     return (~is_held_out).nonzero().squeeze(1), is_held_out.nonzero().squeeze(1)
 
 
+def stratified_sample(labels: Int64[Tensor, " images"], num_images: int, seed: int) -> Int64[Tensor, " chosen"]:
+    """About so many images, the same share of every class, drawn by `seed`; all where there are no more.
+
+    Returns:
+        Indices, ascending, on the CPU.
+    """
+    if len(labels) <= num_images:
+        return torch.arange(len(labels))
+    return stratified_split(labels, num_images / len(labels), seed)[1]
+
+
 def labelled_subset(labels: Int64[Tensor, " images"], labels_per_class: int, seed: int) -> Int64[Tensor, " chosen"]:
     """The images that keep their labels in a probe with few of them.
 

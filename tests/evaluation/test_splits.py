@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssl_sec.errors import ConfigError
-from ssl_sec.evaluation.splits import labelled_subset, stratified_split
+from ssl_sec.evaluation.splits import labelled_subset, stratified_sample, stratified_split
 
 LABELS = torch.tensor([2, 0, 1, 1, 0, 1, 0, 1, 1, 0, 1, 1, 1, 1])  # 4, 9 and 1 of the classes 0, 1 and 2
 
@@ -67,3 +67,11 @@ def test_a_class_with_too_few_images_is_named():
         labelled_subset(LABELS, 2, seed=0)
     with pytest.raises(ConfigError, match=r"probe\.labels_per_class = 0"):
         labelled_subset(LABELS, 0, seed=0)
+
+
+def test_a_sample_has_the_same_share_of_every_class():
+    labels = torch.arange(4).repeat_interleave(torch.tensor([10, 20, 30, 40]))
+    chosen = stratified_sample(labels, 50, seed=1)
+    assert labels[chosen].bincount().tolist() == [5, 10, 15, 20]
+    assert torch.equal(stratified_sample(labels, 50, seed=1), chosen)
+    assert torch.equal(stratified_sample(labels, 100, seed=1), torch.arange(100))
