@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import nn
 
+from ssl_sec.class_sharding import template_losses
 from ssl_sec.collectives import average_gradients, average_parameter_gradients
 from ssl_sec.config import RuntimeConfig, TrainingConfig
 from ssl_sec.data.image_set import ImageSet
@@ -43,8 +44,8 @@ class RunStore(Protocol):
         """Drops figures of steps that will be taken again."""
         ...
 
-    def restored_state(self, device: torch.device) -> Mapping[str, Any] | None:
-        """The state of the newest whole checkpoint, or None at the start of a run."""
+    def restored_state(self, device: torch.device, held: slice | None = None) -> Mapping[str, Any] | None:
+        """The state of the newest whole checkpoint, or None at the start of a run; see `ssl_sec.checkpoint`."""
         ...
 
 
@@ -82,14 +83,14 @@ def assembled(
     if options.precision == "float64":
         objective.double()
     objective.to(runtime.device)
-    average_parameter_gradients(objective)
+    average_parameter_gradients(objective, [each.weight for each in template_losses(objective) if not each.holds_all])
     model = average_gradients(network, runtime.device)
     return cast(nn.Module, torch.compile(model)) if options.compile else model
 
 
 def taken_up(recipe: Recipe, runtime: Runtime, store: RunStore) -> int:
     """Restores what the store has of the run; returns the steps taken so far."""
-    state = store.restored_state(runtime.device)
+    state = store.restored_state(runtime.device, recipe.held_classes)
     first_step = 0 if state is None else recipe.restore(state)
     if first_step and runtime.rank == 0:
         workers = "1 worker" if runtime.world_size == 1 else f"{runtime.world_size} workers"

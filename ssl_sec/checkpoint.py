@@ -5,6 +5,9 @@ written under a temporary name, synced, given its manifest last and then renamed
 leaves either the old checkpoints or the new one beside them. On resume the newest whole one is used.
 
 The newest ones stay, and the one with the highest score, where they have scores.
+
+Tensors whose rows are shared out among the workers are in files of their own: before the state is saved, each worker
+writes the rows that it holds, and a resume reads those that it needs, whatever the number of workers was.
 """
 
 import hashlib
@@ -18,11 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
+from ssl_sec.class_sharding import HeldRows
 from ssl_sec.errors import StorageError
 
 _STATE = "state.pt"
 _MANIFEST = "manifest.json"
+_PARTS = "rows-*.safetensors"
+# In a part's metadata: which of all rows its first is.
+_FIRST = "first"
 # What a checkpoint takes beyond its tensors.
 _ROOM_BYTES = 1 << 20
 
@@ -67,7 +77,11 @@ def save_checkpoint(
             torch.save(dict(state), file)
             file.flush()
             os.fsync(file.fileno())
-        files = {_STATE: {"bytes": (temporary / _STATE).stat().st_size, "sha256": _sha256(temporary / _STATE)}}
+        for part in _parts_folder(folder, step).glob(_PARTS):
+            part.rename(temporary / part.name)
+        files = {
+            file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in sorted(temporary.iterdir())
+        }
         with (temporary / _MANIFEST).open("w") as file:
             json.dump({"step": step, "score": score, "files": files}, file)
             file.flush()
@@ -84,10 +98,54 @@ def save_checkpoint(
     # Later ones were skipped on resume, as not whole: they must not count as what is kept.
     taken = sorted(path for path in folder.glob("step-*") if path.name <= final.name)
     best = _best(taken)
-    for old in [*taken[:-keep_last], *folder.glob(".step-*")]:
+    # The parts of a later step may be on their way.
+    parts = [path for path in folder.glob(".parts-*") if path.name <= _parts_folder(folder, step).name]
+    for old in [*taken[:-keep_last], *folder.glob(".step-*"), *parts]:
         if old != best:
             shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def without_held_rows(state: Any, path: tuple[str | int, ...] = ()) -> tuple[Any, dict[str, HeldRows]]:
+    """The state that all workers have in common, and the rows that this one holds, by where they stand in it."""
+    if not isinstance(state, Mapping):
+        return state, {}
+    common: dict[str | int, Any] = {}
+    held: dict[str, HeldRows] = {}
+    for key, value in state.items():  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(value, HeldRows):
+            held[json.dumps([*path, key])] = value
+        else:
+            common[key], below = without_held_rows(value, (*path, key))
+            held |= below
+    return common, held
+
+
+def save_part(folder: Path, step: int, held: Mapping[str, HeldRows]) -> None:
+    """Writes the rows that this worker holds, before one worker saves the state after `step` steps.
+
+    Args:
+        folder: where the run's checkpoints live.
+        step: steps taken so far, ≥ 0.
+        held: what `without_held_rows` found; all from the same row on.
+
+    Raises:
+        StorageError: if they cannot be written.
+    """
+    parts = _parts_folder(folder, step)
+    (first,) = {rows.first for rows in held.values()}
+    try:
+        parts.mkdir(parents=True, exist_ok=True)
+        final = parts / _PARTS.replace("*", f"{first:012d}")
+        temporary = parts / f".{final.name}.{os.getpid()}"
+        tensors = {name: rows.rows.detach().cpu().contiguous() for name, rows in held.items()}
+        _check_space(folder, tensors)
+        save_file(tensors, temporary, {_FIRST: str(first)})
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.rename(final)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise StorageError(f"checkpoint of step {step}: cannot be written to {folder}: {error}") from error
 
 
 class CheckpointWriter:
@@ -147,35 +205,70 @@ def newest_checkpoint(folder: Path) -> Found:
     return Found(path=None, skipped=tuple(skipped))
 
 
-def load_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
+def load_checkpoint(path: Path, device: torch.device, held: slice | None = None) -> dict[str, Any]:
     """The state saved in a checkpoint, its tensors on `device`; never unpickles code.
 
+    Args:
+        path: the checkpoint's folder.
+        device: of the tensors.
+        held: the rows that this worker holds of tensors that are shared out; None leaves these away.
+
     Raises:
-        StorageError: if the file is not whole.
+        StorageError: if a file is not whole, or rows are missing.
     """
     reason = _defect(path)
     if reason is not None:
         raise StorageError(f"checkpoint {path}: {reason}")
-    return torch.load(path / _STATE, map_location=device, weights_only=True)
+    state: dict[str, Any] = torch.load(path / _STATE, map_location=device, weights_only=True)
+    if held is not None:
+        for name, rows in _held_rows(path, held).items():
+            *above, key = json.loads(name)
+            place = state
+            for step in above:
+                place = place[step]
+            place[key] = rows.to(device)
+    return state
+
+
+def _held_rows(path: Path, held: slice) -> dict[str, Tensor]:
+    """Rows of the tensors that are shared out, from whichever parts hold them."""
+    pieces: dict[str, list[Tensor]] = {}
+    for part in sorted(path.glob(_PARTS)):
+        with safe_open(part, framework="pt") as file:  # pyright: ignore[reportUnknownVariableType]
+            first = int(file.metadata()[_FIRST])
+            for name in file.keys():  # noqa: SIM118  # it is no mapping
+                rows = file.get_slice(name)
+                last = first + rows.get_shape()[0]
+                if first < held.stop and held.start < last:
+                    pieces.setdefault(name, []).append(rows[max(held.start, first) - first : held.stop - first])
+    whole = {name: torch.cat(rows) for name, rows in pieces.items()}
+    if not whole or any(len(rows) != held.stop - held.start for rows in whole.values()):
+        raise StorageError(f"checkpoint {path}: it lacks templates of classes {held.start} to {held.stop - 1}")
+    return whole
 
 
 def _defect(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None if it is whole."""
     try:
-        expected = json.loads((path / _MANIFEST).read_text())["files"][_STATE]
-        num_bytes, sha256 = expected["bytes"], expected["sha256"]
+        listed = json.loads((path / _MANIFEST).read_text())["files"]
+        expected = {str(name): (about["bytes"], about["sha256"]) for name, about in {_STATE: None, **listed}.items()}
     except FileNotFoundError:
         return "no manifest"
     except (OSError, ValueError, KeyError, TypeError):
         return "unreadable manifest"
-    file = path / _STATE
-    if not file.is_file():
-        return f"{_STATE} is missing"
-    if file.stat().st_size != num_bytes:
-        return f"{_STATE} has {file.stat().st_size} bytes instead of {num_bytes}"
-    if _sha256(file) != sha256:
-        return f"{_STATE} does not match its hash"
+    for name, (num_bytes, sha256) in expected.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != num_bytes:
+            return f"{name} has {file.stat().st_size} bytes instead of {num_bytes}"
+        if _sha256(file) != sha256:
+            return f"{name} does not match its hash"
     return None
+
+
+def _parts_folder(folder: Path, step: int) -> Path:
+    return folder / f".parts-{step:09d}"
 
 
 def _sha256(path: Path) -> str:

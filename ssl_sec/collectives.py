@@ -7,6 +7,7 @@ of a single worker.
 """
 
 import inspect
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -71,6 +72,20 @@ def sum_over_workers(value: Tensor) -> Tensor:
     return value if world_size() == 1 else _apply(_SumOverWorkers, value)
 
 
+def highest_over_workers(value: Tensor) -> Tensor:
+    """The elementwise maximum over workers, the same on every worker, without gradients."""
+    highest = value.detach().clone()
+    if world_size() > 1:
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+    return highest
+
+
+def wait_for_workers() -> None:
+    """Returns when every worker is here."""
+    if world_size() > 1:
+        dist.barrier()
+
+
 def _apply(function: type[torch.autograd.Function], value: Tensor) -> Tensor:
     result = function.apply(value)
     assert isinstance(result, Tensor)
@@ -102,17 +117,28 @@ def average_gradients(model: nn.Module, device: torch.device) -> nn.Module:
     return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True, **options)
 
 
-def average_parameter_gradients(module: nn.Module) -> None:
+def average_parameter_gradients(module: nn.Module, own: Collection[nn.Parameter] = ()) -> None:
     """Averages the gradient of each of a module's parameters over workers as soon as it is whole.
 
     For a module with few parameters beside the model: it needs no wrapper, and nothing is overlapped.
+
+    Args:
+        module: the same on every worker, its `own` parameters aside.
+        own: parameters that no other worker has; the gradient of each is that of all workers' losses already.
     """
     if world_size() > 1:
+        alone = set(map(id, own))
         for parameter in module.parameters():
-            parameter.register_post_accumulate_grad_hook(_average_gradient)
+            hook = _divide_gradient if id(parameter) in alone else _average_gradient
+            parameter.register_post_accumulate_grad_hook(hook)
 
 
 def _average_gradient(parameter: Tensor) -> None:
     assert parameter.grad is not None
     dist.all_reduce(parameter.grad)
+    _divide_gradient(parameter)
+
+
+def _divide_gradient(parameter: Tensor) -> None:
+    assert parameter.grad is not None
     parameter.grad /= world_size()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ssl_sec.batch import Batch
+from ssl_sec.class_sharding import HeldRows, held_templates
 from ssl_sec.collectives import highest_of_workers
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.loading import batches
@@ -120,14 +121,34 @@ class Recipe:
     draws: Callable[[int], Tensor] | None = None
 
     def state(self, step: int) -> dict[str, Any]:
-        """All that a resume after `step` steps needs."""
+        """All that a resume after `step` steps needs.
+
+        Templates that are shared out, and what the optimiser keeps of them, are HeldRows.
+        """
+        held = held_templates(self.objective)
+        optimiser = self.optimiser.state_dict()
+        parameters = [parameter for group in self.optimiser.param_groups for parameter in group["params"]]
+        for templates in held.values():
+            number = next(number for number, each in enumerate(parameters) if each is templates.rows)
+            # A copy: the optimiser goes on with its own.
+            optimiser["state"][number] = {
+                key: HeldRows(value, templates.first) if getattr(value, "shape", ()) == templates.rows.shape else value
+                for key, value in optimiser["state"].get(number, {}).items()
+            }
         return {
             "step": step,
             "encoder": self.encoder.state_dict(),
             "head": self.head.state_dict(),
-            "objective": self.objective.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
+            "objective": {**self.objective.state_dict(), **held},
+            "optimiser": optimiser,
         }
+
+    @property
+    def held_classes(self) -> slice | None:
+        """The classes whose templates this worker holds, if they are shared out."""
+        for templates in held_templates(self.objective).values():
+            return slice(templates.first, templates.first + len(templates.rows))
+        return None
 
     def restore(self, state: Mapping[str, Any]) -> int:
         """Takes up a saved state; returns the steps taken so far."""

@@ -75,7 +75,7 @@ class FakeStore:
     def forget_records_from(self, step):
         self.forgotten.append(step)
 
-    def restored_state(self, device):
+    def restored_state(self, device, held=None):
         return self.state
 
 

@@ -190,8 +190,8 @@ class RunFolder:
             with contextlib.suppress(OSError):  # other runs of the recipe
                 self.path.parent.rmdir()
 
-    def restored_state(self, device: torch.device) -> Mapping[str, Any] | None:
-        """The state of the newest whole checkpoint, or None at the start of a run.
+    def restored_state(self, device: torch.device, held: slice | None = None) -> Mapping[str, Any] | None:
+        """The state of the newest whole checkpoint, or None at the start of a run; see `load_checkpoint`.
 
         Raises:
             StorageError: if there are checkpoints and none is whole; a run never starts again silently.
@@ -201,7 +201,7 @@ class RunFolder:
             if found.skipped:
                 raise StorageError(f"no whole checkpoint in {self.checkpoints_path}: {'; '.join(found.skipped)}")
             return None
-        return load_checkpoint(found.path, device)
+        return load_checkpoint(found.path, device, held)
 
     def newest_step(self) -> int | None:
         """The step of the newest checkpoint, whole or not; None if there is none."""

@@ -12,7 +12,8 @@ import torch
 import yaml
 from torch import nn
 
-from ssl_sec.checkpoint import CheckpointWriter, newest_checkpoint
+from ssl_sec.checkpoint import CheckpointWriter, newest_checkpoint, save_part, without_held_rows
+from ssl_sec.collectives import wait_for_workers
 from ssl_sec.config import MetricLearningConfig, PretrainConfig, ProbeJobConfig, TrainingConfig
 from ssl_sec.diagnostics import NormHistogram
 from ssl_sec.edges.run_folder import SCORES, RunFolder
@@ -83,7 +84,11 @@ class FolderRuntime:
                     self._score = step, metrics[score]
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Writes a checkpoint in the background."""
+        """Writes a checkpoint: what this worker alone holds at once, the rest in the background."""
+        state, held = without_held_rows(state)
+        if held:
+            save_part(self._folder.checkpoints_path, step, held)
+            wait_for_workers()
         if self.rank == 0:
             judged = self._score is not None and self._score[0] == step - 1
             self._writer.save(step, state, self._score[1] if self._score is not None and judged else None)

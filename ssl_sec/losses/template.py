@@ -12,21 +12,26 @@ C-contrastive    d²_y + Σ_{k ≠ y} max(0, m − d²_k)                       
 C-triplet        Σ_{k ≠ y} max(0, m + d²_y − d²_k)                                       (NormFace, Eq. 11)
 center           ½ ‖f − μ_y‖², on raw rows, the centres μ moved by SFT's Eq. 9           (Wen et al. 2016)
 
-All are means over the rows.
+All are means over the rows. The templates may be shared out among workers: each then has the similarities of all
+rows to its own classes, and what they put together is a few numbers a row.
 """
 
 import math
 from abc import abstractmethod
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ssl_sec.losses.base import Loss, require
 from ssl_sec.losses.centres import move_centres, snapshot
+from ssl_sec.losses.class_tiles import over_tiles, without_own
 from ssl_sec.losses.classes import can_look
 from ssl_sec.losses.geometry import directions, in_full_precision, root
+
+# Of the templates at the start.
+TEMPLATE_STD = 0.01
 
 
 def normalized_softmax_lower_bound(num_classes: int, squared_norm: float) -> float:
@@ -65,29 +70,146 @@ class _ClassLoss(Loss):
                 f"{type(self).__name__} has {self.num_classes} classes: "
                 f"found label {int(labels[outside][0])}, must be in [0, {self.num_classes - 1}]"
             )
-        return self._terms(embeddings[anchors], labels[anchors]).sum() / len(labels)
+        return self._terms_of(embeddings, labels, anchors).sum() / len(labels)
 
     @abstractmethod
-    def _terms(
-        self, rows: Float[Tensor, "anchors dim"], labels: Int64[Tensor, " anchors"]
+    def _terms_of(
+        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
     ) -> Float[Tensor, " anchors"]:
         """The term of each anchor."""
 
 
-class _TemplateLoss(_ClassLoss):
-    """A loss with learned templates, the rows of `weight`."""
+@runtime_checkable
+class ClassParts(Protocol):
+    """What workers that hold the templates of different classes put together."""
+
+    def sum(self, values: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+        """The elementwise sum over the workers, with gradients."""
+        ...
+
+    def highest(self, values: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+        """The elementwise maximum over the workers, without gradients."""
+        ...
+
+
+class TemplateLoss(_ClassLoss):
+    """A loss with learned templates: of all classes, or of some while other workers hold the rest.
+
+    Attributes:
+        weight: the templates, [held classes, dim].
+        first_class: the class of the first of them.
+    """
 
     weight: nn.Parameter
 
     def __init__(self, num_classes: int, dim: int) -> None:
         super().__init__(num_classes, dim)
-        self.weight = nn.Parameter(torch.empty(num_classes, dim).normal_(std=0.01))
+        self.weight = nn.Parameter(torch.empty(num_classes, dim).normal_(std=TEMPLATE_STD))
+        self.first_class = 0
+        self._parts: ClassParts | None = None
 
-    def _templates(self, like: Tensor) -> Float[Tensor, "classes dim"]:
-        return in_full_precision(self.weight).to(like.dtype)
+    def hold(self, first_class: int, templates: Float[Tensor, "held dim"], parts: ClassParts | None) -> None:
+        """Replaces the templates, by those of some classes if there are `parts`.
+
+        Args:
+            first_class: of those held here; the workers' ranges follow each other.
+            templates: of the classes from there on, at least one.
+            parts: puts the workers' parts together; None where all classes are here.
+        """
+        self.first_class = first_class
+        self.weight = nn.Parameter(templates)
+        self._parts = parts
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether the templates of all classes are here."""
+        return self._parts is None
+
+    def _terms_of(
+        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
+    ) -> Float[Tensor, " anchors"]:
+        if self._parts is None:
+            return self._terms(embeddings[anchors], labels[anchors])
+        # A worker has every row's part of its own classes, whichever rows are its anchors.
+        return self._terms(embeddings, labels)[anchors]
+
+    def _terms(self, embeddings: Float[Tensor, "rows dim"], labels: Int64[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        rows, templates = self._of_rows(embeddings), in_full_precision(self.weight).to(embeddings.dtype)
+        places = labels - self.first_class
+        held = (places >= 0) & (places < len(templates))
+        own_templates = self._of_templates(templates[places.clamp(0, len(templates) - 1)])
+        own = torch.where(held, (rows * own_templates).sum(1), 0.0)
+        if self._parts is not None:
+            own = self._parts.sum(own)
+        return self._term(own, rows, templates, places)
+
+    def _of_rows(self, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        """What stands for the rows in a similarity."""
+        return directions(embeddings)
+
+    def _of_templates(self, templates: Float[Tensor, "some dim"]) -> Float[Tensor, "some dim"]:
+        """What stands for the templates in a similarity."""
+        return directions(templates)
+
+    @abstractmethod
+    def _term(
+        self,
+        own: Float[Tensor, " rows"],
+        rows: Float[Tensor, "rows dim"],
+        templates: Float[Tensor, "held dim"],
+        places: Int64[Tensor, " rows"],
+    ) -> Float[Tensor, " rows"]:
+        """The term of each row.
+
+        Args:
+            own: its similarity to its own template.
+            rows: what stands for the rows.
+            templates: those held here, as they are.
+            places: where among these a row's own template would be; it is not here if that is out of their range.
+        """
 
 
-class SoftmaxLoss(_TemplateLoss):
+class _SoftmaxLoss(TemplateLoss):
+    """−log softmax of logits at the own class, log(1 + Σ_{k ≠ y} exp(z_k − z_y)), with z = s · similarity."""
+
+    scale: float | nn.Parameter
+
+    def __init__(self, num_classes: int, dim: int, scale: float = 1.0) -> None:
+        super().__init__(num_classes, dim)
+        require(scale > 0, "scale", scale, "> 0")
+        self.scale = scale
+
+    def _term(
+        self,
+        own: Float[Tensor, " rows"],
+        rows: Float[Tensor, "rows dim"],
+        templates: Float[Tensor, "held dim"],
+        places: Int64[Tensor, " rows"],
+    ) -> Float[Tensor, " rows"]:
+        others = over_tiles(self._log_sum_exp, self.scale * rows, templates, places, own).logsumexp(1)
+        if self._parts is not None:
+            highest = self._parts.highest(others)
+            others = self._parts.sum((others - highest).exp()).log() + highest
+        excess = others - self.scale * self._harder(own)
+        return torch.logaddexp(excess, torch.zeros_like(excess))
+
+    def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        """What stands for the similarity to the own template."""
+        return similarities
+
+    def _log_sum_exp(
+        self,
+        rows: Float[Tensor, "rows dim"],
+        templates: Float[Tensor, "some dim"],
+        places: Int64[Tensor, " rows"],
+        own: Float[Tensor, " rows"],
+    ) -> Float[Tensor, " rows"]:
+        logits = rows @ self._of_templates(templates).T
+        # Not −∞: a tile that holds the own class alone would have no gradient.
+        return without_own(logits, places, torch.finfo(logits.dtype).min / 2).logsumexp(1)
+
+
+class SoftmaxLoss(_SoftmaxLoss):
     """Cross-entropy of the inner products with the templates, no bias.
 
     Args:
@@ -97,13 +219,17 @@ class SoftmaxLoss(_TemplateLoss):
 
     _shown = ("num_classes", "dim")
 
-    def _terms(
-        self, rows: Float[Tensor, "anchors dim"], labels: Int64[Tensor, " anchors"]
-    ) -> Float[Tensor, " anchors"]:
-        return functional.cross_entropy(rows @ self._templates(rows).T, labels, reduction="none")
+    def __init__(self, num_classes: int, dim: int) -> None:
+        super().__init__(num_classes, dim)
+
+    def _of_rows(self, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        return embeddings
+
+    def _of_templates(self, templates: Float[Tensor, "some dim"]) -> Float[Tensor, "some dim"]:
+        return templates
 
 
-class L2SoftmaxLoss(_TemplateLoss):
+class L2SoftmaxLoss(_SoftmaxLoss):
     """Cross-entropy of s <f̂, w_k>: features on a sphere of radius s, free templates (Ranjan et al. 2017).
 
     Args:
@@ -115,18 +241,13 @@ class L2SoftmaxLoss(_TemplateLoss):
     _shown = ("num_classes", "dim", "scale")
 
     def __init__(self, num_classes: int, dim: int, scale: float) -> None:
-        super().__init__(num_classes, dim)
-        require(scale > 0, "scale", scale, "> 0")
-        self.scale = scale
+        super().__init__(num_classes, dim, scale)
 
-    def _terms(
-        self, rows: Float[Tensor, "anchors dim"], labels: Int64[Tensor, " anchors"]
-    ) -> Float[Tensor, " anchors"]:
-        logits = (self.scale * directions(rows)) @ self._templates(rows).T
-        return functional.cross_entropy(logits, labels, reduction="none")
+    def _of_templates(self, templates: Float[Tensor, "some dim"]) -> Float[Tensor, "some dim"]:
+        return templates
 
 
-class NormFaceLoss(_TemplateLoss):
+class NormFaceLoss(_SoftmaxLoss):
     """Cross-entropy of s cos θ_k (NormFace, Eq. 6).
 
     A learned scale starts at the least s for which Proposition 2's bound is no more than `reachable_loss`, so that
@@ -142,50 +263,28 @@ class NormFaceLoss(_TemplateLoss):
     _shown = ("num_classes", "dim", "scale")
 
     def __init__(self, num_classes: int, dim: int, scale: float | None = None, reachable_loss: float = 1e-3) -> None:
-        super().__init__(num_classes, dim)
         require(scale is None or scale > 0, "scale", scale, "> 0, or None to learn it")
+        super().__init__(num_classes, dim, 1.0 if scale is None else scale)
         largest = math.log(num_classes)
         require(0 < reachable_loss < largest, "reachable_loss", reachable_loss, f"in (0, {largest:.4g})")
-        self.scale: float | nn.Parameter
         if scale is None:
             # The bound, solved for s.
             start = (num_classes - 1) / num_classes * math.log((num_classes - 1) / math.expm1(reachable_loss))
-            self.scale = nn.Parameter(torch.tensor(start))
-        else:
-            self.scale = scale
+            self.scale = nn.Parameter(torch.tensor(start, device="cpu"))
 
     def extra_repr(self) -> str:
         """The values that define the loss."""
         scale = self.scale if isinstance(self.scale, float | int) else "learned"
         return f"num_classes={self.num_classes}, dim={self.dim}, scale={scale}"
 
-    def _terms(
-        self, rows: Float[Tensor, "anchors dim"], labels: Int64[Tensor, " anchors"]
-    ) -> Float[Tensor, " anchors"]:
-        logits = self.scale * (directions(rows) @ directions(self._templates(rows)).T)
-        return functional.cross_entropy(logits, labels, reduction="none")
 
-
-class _MarginLoss(_TemplateLoss):
+class _MarginLoss(_SoftmaxLoss):
     """Cross-entropy of s cos θ_k, with the own class's cosine made harder."""
 
     _shown = ("num_classes", "dim", "scale", "margin")
 
-    def __init__(self, num_classes: int, dim: int, scale: float) -> None:
-        super().__init__(num_classes, dim)
-        require(scale > 0, "scale", scale, "> 0")
-        self.scale = scale
-
-    def _terms(
-        self, rows: Float[Tensor, "anchors dim"], labels: Int64[Tensor, " anchors"]
-    ) -> Float[Tensor, " anchors"]:
-        cosines = directions(rows) @ directions(self._templates(rows)).T
-        own = labels.unsqueeze(1)
-        logits = (self.scale * cosines).scatter(1, own, self.scale * self._harder(cosines.gather(1, own)))
-        return functional.cross_entropy(logits, labels, reduction="none")
-
     @abstractmethod
-    def _harder(self, cosines: Float[Tensor, "anchors 1"]) -> Float[Tensor, "anchors 1"]:
+    def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
         """What stands for cos θ_y."""
 
 
@@ -206,11 +305,11 @@ class SphereFaceLoss(_MarginLoss):
         require(margin >= 1, "margin", margin, "≥ 1")
         self.margin = margin
 
-    def _harder(self, cosines: Float[Tensor, "anchors 1"]) -> Float[Tensor, "anchors 1"]:
-        before, multiple = torch.ones_like(cosines), cosines
+    def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        before, multiple = torch.ones_like(similarities), similarities
         for _ in range(self.margin - 1):
-            before, multiple = multiple, 2 * cosines * multiple - before
-        angles = cosines.detach().clamp(-1, 1).acos()
+            before, multiple = multiple, 2 * similarities * multiple - before
+        angles = similarities.detach().clamp(-1, 1).acos()
         piece = (self.margin * angles / math.pi).floor()
         return (1 - 2 * (piece % 2)) * multiple - 2 * piece
 
@@ -230,8 +329,8 @@ class CosFaceLoss(_MarginLoss):
         require(margin >= 0, "margin", margin, "≥ 0")
         self.margin = margin
 
-    def _harder(self, cosines: Float[Tensor, "anchors 1"]) -> Float[Tensor, "anchors 1"]:
-        return cosines - self.margin
+    def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        return similarities - self.margin
 
 
 class ArcFaceLoss(_MarginLoss):
@@ -254,14 +353,49 @@ class ArcFaceLoss(_MarginLoss):
         require(0 <= margin_radians < math.pi, "margin_radians", margin_radians, "in [0, π)")
         self.margin_radians = margin_radians
 
-    def _harder(self, cosines: Float[Tensor, "anchors 1"]) -> Float[Tensor, "anchors 1"]:
-        sines = root(1 - cosines.square())
-        shifted = cosines * math.cos(self.margin_radians) - sines * math.sin(self.margin_radians)
-        past = cosines < -math.cos(self.margin_radians)
+    def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        sines = root(1 - similarities.square())
+        shifted = similarities * math.cos(self.margin_radians) - sines * math.sin(self.margin_radians)
+        past = similarities < -math.cos(self.margin_radians)
         return torch.where(past, -2 - shifted, shifted)
 
 
-class CContrastiveLoss(_TemplateLoss):
+class _AgentLoss(TemplateLoss):
+    """A hinge for each other class, of squared distances."""
+
+    _shown = ("num_classes", "dim", "margin")
+
+    def __init__(self, num_classes: int, dim: int, margin: float) -> None:
+        super().__init__(num_classes, dim)
+        require(margin >= 0, "margin", margin, "≥ 0")
+        self.margin = margin
+
+    def _hinges(
+        self,
+        rows: Float[Tensor, "rows dim"],
+        templates: Float[Tensor, "held dim"],
+        places: Int64[Tensor, " rows"],
+        own: Float[Tensor, " rows"],
+    ) -> Float[Tensor, " rows"]:
+        sums = over_tiles(self._sum_of_hinges, rows, templates, places, own).sum(1)
+        return sums if self._parts is None else self._parts.sum(sums)
+
+    def _sum_of_hinges(
+        self,
+        rows: Float[Tensor, "rows dim"],
+        templates: Float[Tensor, "some dim"],
+        places: Int64[Tensor, " rows"],
+        own: Float[Tensor, " rows"],
+    ) -> Float[Tensor, " rows"]:
+        squares = 2 - 2 * rows @ self._of_templates(templates).T
+        return without_own((self._bound(own).unsqueeze(1) - squares).clamp(min=0), places, 0.0).sum(1)
+
+    @abstractmethod
+    def _bound(self, own: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        """The squared distance from which on another class costs nothing."""
+
+
+class CContrastiveLoss(_AgentLoss):
     """d²_y + Σ_{k ≠ y} max(0, m − d²_k) against the class agents (NormFace, Eq. 10).
 
     Args:
@@ -270,23 +404,23 @@ class CContrastiveLoss(_TemplateLoss):
         margin: m ≥ 0, of squared distances.
     """
 
-    _shown = ("num_classes", "dim", "margin")
-
     def __init__(self, num_classes: int, dim: int, margin: float = 1.0) -> None:
-        super().__init__(num_classes, dim)
-        require(margin >= 0, "margin", margin, "≥ 0")
-        self.margin = margin
+        super().__init__(num_classes, dim, margin)
 
-    def _terms(
-        self, rows: Float[Tensor, "anchors dim"], labels: Int64[Tensor, " anchors"]
-    ) -> Float[Tensor, " anchors"]:
-        squares = 2 - 2 * directions(rows) @ directions(self._templates(rows)).T
-        own = labels.unsqueeze(1)
-        hinges = (self.margin - squares).clamp(min=0).scatter(1, own, 0.0)
-        return squares.gather(1, own).squeeze(1) + hinges.sum(1)
+    def _term(
+        self,
+        own: Float[Tensor, " rows"],
+        rows: Float[Tensor, "rows dim"],
+        templates: Float[Tensor, "held dim"],
+        places: Int64[Tensor, " rows"],
+    ) -> Float[Tensor, " rows"]:
+        return 2 - 2 * own + self._hinges(rows, templates, places, own)
+
+    def _bound(self, own: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        return torch.full_like(own, self.margin)
 
 
-class CTripletLoss(_TemplateLoss):
+class CTripletLoss(_AgentLoss):
     """Σ_{k ≠ y} max(0, m + d²_y − d²_k) against the class agents (NormFace, Eq. 11).
 
     Args:
@@ -295,19 +429,20 @@ class CTripletLoss(_TemplateLoss):
         margin: m ≥ 0, of squared distances.
     """
 
-    _shown = ("num_classes", "dim", "margin")
-
     def __init__(self, num_classes: int, dim: int, margin: float = 0.8) -> None:
-        super().__init__(num_classes, dim)
-        require(margin >= 0, "margin", margin, "≥ 0")
-        self.margin = margin
+        super().__init__(num_classes, dim, margin)
 
-    def _terms(
-        self, rows: Float[Tensor, "anchors dim"], labels: Int64[Tensor, " anchors"]
-    ) -> Float[Tensor, " anchors"]:
-        squares = 2 - 2 * directions(rows) @ directions(self._templates(rows)).T
-        own = labels.unsqueeze(1)
-        return (self.margin + squares.gather(1, own) - squares).clamp(min=0).scatter(1, own, 0.0).sum(1)
+    def _term(
+        self,
+        own: Float[Tensor, " rows"],
+        rows: Float[Tensor, "rows dim"],
+        templates: Float[Tensor, "held dim"],
+        places: Int64[Tensor, " rows"],
+    ) -> Float[Tensor, " rows"]:
+        return self._hinges(rows, templates, places, own)
+
+    def _bound(self, own: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        return self.margin + 2 - 2 * own
 
 
 class CenterLoss(_ClassLoss):
@@ -335,7 +470,7 @@ class CenterLoss(_ClassLoss):
             move_centres(self.centres, embeddings, labels)
         return share
 
-    def _terms(
-        self, rows: Float[Tensor, "anchors dim"], labels: Int64[Tensor, " anchors"]
+    def _terms_of(
+        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
     ) -> Float[Tensor, " anchors"]:
-        return (rows - snapshot(self.centres[labels])).square().sum(1) / 2
+        return (embeddings[anchors] - snapshot(self.centres[labels[anchors]])).square().sum(1) / 2

@@ -1,0 +1,86 @@
+"""Class templates shared out among the workers, each holding those of a range of classes.
+
+No worker then holds all templates, their gradients or their optimiser's state, nor the logits of all classes. What a
+worker computes is exact: it gathers the rows of all workers anyway, and the workers put together a few numbers a row.
+A template starts at values that its class and the run's seed determine, whoever holds it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ssl_sec.collectives import highest_over_workers, own_rows, sum_over_workers
+from ssl_sec.losses.template import TEMPLATE_STD, TemplateLoss
+from ssl_sec.seeding import derived_seed
+
+# Classes whose templates are drawn together.
+_BLOCK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRows:
+    """Rows of a tensor that is shared out among the workers.
+
+    Attributes:
+        rows: those that this worker holds.
+        first: which of all rows the first is.
+    """
+
+    rows: Tensor
+    first: int
+
+
+class _Workers:
+    """Puts together what the workers have of each row."""
+
+    def sum(self, values: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+        return sum_over_workers(values)
+
+    def highest(self, values: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+        return highest_over_workers(values)
+
+
+def draw_templates(loss: nn.Module, seed: int, shared_out: bool) -> None:
+    """Gives a loss the templates that it starts from: all of them, or this worker's range of the classes.
+
+    Args:
+        loss: its template losses are changed in place; what stands on the meta device is made on the CPU.
+        seed: of the run.
+        shared_out: whether the workers hold different classes.
+    """
+    for module in template_losses(loss):
+        held = own_rows(module.num_classes) if shared_out else slice(0, module.num_classes)
+        if held.start == held.stop:
+            raise ValueError(f"{module.num_classes} classes are too few to be shared out among the workers")
+        module.hold(held.start, _drawn(held, module.dim, seed), _Workers() if shared_out else None)
+    for module in loss.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta:
+                module.register_buffer(name, torch.zeros(buffer.shape, dtype=buffer.dtype))
+
+
+def template_losses(loss: nn.Module) -> Iterator[TemplateLoss]:
+    """The losses with templates among the parts of a loss."""
+    return (module for module in loss.modules() if isinstance(module, TemplateLoss))
+
+
+def held_templates(loss: nn.Module) -> dict[str, HeldRows]:
+    """The templates that no other worker has, by their names in the loss's state."""
+    return {
+        f"{name}.weight" if name else "weight": HeldRows(module.weight, module.first_class)
+        for name, module in loss.named_modules()
+        if isinstance(module, TemplateLoss) and not module.holds_all
+    }
+
+
+def _drawn(held: slice, dim: int, seed: int) -> Float[Tensor, "held dim"]:
+    templates = torch.empty(held.stop - held.start, dim)
+    for block in range(held.start // _BLOCK, -(-held.stop // _BLOCK)):
+        generator = torch.Generator().manual_seed(derived_seed(seed, "templates", block))
+        drawn = torch.empty(_BLOCK, dim).normal_(std=TEMPLATE_STD, generator=generator)
+        first, last = max(held.start, block * _BLOCK), min(held.stop, (block + 1) * _BLOCK)
+        templates[first - held.start : last - held.start] = drawn[first - block * _BLOCK : last - block * _BLOCK]
+    return templates
