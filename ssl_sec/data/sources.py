@@ -27,6 +27,7 @@ from ssl_sec.data.image_set import (
     EncodedImages,
     FileStore,
     ImageSet,
+    ImageStore,
     ResidentImages,
     check_shape,
     mapped_table,
@@ -122,19 +123,59 @@ def open_folder(
         DataError: there are no classes, a class without images, one that is unknown to `train` (or, of classes that
             are not shared, known to it), a link that leads out of `root`, or an image that cannot be read.
     """
+    root = Path(root)
+    paths, labels, class_names = _list_folder(root, split, shared_classes)
+    return from_store(
+        FileStore(root=root, paths=pa.array(paths, pa.binary())),
+        torch.tensor(labels),
+        class_names,
+        name=f"folder/{split}",
+        description=f"{len(paths)} images of {len(class_names)} classes in {root}, {split} split",
+        image_size_px=image_size_px,
+        num_channels=num_channels,
+        on_bad_image=on_bad_image,
+        resident_limit_mib=resident_limit_mib,
+        crop=crop,
+    )
+
+
+def from_store(
+    store: ImageStore,
+    labels: Int64[Tensor, " images"],
+    class_names: tuple[str, ...],
+    name: str,
+    description: str,
+    image_size_px: int | None = None,
+    num_channels: int = 3,
+    on_bad_image: OnBadImage = "raise",
+    resident_limit_mib: int = 2048,
+    crop: Crop | None = None,
+) -> ImageSet:
+    """All images of a store: decoded into memory if they fit there, else whenever they are read.
+
+    Args:
+        store: the encoded images.
+        labels: class of each image, on the CPU.
+        class_names: name of each class.
+        name: what the set is called.
+        description: where the images came from.
+        image_size_px: as in `open_folder`.
+        num_channels: as in `open_folder`.
+        on_bad_image: as in `open_folder`.
+        resident_limit_mib: as in `open_folder`.
+        crop: as in `open_folder`.
+
+    Raises:
+        DataError: an image cannot be read, or has another size than the first.
+    """
     assert image_size_px is None or crop is None
     _check_format(image_size_px, num_channels)
     resize = None if image_size_px is None else CentreSquare(size_px=image_size_px)
-    root = Path(root)
-    paths, labels, class_names = _list_folder(root, split, shared_classes)
-    store = FileStore(root=root, paths=pa.array(paths, pa.binary()))
-    encoded = ((store.image_name(row), store.source(row), label) for row, label in enumerate(labels))
+    encoded = ((store.image_name(row), store.source(row), int(labels[row])) for row in range(len(labels)))
     first, image_shape = _first_shape(encoded, crop or resize, num_channels, on_bad_image)
-    name = f"folder/{split}"
-    description = f"{len(paths)} images of {len(class_names)} classes in {root}, {split} split"
-    if crop is None and _fits(len(paths), image_shape, resident_limit_mib):
+    if crop is None and _fits(len(labels), image_shape, resident_limit_mib):
         images, labels_read, num_bad_images = _decode_all(
-            itertools.chain(first, encoded), len(paths), image_shape, resize, on_bad_image, name
+            itertools.chain(first, encoded), len(labels), image_shape, resize, on_bad_image, name
         )
         return ResidentImages(
             images=images,
@@ -146,7 +187,7 @@ def open_folder(
         )
     return EncodedImages(
         store=store,
-        labels=torch.tensor(labels),
+        labels=labels,
         class_names=class_names,
         image_shape=image_shape,
         crop=crop or resize,
