@@ -17,6 +17,7 @@ from ssl_sec.data.class_batches import ClassBatches, TripletBatches
 from ssl_sec.data.class_splits import own_classes, require_disjoint, split_by_class
 from ssl_sec.data.crops import CentreCrop, Crop, RandomResizedCrop
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.records import open_records
 from ssl_sec.data.retrieval_sets import open_cars196, open_cub, open_inshop, open_sop
 from ssl_sec.data.samplers import worker_counts, worker_rows
 from ssl_sec.data.sources import (
@@ -239,6 +240,35 @@ class ParquetConfig(_FilesConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecordsConfig(_FilesConfig):
+    """Record files of MXNet, as InsightFace publishes its training sets; see `ssl_sec.data.records`.
+
+    Attributes:
+        root: the folder that holds train.rec, train.idx and property.
+    """
+
+    name: Literal["records"] = "records"
+    root: str
+
+    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
+        if split == "test":
+            raise ConfigError(
+                f"data.num_train_classes: found None, must be given: {self.name!r} has no test split of its own"
+            )
+        return open_records(
+            Path(self.root).expanduser(),
+            image_size_px=self.image_size_px,
+            num_channels=self.num_channels,
+            on_bad_image=self.on_bad_image,
+            resident_limit_mib=self.resident_limit_mib,
+            crop=crop if self.image_size_px is None else None,
+        )
+
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        return own_classes(self._open(split, crop))
+
+
+@dataclass(frozen=True, kw_only=True)
 class _RetrievalConfig(_DataConfig):
     """A benchmark of metric learning in the layout that it is published in; its images have no common size.
 
@@ -304,7 +334,15 @@ class InShopConfig(_RetrievalConfig):
 
 
 DataConfig = (
-    DigitsConfig | CIFARConfig | FolderConfig | ParquetConfig | CUBConfig | Cars196Config | SOPConfig | InShopConfig
+    DigitsConfig
+    | CIFARConfig
+    | FolderConfig
+    | ParquetConfig
+    | RecordsConfig
+    | CUBConfig
+    | Cars196Config
+    | SOPConfig
+    | InShopConfig
 )
 
 
