@@ -29,6 +29,7 @@ from ssl_sec.data.sources import (
     open_parquet,
     parquet_class_names,
 )
+from ssl_sec.data.verification_sets import VerificationPairs, open_bin, open_lfw_pairs, open_pair_table
 from ssl_sec.encoders import (
     Encoder,
     bn_inception,
@@ -344,6 +345,94 @@ DataConfig = (
     | SOPConfig
     | InShopConfig
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PairsConfig:
+    """What every set of pairs to verify has; its images have the size and the channels of the training images.
+
+    Attributes:
+        title: what figures call the set; None takes the name of the file that lists the pairs.
+        resident_limit_mib: a set that is no larger once decoded is kept in memory.
+    """
+
+    title: str | None = None
+    resident_limit_mib: int = 4096
+
+    def __post_init__(self) -> None:
+        if self.title is not None:
+            check_name("pairs.title", self.title)
+        check(self.resident_limit_mib >= 0, "pairs.resident_limit_mib", self.resident_limit_mib, "≥ 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BinPairsConfig(_PairsConfig):
+    """A .bin of InsightFace.
+
+    Attributes:
+        path: the file.
+    """
+
+    name: Literal["bin"] = "bin"
+    path: str
+
+    def open(self, image_size_px: int | None, num_channels: int) -> VerificationPairs:
+        """The pairs, with their images resized, or all of one size as they are."""
+        path = Path(self.path).expanduser()
+        return open_bin(path, self.title, image_size_px, num_channels, self.resident_limit_mib)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LFWPairsConfig(_PairsConfig):
+    """A list of pairs in the form of LFW's.
+
+    Attributes:
+        pairs: the list.
+        root: the folder of the images.
+    """
+
+    name: Literal["lfw_pairs"] = "lfw_pairs"
+    pairs: str
+    root: str
+
+    def open(self, image_size_px: int | None, num_channels: int) -> VerificationPairs:
+        """The pairs, with their images resized, or all of one size as they are."""
+        pairs, root = Path(self.pairs).expanduser(), Path(self.root).expanduser()
+        return open_lfw_pairs(pairs, root, self.title, image_size_px, num_channels, self.resident_limit_mib)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTableConfig(_PairsConfig):
+    """A CSV file of pairs; see `ssl_sec.data.verification_sets.open_pair_table`.
+
+    Attributes:
+        pairs: the table.
+        images: a folder, or a list of Parquet files.
+        image_column: of Parquet files; None finds the one that holds images.
+        label_column: of Parquet files.
+    """
+
+    name: Literal["pairs"] = "pairs"
+    pairs: str
+    images: str | tuple[str, ...]
+    image_column: str | None = None
+    label_column: str = "label"
+
+    def open(self, image_size_px: int | None, num_channels: int) -> VerificationPairs:
+        """The pairs, with their images resized, or all of one size as they are."""
+        return open_pair_table(
+            Path(self.pairs).expanduser(),
+            Path(self.images).expanduser() if isinstance(self.images, str) else list(self.images),
+            self.title,
+            self.image_column,
+            self.label_column,
+            image_size_px,
+            num_channels,
+            self.resident_limit_mib,
+        )
+
+
+PairsConfig = BinPairsConfig | LFWPairsConfig | PairTableConfig
 
 
 @dataclass(frozen=True, kw_only=True)

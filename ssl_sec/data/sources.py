@@ -150,8 +150,9 @@ def from_store(
     on_bad_image: OnBadImage = "raise",
     resident_limit_mib: int = 2048,
     crop: Crop | None = None,
+    rows: Int64[Tensor, " images"] | None = None,
 ) -> ImageSet:
-    """All images of a store: decoded into memory if they fit there, else whenever they are read.
+    """Images of a store: decoded into memory if they fit there, else whenever they are read.
 
     Args:
         store: the encoded images.
@@ -164,6 +165,7 @@ def from_store(
         on_bad_image: as in `open_folder`.
         resident_limit_mib: as in `open_folder`.
         crop: as in `open_folder`.
+        rows: row in `store` of each image, on the CPU; None if they are all of them in order.
 
     Raises:
         DataError: an image cannot be read, or has another size than the first.
@@ -171,7 +173,8 @@ def from_store(
     assert image_size_px is None or crop is None
     _check_format(image_size_px, num_channels)
     resize = None if image_size_px is None else CentreSquare(size_px=image_size_px)
-    encoded = ((store.image_name(row), store.source(row), int(labels[row])) for row in range(len(labels)))
+    places = ((image, image if rows is None else int(rows[image])) for image in range(len(labels)))
+    encoded = ((store.image_name(row), store.source(row), int(labels[image])) for image, row in places)
     first, image_shape = _first_shape(encoded, crop or resize, num_channels, on_bad_image)
     if crop is None and _fits(len(labels), image_shape, resident_limit_mib):
         images, labels_read, num_bad_images = _decode_all(
@@ -194,6 +197,7 @@ def from_store(
         name=name,
         description=description,
         on_bad_image=on_bad_image,
+        rows=rows,
     )
 
 
@@ -391,7 +395,7 @@ def _list_folder(root: Path, split: Split, shared_classes: bool) -> tuple[list[b
 
 
 def _class_folders(folder: Path, root: Path) -> list[str]:
-    names = _inside(folder, root)
+    names = names_inside(folder, root)
     names = [name for name in names if (folder / name).is_dir()]
     if not names:
         raise DataError(f"{printable(str(folder))}: no class folders; it must hold one folder for each class")
@@ -399,13 +403,13 @@ def _class_folders(folder: Path, root: Path) -> list[str]:
 
 
 def _image_files(folder: Path, root: Path) -> list[str]:
-    files = [name for name in _inside(folder, root) if os.path.splitext(name)[1].lower() in EXTENSIONS]
+    files = [name for name in names_inside(folder, root) if os.path.splitext(name)[1].lower() in EXTENSIONS]
     if not files:
         raise DataError(f"{printable(str(folder))}: no images; allowed: {', '.join(sorted(EXTENSIONS))}")
     return files
 
 
-def _inside(folder: Path, root: Path) -> list[str]:
+def names_inside(folder: Path, root: Path) -> list[str]:
     """Sorted names in `folder`, without hidden ones; refuses links that lead out of `root`."""
     real_root = os.path.realpath(root)
     if not _is_below(os.path.realpath(folder), real_root):
