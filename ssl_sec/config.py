@@ -17,6 +17,7 @@ from ssl_sec.data.class_batches import ClassBatches, TripletBatches
 from ssl_sec.data.class_splits import own_classes, require_disjoint, split_by_class
 from ssl_sec.data.crops import CentreCrop, Crop, RandomResizedCrop
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.records import open_records
 from ssl_sec.data.retrieval_sets import open_cars196, open_cub, open_inshop, open_sop
 from ssl_sec.data.samplers import worker_counts, worker_rows
 from ssl_sec.data.sources import (
@@ -28,6 +29,7 @@ from ssl_sec.data.sources import (
     open_parquet,
     parquet_class_names,
 )
+from ssl_sec.data.verification_sets import VerificationPairs, open_bin, open_lfw_pairs, open_pair_table
 from ssl_sec.encoders import (
     Encoder,
     bn_inception,
@@ -239,6 +241,35 @@ class ParquetConfig(_FilesConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecordsConfig(_FilesConfig):
+    """Record files of MXNet, as InsightFace publishes its training sets; see `ssl_sec.data.records`.
+
+    Attributes:
+        root: the folder that holds train.rec, train.idx and property.
+    """
+
+    name: Literal["records"] = "records"
+    root: str
+
+    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
+        if split == "test":
+            raise ConfigError(
+                f"data.num_train_classes: found None, must be given: {self.name!r} has no test split of its own"
+            )
+        return open_records(
+            Path(self.root).expanduser(),
+            image_size_px=self.image_size_px,
+            num_channels=self.num_channels,
+            on_bad_image=self.on_bad_image,
+            resident_limit_mib=self.resident_limit_mib,
+            crop=crop if self.image_size_px is None else None,
+        )
+
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        return own_classes(self._open(split, crop))
+
+
+@dataclass(frozen=True, kw_only=True)
 class _RetrievalConfig(_DataConfig):
     """A benchmark of metric learning in the layout that it is published in; its images have no common size.
 
@@ -304,8 +335,104 @@ class InShopConfig(_RetrievalConfig):
 
 
 DataConfig = (
-    DigitsConfig | CIFARConfig | FolderConfig | ParquetConfig | CUBConfig | Cars196Config | SOPConfig | InShopConfig
+    DigitsConfig
+    | CIFARConfig
+    | FolderConfig
+    | ParquetConfig
+    | RecordsConfig
+    | CUBConfig
+    | Cars196Config
+    | SOPConfig
+    | InShopConfig
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PairsConfig:
+    """What every set of pairs to verify has; its images have the size and the channels of the training images.
+
+    Attributes:
+        title: what figures call the set; None takes the name of the file that lists the pairs.
+        resident_limit_mib: a set that is no larger once decoded is kept in memory.
+    """
+
+    title: str | None = None
+    resident_limit_mib: int = 4096
+
+    def __post_init__(self) -> None:
+        if self.title is not None:
+            check_name("pairs.title", self.title)
+        check(self.resident_limit_mib >= 0, "pairs.resident_limit_mib", self.resident_limit_mib, "≥ 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BinPairsConfig(_PairsConfig):
+    """A .bin of InsightFace.
+
+    Attributes:
+        path: the file.
+    """
+
+    name: Literal["bin"] = "bin"
+    path: str
+
+    def open(self, image_size_px: int | None, num_channels: int) -> VerificationPairs:
+        """The pairs, with their images resized, or all of one size as they are."""
+        path = Path(self.path).expanduser()
+        return open_bin(path, self.title, image_size_px, num_channels, self.resident_limit_mib)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LFWPairsConfig(_PairsConfig):
+    """A list of pairs in the form of LFW's.
+
+    Attributes:
+        pairs: the list.
+        root: the folder of the images.
+    """
+
+    name: Literal["lfw_pairs"] = "lfw_pairs"
+    pairs: str
+    root: str
+
+    def open(self, image_size_px: int | None, num_channels: int) -> VerificationPairs:
+        """The pairs, with their images resized, or all of one size as they are."""
+        pairs, root = Path(self.pairs).expanduser(), Path(self.root).expanduser()
+        return open_lfw_pairs(pairs, root, self.title, image_size_px, num_channels, self.resident_limit_mib)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTableConfig(_PairsConfig):
+    """A CSV file of pairs; see `ssl_sec.data.verification_sets.open_pair_table`.
+
+    Attributes:
+        pairs: the table.
+        images: a folder, or a list of Parquet files.
+        image_column: of Parquet files; None finds the one that holds images.
+        label_column: of Parquet files.
+    """
+
+    name: Literal["pairs"] = "pairs"
+    pairs: str
+    images: str | tuple[str, ...]
+    image_column: str | None = None
+    label_column: str = "label"
+
+    def open(self, image_size_px: int | None, num_channels: int) -> VerificationPairs:
+        """The pairs, with their images resized, or all of one size as they are."""
+        return open_pair_table(
+            Path(self.pairs).expanduser(),
+            Path(self.images).expanduser() if isinstance(self.images, str) else list(self.images),
+            self.title,
+            self.image_column,
+            self.label_column,
+            image_size_px,
+            num_channels,
+            self.resident_limit_mib,
+        )
+
+
+PairsConfig = BinPairsConfig | LFWPairsConfig | PairTableConfig
 
 
 @dataclass(frozen=True, kw_only=True)

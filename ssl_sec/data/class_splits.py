@@ -4,7 +4,8 @@ The published protocol of deep metric learning (Song et al., 2016; SEC, Table 1)
 set and retrieves among the images of the others, whose classes were never seen.
 """
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Literal
 
@@ -15,6 +16,8 @@ from torch import Tensor
 from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages, subset
 from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.seeding import derived_seed
+
+logger = logging.getLogger("ssl_sec.data")
 
 
 def take_classes(image_set: ImageSet, classes: Int64[Tensor, " classes"], which: str) -> ImageSet:
@@ -94,6 +97,35 @@ def hold_out_classes(image_set: ImageSet, share: float, seed: int) -> tuple[Imag
         take_classes(image_set, rest, f"those of {len(rest)} of {len(present)} classes, seed {seed}"),
         take_classes(image_set, held_out, f"those of {num_held_out} held-out classes, seed {seed}"),
     )
+
+
+def without_people(image_set: ImageSet, people: Collection[str]) -> ImageSet:
+    """The images of all others: who is verified must not have been trained on.
+
+    Args:
+        image_set: resident or encoded images.
+        people: names of classes, of which the set need not have all.
+
+    Returns:
+        The others' images, with labels of their own, in the order of the classes; how many people and images were left
+        out is told in the log.
+
+    Raises:
+        DataError: nobody is left.
+    """
+    kept = torch.tensor([name not in people for name in image_set.class_names])
+    others = take_classes(image_set, kept.nonzero().flatten(), f"without {int((~kept).sum())} people of the test pairs")
+    if len(others) == 0:
+        raise DataError(f"{image_set.name}: all of its {len(kept)} people are in the test pairs; nobody is left")
+    logger.info(
+        "%s: %d of %d people, with %d of %d images, are in the test pairs and were left out",
+        image_set.name,
+        int((~kept).sum()),
+        len(kept),
+        len(image_set) - len(others),
+        len(image_set),
+    )
+    return others
 
 
 def require_disjoint(train: Iterable[str], test: Iterable[str], name: str) -> None:

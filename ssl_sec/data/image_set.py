@@ -131,6 +131,23 @@ class ResidentImages:
         )
 
 
+@runtime_checkable
+class ImageStore(Protocol):
+    """Encoded images by row."""
+
+    def image_name(self, row: int) -> str:
+        """What errors call an image."""
+        ...
+
+    def source(self, row: int) -> Path | bytes:
+        """The file of an image, or its encoded bytes.
+
+        Raises:
+            DataError: the store is damaged there.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileStore:
     """Image files of a folder.
@@ -173,6 +190,27 @@ class ArrowStore:
         return mapped_table(self.path)["encoded"][row].as_py()
 
 
+@dataclass(frozen=True, kw_only=True)
+class MemoryStore:
+    """A few encoded images in memory.
+
+    Attributes:
+        names: what errors call each image.
+        encoded: the bytes of each image. Arrow arrays both, as in `FileStore`.
+    """
+
+    names: pa.Array
+    encoded: pa.Array
+
+    def image_name(self, row: int) -> str:
+        """As it was named."""
+        return self.names[row].as_py()
+
+    def source(self, row: int) -> bytes:
+        """The encoded bytes."""
+        return self.encoded[row].as_py()
+
+
 @functools.lru_cache(maxsize=8)
 def mapped_table(path: Path) -> pa.Table:
     """An Arrow IPC file as a table whose columns lie in the mapped file, not in memory."""
@@ -202,7 +240,7 @@ class EncodedImages:
         bad_indices: the unreadable images met so far.
     """
 
-    store: FileStore | ArrowStore
+    store: ImageStore
     labels: Int64[Tensor, " images"]
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]

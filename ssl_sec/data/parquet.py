@@ -61,11 +61,13 @@ class EncodedRows:
 
     Attributes:
         names: what errors call each image: file and row.
+        paths: of the files that the images were; empty where there are none.
         encoded: the bytes of each image; empty where there are none.
         labels: class of each image, 0 ≤ label < MAX_CLASSES.
     """
 
     names: list[str]
+    paths: list[str]
     encoded: pa.Array
     labels: Int64[np.ndarray, " rows"]
 
@@ -142,6 +144,7 @@ def iterate_rows(parquet_files: ParquetFiles) -> Iterator[EncodedRows]:
                 encoded = images.flatten()[images.type.get_field_index("bytes")]
                 yield EncodedRows(
                     names=[f"{path} row {row + i}" for i in range(len(images))],
+                    paths=_image_paths(images),
                     encoded=encoded.cast(pa.large_binary()).fill_null(b""),
                     labels=_checked_labels(record_batch.column(parquet_files.label_column), path, row),
                 )
@@ -289,6 +292,13 @@ def _is_image(column_type: pa.DataType) -> bool:
         return False
     bytes_type = column_type.field("bytes").type
     return pa.types.is_binary(bytes_type) or pa.types.is_large_binary(bytes_type)
+
+
+def _image_paths(images: pa.Array) -> list[str]:
+    place = images.type.get_field_index("path")
+    if place < 0 or not pa.types.is_string(images.type.field(place).type):
+        return [""] * len(images)
+    return images.flatten()[place].fill_null("").to_pylist()
 
 
 def _check_label_column(schema: pa.Schema, label_column: str, path: str) -> None:

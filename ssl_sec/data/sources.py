@@ -27,6 +27,7 @@ from ssl_sec.data.image_set import (
     EncodedImages,
     FileStore,
     ImageSet,
+    ImageStore,
     ResidentImages,
     check_shape,
     mapped_table,
@@ -122,19 +123,62 @@ def open_folder(
         DataError: there are no classes, a class without images, one that is unknown to `train` (or, of classes that
             are not shared, known to it), a link that leads out of `root`, or an image that cannot be read.
     """
+    root = Path(root)
+    paths, labels, class_names = _list_folder(root, split, shared_classes)
+    return from_store(
+        FileStore(root=root, paths=pa.array(paths, pa.binary())),
+        torch.tensor(labels),
+        class_names,
+        name=f"folder/{split}",
+        description=f"{len(paths)} images of {len(class_names)} classes in {root}, {split} split",
+        image_size_px=image_size_px,
+        num_channels=num_channels,
+        on_bad_image=on_bad_image,
+        resident_limit_mib=resident_limit_mib,
+        crop=crop,
+    )
+
+
+def from_store(
+    store: ImageStore,
+    labels: Int64[Tensor, " images"],
+    class_names: tuple[str, ...],
+    name: str,
+    description: str,
+    image_size_px: int | None = None,
+    num_channels: int = 3,
+    on_bad_image: OnBadImage = "raise",
+    resident_limit_mib: int = 2048,
+    crop: Crop | None = None,
+    rows: Int64[Tensor, " images"] | None = None,
+) -> ImageSet:
+    """Images of a store: decoded into memory if they fit there, else whenever they are read.
+
+    Args:
+        store: the encoded images.
+        labels: class of each image, on the CPU.
+        class_names: name of each class.
+        name: what the set is called.
+        description: where the images came from.
+        image_size_px: as in `open_folder`.
+        num_channels: as in `open_folder`.
+        on_bad_image: as in `open_folder`.
+        resident_limit_mib: as in `open_folder`.
+        crop: as in `open_folder`.
+        rows: row in `store` of each image, on the CPU; None if they are all of them in order.
+
+    Raises:
+        DataError: an image cannot be read, or has another size than the first.
+    """
     assert image_size_px is None or crop is None
     _check_format(image_size_px, num_channels)
     resize = None if image_size_px is None else CentreSquare(size_px=image_size_px)
-    root = Path(root)
-    paths, labels, class_names = _list_folder(root, split, shared_classes)
-    store = FileStore(root=root, paths=pa.array(paths, pa.binary()))
-    encoded = ((store.image_name(row), store.source(row), label) for row, label in enumerate(labels))
+    places = ((image, image if rows is None else int(rows[image])) for image in range(len(labels)))
+    encoded = ((store.image_name(row), store.source(row), int(labels[image])) for image, row in places)
     first, image_shape = _first_shape(encoded, crop or resize, num_channels, on_bad_image)
-    name = f"folder/{split}"
-    description = f"{len(paths)} images of {len(class_names)} classes in {root}, {split} split"
-    if crop is None and _fits(len(paths), image_shape, resident_limit_mib):
+    if crop is None and _fits(len(labels), image_shape, resident_limit_mib):
         images, labels_read, num_bad_images = _decode_all(
-            itertools.chain(first, encoded), len(paths), image_shape, resize, on_bad_image, name
+            itertools.chain(first, encoded), len(labels), image_shape, resize, on_bad_image, name
         )
         return ResidentImages(
             images=images,
@@ -146,13 +190,14 @@ def open_folder(
         )
     return EncodedImages(
         store=store,
-        labels=torch.tensor(labels),
+        labels=labels,
         class_names=class_names,
         image_shape=image_shape,
         crop=crop or resize,
         name=name,
         description=description,
         on_bad_image=on_bad_image,
+        rows=rows,
     )
 
 
@@ -350,7 +395,7 @@ def _list_folder(root: Path, split: Split, shared_classes: bool) -> tuple[list[b
 
 
 def _class_folders(folder: Path, root: Path) -> list[str]:
-    names = _inside(folder, root)
+    names = names_inside(folder, root)
     names = [name for name in names if (folder / name).is_dir()]
     if not names:
         raise DataError(f"{printable(str(folder))}: no class folders; it must hold one folder for each class")
@@ -358,13 +403,13 @@ def _class_folders(folder: Path, root: Path) -> list[str]:
 
 
 def _image_files(folder: Path, root: Path) -> list[str]:
-    files = [name for name in _inside(folder, root) if os.path.splitext(name)[1].lower() in EXTENSIONS]
+    files = [name for name in names_inside(folder, root) if os.path.splitext(name)[1].lower() in EXTENSIONS]
     if not files:
         raise DataError(f"{printable(str(folder))}: no images; allowed: {', '.join(sorted(EXTENSIONS))}")
     return files
 
 
-def _inside(folder: Path, root: Path) -> list[str]:
+def names_inside(folder: Path, root: Path) -> list[str]:
     """Sorted names in `folder`, without hidden ones; refuses links that lead out of `root`."""
     real_root = os.path.realpath(root)
     if not _is_below(os.path.realpath(folder), real_root):

@@ -61,7 +61,7 @@ REQUIRED = {
     "timm": ["encoder.model=resnet18"],
     "folder": ["data.root=x"],
     "parquet": ["data.train=[x]", "data.test=[x]"],
-    **{name: ["data.root=x"] for name in ("cub", "cars196", "sop", "inshop")},
+    **{name: ["data.root=x"] for name in ("records", "cub", "cars196", "sop", "inshop")},
 }
 ONLY_IN = {
     "pretrain": {"optimiser": {"sgd", "lars"}, "augment": {"simclr", "digits"}},
