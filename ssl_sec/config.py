@@ -35,23 +35,28 @@ from ssl_sec.encoders import (
     bn_inception,
     freeze_batch_norm,
     googlenet,
+    ir,
+    load_head_weights,
     load_weights,
     resnet,
+    sphereface_net,
     timm_backbone,
 )
 from ssl_sec.encoders.architecture import (
     Architecture,
-    CaffeBNInception,
+    OwnNetwork,
     TimmModel,
     TorchvisionGoogLeNet,
     TorchvisionResNet,
 )
 from ssl_sec.encoders.bn_inception import CAFFE_MEAN, CAFFE_STD
 from ssl_sec.encoders.export import FormatName
+from ssl_sec.encoders.face_maps import FACE_MEAN, FACE_STD
 from ssl_sec.encoders.googlenet import GOOGLENET_MEAN, GOOGLENET_STD
+from ssl_sec.encoders.ir import IRName
 from ssl_sec.encoders.timm import timm_arguments, timm_scaling
 from ssl_sec.errors import ConfigError
-from ssl_sec.heads import BatchNormLinearHead, LinearHead, ProjectionHead
+from ssl_sec.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead, ProjectionHead
 from ssl_sec.loss_config import NoTransformConfig, PairLossConfig, TransformConfig
 from ssl_sec.losses import SphericalConstraint
 from ssl_sec.optimisers import ParameterGroup, adam, lars, parameter_groups, sgd
@@ -548,7 +553,7 @@ class BNInceptionConfig(_EncoderConfig):
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
         """What no other library has."""
-        return CaffeBNInception()
+        return OwnNetwork(title="BN-Inception")
 
     def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return CAFFE_MEAN, CAFFE_STD
@@ -572,6 +577,59 @@ class GoogLeNetConfig(_EncoderConfig):
 
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
         return googlenet(num_channels, image_size_px)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IRConfig(_EncoderConfig):
+    """An improved residual network of face recognition; see `ssl_sec.encoders.ir`."""
+
+    name: IRName
+    width: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.width > 0, "encoder.width", self.width, "> 0")
+
+    def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
+        """What no installed library has."""
+        kind, _, depth = self.name.upper().partition("IR")
+        return OwnNetwork(title=f"{kind.replace('_', '-')}IR-{depth} of ArcFace, width {self.width:g}")
+
+    def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return FACE_MEAN, FACE_STD
+
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
+        return ir(self.name, self.width, num_channels, image_size_px)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SphereFaceNetConfig(_EncoderConfig):
+    """SphereFace's residual CNN; see `ssl_sec.encoders.sphereface`.
+
+    Attributes:
+        units: residual units of each of the four stages, ≥ 0.
+    """
+
+    name: Literal["sphereface_net"] = "sphereface_net"
+    units: tuple[int, ...] = (3, 4, 6, 3)
+    width: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        four = len(self.units) == 4 and min(self.units) >= 0
+        check(four, "encoder.units", list(self.units), "four numbers ≥ 0")
+        check(self.width > 0, "encoder.width", self.width, "> 0")
+        check(not self.freeze_batch_norm, "encoder.freeze_batch_norm", True, "false: sphereface_net has no batch norm")
+
+    def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
+        """What no installed library has."""
+        return OwnNetwork(title=f"SphereFace's CNN of {list(self.units)} residual units, width {self.width:g}")
+
+    def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return FACE_MEAN, FACE_STD
+
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
+        return sphereface_net(self.units, self.width, num_channels, image_size_px)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -602,17 +660,42 @@ class TimmConfig(_EncoderConfig):
         return timm_backbone(self.model, self.pretrained and self.weights is None, num_channels, image_size_px)
 
 
-EncoderConfig = ResNetConfig | BNInceptionConfig | GoogLeNetConfig | TimmConfig
+EncoderConfig = ResNetConfig | BNInceptionConfig | GoogLeNetConfig | IRConfig | SphereFaceNetConfig | TimmConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLPHeadConfig:
+class _HeadConfig:
+    """What every head has.
+
+    Attributes:
+        dim: of the embeddings.
+        weights: a file to start from: a head that a run left, or, for fc_bn, weights of InsightFace's iresnet.
+    """
+
+    dim: int
+    weights: str | None = None
+
+    def __post_init__(self) -> None:
+        check(self.dim > 0, "head.dim", self.dim, "> 0")
+
+    def build(self, num_features: int) -> nn.Module:
+        """The head for an encoder's features, with the weights it is to start from."""
+        head = self._head(num_features)
+        if self.weights is not None:
+            load_head_weights(head, Path(self.weights).expanduser())
+        return head
+
+    def _head(self, num_features: int) -> nn.Module:
+        raise AssertionError("each head builds its own")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPHeadConfig(_HeadConfig):
     """The projection MLP; see `ssl_sec.heads`.
 
     Attributes:
         num_layers: 2 or 3.
         hidden_dim: None for the width of the features.
-        dim: of the embeddings.
     """
 
     name: Literal["mlp"] = "mlp"
@@ -621,32 +704,29 @@ class MLPHeadConfig:
     dim: int = 128
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.hidden_dim is not None:
             check(self.hidden_dim > 0, "head.hidden_dim", self.hidden_dim, "> 0")
-        check(self.dim > 0, "head.dim", self.dim, "> 0")
 
-    def build(self, num_features: int) -> ProjectionHead:
-        """The head for an encoder's features."""
+    def _head(self, num_features: int) -> ProjectionHead:
         return ProjectionHead(num_features, self.hidden_dim or num_features, self.dim, self.num_layers)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearHeadConfig:
-    """A linear layer, with batch norm before it or without.
+class LinearHeadConfig(_HeadConfig):
+    """A linear layer, with batch norm before it (bn_fc), behind it (fc_bn), or without (fc)."""
 
-    Attributes:
-        dim: of the embeddings.
-    """
-
-    name: Literal["bn_fc", "fc"]
+    name: Literal["bn_fc", "fc", "fc_bn"]
     dim: int = 512
 
-    def __post_init__(self) -> None:
-        check(self.dim > 0, "head.dim", self.dim, "> 0")
-
-    def build(self, num_features: int) -> BatchNormLinearHead | LinearHead:
-        """The head for an encoder's features."""
-        return (BatchNormLinearHead if self.name == "bn_fc" else LinearHead)(num_features, self.dim)
+    def _head(self, num_features: int) -> BatchNormLinearHead | LinearHead | LinearBatchNormHead:
+        match self.name:
+            case "bn_fc":
+                return BatchNormLinearHead(num_features, self.dim)
+            case "fc":
+                return LinearHead(num_features, self.dim)
+            case "fc_bn":
+                return LinearBatchNormHead(num_features, self.dim)
 
 
 HeadConfig = MLPHeadConfig | LinearHeadConfig

@@ -63,3 +63,27 @@ class BatchNormLinearHead(nn.Module):
     def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
         """Raw embeddings."""
         return self.fc(self.bn(features))
+
+
+class LinearBatchNormHead(nn.Module):
+    """A linear layer, then batch norm: the output E of face recognition (ArcFace), behind `ssl_sec.encoders.ir`.
+
+    The scale of the batch norm is fixed at 1, so that ‖f‖² is dim + ‖β‖² in the mean over a batch of training, β being
+    its shift. The norm of a single row is free: the spherical constraint, which sees these rows, can still act on it.
+
+    Parameter names are those of InsightFace's iresnet.
+
+    Args:
+        num_features: width of the encoder's features.
+        dim: width of the embeddings.
+    """
+
+    def __init__(self, num_features: int, dim: int = 512) -> None:
+        super().__init__()
+        self.fc = nn.Linear(num_features, dim)
+        self.features = nn.BatchNorm1d(dim)
+        self.features.weight.requires_grad_(False)
+
+    def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
+        """Raw embeddings."""
+        return self.features(self.fc(features))

@@ -19,6 +19,7 @@ from ssl_sec.config import (
     FolderConfig,
     GoogLeNetConfig,
     InShopConfig,
+    IRConfig,
     LinearHeadConfig,
     LocalConfig,
     MLPHeadConfig,
@@ -33,6 +34,7 @@ from ssl_sec.config import (
     RecordsConfig,
     ResNetConfig,
     SOPConfig,
+    SphereFaceNetConfig,
     SphericalConfig,
     TimmConfig,
 )
@@ -134,6 +136,11 @@ def test_a_wrong_value_is_named_with_its_key_and_what_is_allowed(key, value, all
         ({"name": "sec_ema", "eta": 1.0}, "constraint.rho", 1.5, "in (0, 1]"),
         ({"name": "fixed_radius", "eta": 1.0}, "constraint.radius", -1.0, "≥ 0"),
         ({"name": "fc"}, "head.dim", 0, "> 0"),
+        ({"name": "ir18"}, "encoder.width", 0.0, "> 0"),
+        ({"name": "sphereface_net"}, "encoder.width", -1.0, "> 0"),
+        ({"name": "sphereface_net"}, "encoder.units", [1, 2, 3], "four numbers ≥ 0"),
+        ({"name": "sphereface_net"}, "encoder.units", [1, 2, 3, -1], "four numbers ≥ 0"),
+        ({"name": "sphereface_net"}, "encoder.freeze_batch_norm", True, "false: sphereface_net has no batch norm"),
         ({"name": "folder", "root": "r"}, "data.image_size_px", 0, "> 0"),
         ({"name": "folder", "root": "r"}, "data.resident_limit_mib", -1, "≥ 0"),
         ({"name": "parquet", "train": ["a"], "test": ["b"]}, "data.max_images", -1, "> 0"),
@@ -185,10 +192,14 @@ def test_a_misspelled_key_of_a_group_is_answered_with_the_nearest():
         ("encoder", {"name": "resnet50"}, ResNetConfig),
         ("encoder", {"name": "bn_inception", "freeze_batch_norm": True}, BNInceptionConfig),
         ("encoder", {"name": "googlenet", "mean": [0.1, 0.2, 0.3]}, GoogLeNetConfig),
+        ("encoder", {"name": "ir50", "width": 0.25}, IRConfig),
+        ("encoder", {"name": "se_ir50", "weights": "w", "freeze_batch_norm": True}, IRConfig),
+        ("encoder", {"name": "sphereface_net", "units": [1, 1, 1, 1]}, SphereFaceNetConfig),
         ("encoder", {"name": "timm", "model": "test_vit"}, TimmConfig),
         ("head", {"name": "mlp", "num_layers": 3}, MLPHeadConfig),
         ("head", {"name": "bn_fc"}, LinearHeadConfig),
         ("head", {"name": "fc", "dim": 64}, LinearHeadConfig),
+        ("head", {"name": "fc_bn", "weights": "w"}, LinearHeadConfig),
         ("constraint", {"name": "sec", "eta": 1.0}, SphericalConfig),
         ("constraint", {"name": "sec_ema", "eta": 1.0, "rho": 0.1}, SphericalConfig),
         ("constraint", {"name": "l2reg", "eta": 1.0, "radius": 0.0}, SphericalConfig),
@@ -359,6 +370,24 @@ def test_the_name_decides_the_depth(name, num_layers):
     assert sum(isinstance(module, nn.Conv2d) for module in encoder.modules()) == num_layers
 
 
+@pytest.mark.parametrize(
+    ("config", "num_layers", "title"),
+    [
+        (IRConfig(name="ir18", width=0.02), 21, "IR-18 of ArcFace, width 0.02"),
+        (IRConfig(name="se_ir50", width=0.02), 101, "SE-IR-50 of ArcFace, width 0.02"),
+        (SphereFaceNetConfig(width=0.02), 36, "SphereFace's CNN of [3, 4, 6, 3] residual units, width 0.02"),
+        (SphereFaceNetConfig(units=(1, 1, 1, 1)), 12, "SphereFace's CNN of [1, 1, 1, 1] residual units, width 1"),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_encoders_of_faces_are_built_for_a_size_of_images(config, num_layers, title):
+    encoder = config.build(1, 20)
+    assert sum(isinstance(module, nn.Conv2d) for module in encoder.modules()) == num_layers
+    assert encoder.eval()(torch.rand(2, 1, 20, 20)).shape == (2, encoder.num_features)
+    assert encoder.num_features % 4 == 0  # a map of 2 x 2
+    assert config.architecture(1, 20).title == title
+
+
 def test_timm_models_are_built():
     encoder = TimmConfig(model="test_resnet").build(1, 32)
     assert encoder.eval()(torch.rand(2, 1, 32, 32)).shape == (2, encoder.num_features)
@@ -371,6 +400,8 @@ def test_timm_models_are_built():
         (BNInceptionConfig(), [123 / 255, 117 / 255, 104 / 255], [1 / 255]),
         (GoogLeNetConfig(), [0.5], [0.5]),
         (GoogLeNetConfig(mean=(0.1, 0.2, 0.3)), [0.1, 0.2, 0.3], [0.5]),
+        (IRConfig(name="ir18", width=0.05), [0.5], [128 / 255]),
+        (SphereFaceNetConfig(width=0.05), [0.5], [128 / 255]),
         (TimmConfig(model="test_resnet"), [0], [1]),
     ],
     ids=lambda config: getattr(config, "name", None),
@@ -448,10 +479,26 @@ def test_the_hidden_width_of_the_head_is_that_of_the_features_unless_stated():
     assert MLPHeadConfig(dim=5, hidden_dim=9, num_layers=3).build(7).layers[3].weight.shape == (9, 9)
 
 
-def test_a_linear_head_has_batch_norm_before_it_or_none():
+def test_a_linear_head_has_batch_norm_before_it_behind_it_or_none():
     assert [name for name, _ in LinearHeadConfig(name="bn_fc").build(7).named_children()] == ["bn", "fc"]
     assert [name for name, _ in LinearHeadConfig(name="fc").build(7).named_children()] == ["fc"]
+    assert [name for name, _ in LinearHeadConfig(name="fc_bn").build(7).named_children()] == ["fc", "features"]
     assert LinearHeadConfig(name="fc").build(7).fc.weight.shape == (512, 7)
+
+
+@pytest.mark.parametrize(
+    "config", [MLPHeadConfig(dim=5), *(LinearHeadConfig(name=name, dim=5) for name in ("bn_fc", "fc", "fc_bn"))]
+)
+def test_heads_are_built_from_their_weights(tmp_path, config):
+    torch.manual_seed(0)
+    first = config.build(7)
+    path = tmp_path / "head.safetensors"
+    save_weights(first, path)
+    second = dataclasses.replace(config, weights=str(path)).build(7)
+    features = torch.rand(3, 7)
+    assert torch.equal(second(features), first(features))
+    with pytest.raises(MissingDataError, match="^head.weights: no file /nowhere$"):
+        dataclasses.replace(config, weights="/nowhere").build(7)
 
 
 def test_the_constraint_and_its_weight_follow_the_settings():

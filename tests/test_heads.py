@@ -3,8 +3,10 @@ import torch
 from torch import nn
 
 from ssl_sec.global_batch_norm import GlobalBatchNorm, globalise_batch_norm
-from ssl_sec.heads import BatchNormLinearHead, LinearHead, ProjectionHead
+from ssl_sec.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead, ProjectionHead
+from ssl_sec.losses import SphericalConstraint
 from ssl_sec.losses.geometry import norms
+from ssl_sec.optimisers import parameter_groups
 
 
 @pytest.mark.parametrize(
@@ -73,3 +75,48 @@ def test_nothing_holds_the_norms_of_a_linear_heads_embeddings(kind):
         head.fc.weight *= 3
         head.fc.bias *= 3
         torch.testing.assert_close(norms(head(features)), 3 * before)
+
+
+def test_batch_norm_stands_behind_the_linear_layer():
+    torch.manual_seed(0)
+    head = LinearBatchNormHead(7, dim=5)
+    with torch.no_grad():
+        head.features.bias.normal_()
+    features = torch.randn(6, 7)
+    linear = features @ head.fc.weight.T + head.fc.bias
+    expected = (linear - linear.mean(0)) / (linear.var(0, correction=0) + 1e-5).sqrt() + head.features.bias
+    torch.testing.assert_close(head(features), expected, rtol=1e-4, atol=1e-5)
+    assert isinstance(globalise_batch_norm(head).features, GlobalBatchNorm)
+
+
+def test_the_scale_of_the_batch_norm_behind_a_linear_layer_stays_1():
+    head = LinearBatchNormHead(7, dim=5)
+    head(torch.randn(6, 7)).square().sum().backward()
+    trained = {id(parameter) for group in parameter_groups([head], 0.1) for parameter in group["params"]}
+    assert trained == {id(parameter) for parameter in (head.fc.weight, head.fc.bias, head.features.bias)}
+    assert head.features.weight.tolist() == [1] * 5 and head.features.weight.grad is None
+
+
+def test_batch_norm_behind_a_linear_layer_holds_the_mean_square_of_the_norms_and_no_rows_norm():
+    torch.manual_seed(0)
+    head = LinearBatchNormHead(7, dim=5).double()
+    with torch.no_grad():
+        head.features.bias.normal_()
+        head.fc.weight *= 30  # so that the batch norm's ε is small beside the variances
+    features = torch.randn(64, 7, dtype=torch.float64)
+    embeddings = head(features)
+    expected = 5 + head.features.bias.square().sum()
+    torch.testing.assert_close(norms(embeddings).square().mean(), expected, rtol=1e-4, atol=0)
+    assert norms(embeddings).std() > 0.5
+
+
+def test_the_spherical_constraint_acts_through_the_batch_norm_behind_a_linear_layer():
+    torch.manual_seed(0)
+    head, features = LinearBatchNormHead(7, dim=5).double(), torch.randn(64, 7, dtype=torch.float64)
+    optimiser = torch.optim.SGD((p for p in head.parameters() if p.requires_grad), lr=0.02)
+    before = SphericalConstraint()(head(features)).item()
+    for _ in range(20):
+        optimiser.zero_grad()
+        SphericalConstraint()(head(features)).backward()
+        optimiser.step()
+    assert SphericalConstraint()(head(features)).item() < 0.9 * before

@@ -17,7 +17,7 @@ from ssl_sec.collectives import wait_for_workers
 from ssl_sec.config import MetricLearningConfig, PretrainConfig, ProbeJobConfig, TrainingConfig
 from ssl_sec.diagnostics import NormHistogram
 from ssl_sec.edges.run_folder import SCORES, RunFolder
-from ssl_sec.encoders import Encoder, load_weights
+from ssl_sec.encoders import Encoder
 from ssl_sec.errors import Stopped, UserError
 from ssl_sec.metric_learning import learn_metric
 from ssl_sec.pretraining import pretrain
@@ -182,6 +182,4 @@ def load_encoder(trained: TrainingConfig, image_shape: tuple[int, ...], weights:
 
 def load_head(trained: TrainingConfig, num_features: int, weights: Path) -> nn.Module:
     """The head of a run, with its final weights."""
-    head = trained.head.build(num_features)
-    load_weights(head, weights)
-    return head
+    return replace(trained.head, weights=str(weights)).build(num_features)

@@ -4,17 +4,22 @@ from ssl_sec.encoders.bn_inception import bn_inception
 from ssl_sec.encoders.encoder import Encoder
 from ssl_sec.encoders.frozen import freeze_batch_norm
 from ssl_sec.encoders.googlenet import googlenet
+from ssl_sec.encoders.ir import ir
 from ssl_sec.encoders.resnet import resnet
+from ssl_sec.encoders.sphereface import sphereface_net
 from ssl_sec.encoders.timm import timm_backbone
-from ssl_sec.encoders.weights import load_weights, save_weights
+from ssl_sec.encoders.weights import load_head_weights, load_weights, save_weights
 
 __all__ = [
     "Encoder",
     "bn_inception",
     "freeze_batch_norm",
     "googlenet",
+    "ir",
+    "load_head_weights",
     "load_weights",
     "resnet",
     "save_weights",
+    "sphereface_net",
     "timm_backbone",
 ]

@@ -149,13 +149,14 @@ class TorchvisionGoogLeNet:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CaffeBNInception:
-    """BN-Inception, which no installed library builds; only formats that hold the forward pass hold it."""
+class OwnNetwork:
+    """A network that no installed library builds; only formats that hold the forward pass hold it.
 
-    @property
-    def title(self) -> str:
-        """What it is, for people."""
-        return "BN-Inception"
+    Attributes:
+        title: what it is, for people.
+    """
+
+    title: str
 
     @property
     def imports(self) -> str:

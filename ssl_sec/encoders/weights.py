@@ -10,8 +10,11 @@ from torch import Tensor, nn
 
 from ssl_sec.errors import MissingDataError, StorageError, first_line
 
-# A classifier in the file has no place in a backbone.
-_CLASSIFIER_KEYS = ("fc.", "head.", "classifier.", "head_dist.", "last_linear.", "aux1.", "aux2.")
+# A classifier in the file has no place in a backbone, nor has the batch norm behind InsightFace's linear layer; others
+# have whole backbones in `features`.
+_CLASSIFIER_KEYS = ("fc.", "head.", "classifier.", "head_dist.", "last_linear.", "aux1.", "aux2.") + tuple(
+    f"features.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+)
 
 
 def save_weights(backbone: nn.Module, path: Path, metadata: dict[str, str] | None = None) -> None:
@@ -42,40 +45,68 @@ def load_weights(backbone: nn.Module, path: Path) -> None:
         MissingDataError: if there is no such file.
         StorageError: if it cannot be read, or its names or shapes are not the backbone's.
     """
+    tensors = _state_dict("encoder.weights", path)
+    wanted = backbone.state_dict()
+    _load(
+        backbone,
+        {name: value for name, value in tensors.items() if name in wanted or not name.startswith(_CLASSIFIER_KEYS)},
+        "encoder.weights",
+        path,
+    )
+
+
+def load_head_weights(head: nn.Module, path: Path) -> None:
+    """Loads a head's weights from a file of its own, or from one with a backbone that ends in the same layers.
+
+    Raises:
+        MissingDataError: if there is no such file.
+        StorageError: if it cannot be read, or its shapes are not the head's.
+    """
+    tensors = _state_dict("head.weights", path)
+    layers = dict(head.named_children())
+    _load(
+        head,
+        {name: value for name, value in tensors.items() if name.partition(".")[0] in layers},
+        "head.weights",
+        path,
+    )
+
+
+def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
     if not path.is_file():
-        raise MissingDataError(f"encoder.weights: no file {path}")
+        raise MissingDataError(f"{key}: no file {path}")
     try:
         tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # the readers raise whatever they stumble over in a file of anything
-        raise StorageError(f"encoder.weights: {path} cannot be read as weights: {first_line(error)}") from error
+        raise StorageError(f"{key}: {path} cannot be read as weights: {first_line(error)}") from error
     if isinstance(tensors, dict) and isinstance(tensors.get("state_dict"), dict):
         tensors = tensors["state_dict"]
     if not isinstance(tensors, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in tensors.items()
     ):
-        raise StorageError(f"encoder.weights: {path} holds no state dict")
-    wanted = backbone.state_dict()
-    tensors = {
-        name.removeprefix("module."): value
-        for name, value in tensors.items()
-        if name.removeprefix("module.") in wanted or not name.removeprefix("module.").startswith(_CLASSIFIER_KEYS)
-    }
+        raise StorageError(f"{key}: {path} holds no state dict")
+    return {name.removeprefix("module."): value for name, value in tensors.items()}
+
+
+def _load(module: nn.Module, tensors: dict[str, Tensor], key: str, path: Path) -> None:
+    wanted = module.state_dict()
     # Files of an old PyTorch do not count a batch norm's batches; those of an older one keep its vectors as [1, width].
     for name, value in wanted.items():
         if name.endswith("num_batches_tracked"):
             tensors.setdefault(name, torch.zeros_like(value))
         elif value.ndim == 1 and name in tensors and tensors[name].shape == (1, *value.shape):
             tensors[name] = tensors[name][0]
+    part = key.partition(".")[0]
     problems = [
         *(f"{name} is missing" for name in wanted.keys() - tensors.keys()),
         *(f"{name} is unknown" for name in tensors.keys() - wanted.keys()),
         *(
-            f"{name} has shape {tuple(tensors[name].shape)}, the encoder {tuple(wanted[name].shape)}"
+            f"{name} has shape {tuple(tensors[name].shape)}, the {part} {tuple(wanted[name].shape)}"
             for name in wanted.keys() & tensors.keys()
             if tensors[name].shape != wanted[name].shape
         ),
     ]
     if problems:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
-        raise StorageError(f"encoder.weights: {path} does not fit the encoder: {sorted(problems)[0]}{more}")
-    backbone.load_state_dict(tensors)
+        raise StorageError(f"{key}: {path} does not fit the {part}: {sorted(problems)[0]}{more}")
+    module.load_state_dict(tensors)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from ssl_sec.encoders import Encoder, bn_inception, export, googlenet, resnet, timm_backbone
-from ssl_sec.encoders.architecture import CaffeBNInception, TimmModel, TorchvisionGoogLeNet, TorchvisionResNet
+from ssl_sec.encoders import Encoder, bn_inception, export, googlenet, ir, resnet, sphereface_net, timm_backbone
+from ssl_sec.encoders.architecture import OwnNetwork, TimmModel, TorchvisionGoogLeNet, TorchvisionResNet
 from ssl_sec.encoders.export import FORMATS, Exportable, check_export, require_packages
 from ssl_sec.encoders.timm import timm_arguments
 from ssl_sec.errors import ConfigError
@@ -51,9 +51,27 @@ def exportable_bn_inception():
     backbone, num_features = bn_inception(3, 33)
     return Exportable(
         encoder=trained(Encoder(backbone, num_features, **SCALED)),
-        architecture=CaffeBNInception(),
+        architecture=OwnNetwork(title="BN-Inception"),
         image_shape=(3, 33, 33),
     )
+
+
+def exportable_face(backbone, num_features):
+    return Exportable(
+        encoder=trained(Encoder(backbone, num_features, (0.5,), (128 / 255,))),
+        architecture=OwnNetwork(title="a network of faces"),
+        image_shape=(3, 32, 32),
+    )
+
+
+def exportable_ir():
+    torch.manual_seed(0)
+    return exportable_face(*ir("se_ir50", 0.0625, image_size_px=32))
+
+
+def exportable_sphereface():
+    torch.manual_seed(0)
+    return exportable_face(*sphereface_net((1, 1, 1, 1), 0.0625, image_size_px=32))
 
 
 def trained(encoder):
@@ -76,6 +94,9 @@ CASES = {
     "googlenet safetensors": ("safetensors", lambda: exportable_googlenet(1)),
     "bn_inception torchscript": ("torchscript", exportable_bn_inception),
     "bn_inception onnx": ("onnx", exportable_bn_inception),
+    "ir torchscript": ("torchscript", exportable_ir),
+    "ir onnx": ("onnx", exportable_ir),
+    "sphereface onnx": ("onnx", exportable_sphereface),
     "timm safetensors": ("safetensors", lambda: exportable_timm("test_vit", 3, 32, **SCALED)),
     "timm torchscript": ("torchscript", lambda: exportable_timm("test_vit", 3, 32, **SCALED)),
     "timm onnx": ("onnx", lambda: exportable_timm("test_vit", 3, 32, **SCALED)),
@@ -85,7 +106,8 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow if case == "bn_inception onnx" else ()) for case in CASES]
+    "case",
+    [pytest.param(case, marks=pytest.mark.slow if case in ("bn_inception onnx", "ir onnx") else ()) for case in CASES],
 )
 def test_what_is_read_back_elsewhere_gives_the_encoders_features(case, tmp_path):
     name, made = CASES[case]

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from ssl_sec.encoders import load_weights, resnet, save_weights, weights
+from ssl_sec.encoders import load_head_weights, load_weights, resnet, save_weights, weights
 from ssl_sec.errors import MissingDataError, StorageError
+from ssl_sec.heads import BatchNormLinearHead, LinearBatchNormHead
 
-CLASSIFIERS = ("fc.", "head.", "classifier.", "head_dist.", "last_linear.", "aux1.fc1.", "aux2.conv.conv.")
+CLASSIFIERS = ("fc.", "head.", "classifier.", "head_dist.", "last_linear.", "aux1.fc1.", "aux2.conv.conv.", "features.")
 
 
 def backbone(seed=0):
@@ -145,6 +146,30 @@ def save_weights_of(state, path):
         holder = nn.Module()
         holder.state_dict = lambda: state
         save_weights(holder, path)
+
+
+def test_a_backbone_in_features_is_no_classifier(tmp_path):
+    save_weights_of({**backbone().state_dict(), "features.0.weight": torch.ones(2)}, tmp_path / "vgg.pt")
+    assert_refused(tmp_path / "vgg.pt", "features.0.weight is unknown$")
+
+
+def test_a_head_takes_its_own_layers_of_a_file(tmp_path):
+    torch.manual_seed(0)
+    source, target = LinearBatchNormHead(4, 3), LinearBatchNormHead(4, 3)
+    source(torch.randn(5, 4))
+    state = {f"module.{name}": value for name, value in (source.state_dict() | backbone().state_dict()).items()}
+    torch.save(state, tmp_path / "w.pt")
+    load_head_weights(target, tmp_path / "w.pt")
+    assert_equal_weights(target, source)
+    for head, problem in (
+        (LinearBatchNormHead(4, 2), r"fc.bias has shape \(3,\), the head \(2,\) and 5 more"),
+        (BatchNormLinearHead(4, 3), "bn.bias is missing and 3 more"),
+    ):
+        with pytest.raises(StorageError, match=f"^head.weights: {tmp_path}/w.pt does not fit the head: {problem}$"):
+            load_head_weights(head, tmp_path / "w.pt")
+    (tmp_path / "w.pt").write_bytes(b"anything")
+    with pytest.raises(StorageError, match=f"^head.weights: {tmp_path}/w.pt cannot be read as weights: ."):
+        load_head_weights(target, tmp_path / "w.pt")
 
 
 class Foreign:

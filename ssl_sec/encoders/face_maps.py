@@ -1,0 +1,39 @@
+"""What the encoders of face recognition share: the scaling of pixels, and the whole last map as features.
+
+A linear layer sees every place of the map, as aligned faces have their eyes and mouth at the same places. The features
+are as many as the image size makes them, so that a network is built for one size of square images.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ssl_sec.errors import ConfigError
+
+# Of pixels in [0, 1]; from 0 to 255, they are those less 127.5, divided by 128.
+FACE_MEAN = (127.5 / 255,)
+FACE_STD = (128 / 255,)
+
+
+def map_size_px(image_size_px: int) -> int:
+    """Side of the maps after four convolutions of stride 2, each of which rounds up: 7 for images of 112 pixels."""
+    return -(-image_size_px // 16)
+
+
+def as_features(maps: Float[Tensor, "batch channels height width"], size_px: int) -> Float[Tensor, "batch features"]:
+    """Maps as rows, channel by channel.
+
+    Args:
+        maps: the last ones.
+        size_px: their side, as the network was built.
+
+    Raises:
+        ConfigError: for maps of another size.
+    """
+    _, _, height, width = maps.shape
+    if height != size_px or width != size_px:
+        raise ConfigError(
+            f"encoder.name: found an encoder whose last maps are {size_px} x {size_px}, but the images make them "
+            f"{height} x {width}; allowed: square images, or another encoder"
+        )
+    return torch.flatten(maps, 1)
