@@ -196,8 +196,11 @@ def read_blufr(path: str | Path) -> OpenSetProtocol:
     labels = _whole_numbers(content["labels"], printed, "labels")
     if len(labels) != len(images):
         raise DataError(f"{printed}: {len(labels)} labels for {len(images)} images")
+    galleries, probes = (np.atleast_1d(content[name]) for name in names[2:])
+    if len(galleries) != len(probes):
+        raise DataError(f"{printed}: galIndex has {len(galleries)} trials and probIndex {len(probes)}")
     trials: list[OpenSetTrial] = []
-    for cells in zip(np.atleast_1d(content["galIndex"]), np.atleast_1d(content["probIndex"]), strict=False):
+    for cells in zip(galleries, probes, strict=True):
         # MATLAB counts from 1.
         indices = [_whole_numbers(cell, printed, name) - 1 for cell, name in zip(cells, names[2:], strict=True)]
         for chosen, name in zip(indices, names[2:], strict=True):

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 Embeddings = Float[Tensor, "images dim"] | Float[np.ndarray, "images dim"]
 # Sizes that must agree are left to the functions, whose errors name what does not.
+Rows = Float[Tensor, "_ dim"] | Float[np.ndarray, "_ dim"]
 Labels = Int[Tensor, " _"] | Int[np.ndarray, " _"]
 Scores = Float[Tensor, " _"] | Float[np.ndarray, " _"]
 Same = Bool[Tensor, " _"] | Bool[np.ndarray, " _"]
@@ -25,6 +26,14 @@ def as_tensor(values: Tensor | np.ndarray) -> Tensor:
 def unit_rows(embeddings: Float[Tensor, "images dim"]) -> Float[Tensor, "images dim"]:
     """The rows' directions, of length 1, or 0 where a row is 0; NaN where it is not finite."""
     return functional.normalize(embeddings, dim=1, eps=torch.finfo(embeddings.dtype).tiny)
+
+
+def rounded(cosines: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Cosines in float64 to multiples of 2⁻²⁴, in float32, which holds these exactly.
+
+    So rows that are equally alike tie, as they should, where the norms they had or the order of a sum would part them.
+    """
+    return torch.round(cosines * 2**24).mul_(2**-24).float()
 
 
 def tiles(count: int, size: int) -> Iterator[slice]:

@@ -5,8 +5,8 @@ all pairs of the test images of a trial, and looks up probes whose person may be
 (Kemelmacher-Shlizerman et al. 2016, "The MegaFace Benchmark"; SEC, Table 4) hides one image of a person among up to a
 million distractors.
 
-Similarities are cosines in float64 rounded to float32, so directions that are equal tie whatever their norms; a tie
-speaks against the probe, and so does a row that is not finite.
+Similarities are cosines, computed in float64 and rounded to multiples of 2⁻²⁴, so directions that are equal tie whatever
+their norms. A tie speaks against the probe, and so does a row that is not finite.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ssl_sec.data.protocols import OpenSetTrial
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import Embeddings, Labels, as_tensor, tiles, unit_rows
+from ssl_sec.evaluation.arrays import Embeddings, Labels, Rows, as_tensor, rounded, tiles, unit_rows
 from ssl_sec.evaluation.roc import num_decisive, share_accepted
 from ssl_sec.seeding import derived_seed
 
@@ -153,7 +153,7 @@ def random_open_set_trials(
 def rank_k_identification(
     probes: Embeddings,
     labels: Labels,
-    distractors: Iterable[Embeddings],
+    distractors: Iterable[Rows],
     sizes: Iterable[int] = (10**3, 10**4, 10**5, 10**6),
     ks: Iterable[int] = (1,),
     *,
@@ -220,7 +220,7 @@ def _rows(embeddings: Embeddings, labels: Labels) -> tuple[Float[Tensor, "images
 
 
 def _similarities(rows: Float[Tensor, "rows dim"], others: Float[Tensor, "others dim"]) -> Float[Tensor, "rows others"]:
-    return (rows @ others.T).float()
+    return rounded(rows @ others.T)
 
 
 def _keep_nearest(

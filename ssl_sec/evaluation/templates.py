@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ssl_sec.errors import DataError
-from ssl_sec.evaluation.arrays import Embeddings, Labels, as_tensor, tiles, unit_rows
+from ssl_sec.evaluation.arrays import Embeddings, Labels, as_tensor, rounded, tiles, unit_rows
 
 
 @torch.no_grad()
@@ -46,7 +46,7 @@ def pool_templates(
 def template_scores(
     ids: Int64[Tensor, " templates"], pooled: Float[Tensor, "templates dim"], first: Labels, second: Labels
 ) -> Float[Tensor, " pairs"]:
-    """The cosine of each pair of templates, computed in float64 and rounded to float32, a few pairs at a time.
+    """The cosine of each pair of templates to a multiple of 2⁻²⁴, computed in float64, a few pairs at a time.
 
     Args:
         ids: numbers of the templates, ascending.
@@ -64,7 +64,7 @@ def template_scores(
         )
     scores = pooled.new_empty(len(first), dtype=torch.float32)
     for pairs in tiles(len(first), 4096):
-        scores[pairs] = torch.linalg.vecdot(pooled[first[pairs]], pooled[second[pairs]]).float()
+        scores[pairs] = rounded(torch.linalg.vecdot(pooled[first[pairs]], pooled[second[pairs]]))
     return scores
 
 

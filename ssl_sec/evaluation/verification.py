@@ -4,8 +4,8 @@ The protocol is LFW's *unrestricted with labelled outside data* (Huang and Learn
 Wild: Updates and New Reporting Procedures"), which AgeDB-30, CFP and YouTube Faces follow: the threshold of each fold
 is chosen on the others.
 
-Cosines are computed in float64 and rounded to float32, so pairs that are equally alike score the same, whatever the
-norms of their rows: no threshold can part what only rounding parts.
+Cosines are computed in float64 and rounded to multiples of 2⁻²⁴, so pairs that are equally alike score the same,
+whatever the norms of their rows: no threshold can part what only rounding parts.
 """
 
 import math
@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import Embeddings, Labels, Same, Scores, as_tensor, unit_rows
+from ssl_sec.evaluation.arrays import Labels, Rows, Same, Scores, as_tensor, rounded, unit_rows
 
 Folds = int | Labels
 
@@ -39,9 +39,7 @@ class FoldedAccuracy(NamedTuple):
 
 
 @torch.no_grad()
-def kfold_accuracy(
-    first: Embeddings, second: Embeddings, same: Same, folds: Folds = 10, pca: int | None = None
-) -> FoldedAccuracy:
+def kfold_accuracy(first: Rows, second: Rows, same: Same, folds: Folds = 10, pca: int | None = None) -> FoldedAccuracy:
     """Accuracy of a threshold on the cosine, or equally on the distance of the directions: d² = 2 - 2 cos.
 
     Args:
@@ -154,7 +152,7 @@ def sum_of_embeddings(
 
 def _cosines(first: Float[Tensor, "pairs dim"], second: Float[Tensor, "pairs dim"]) -> Float[Tensor, " pairs"]:
     """Of rows of length 1 in float64."""
-    return (first * second).sum(1).float()
+    return rounded((first * second).sum(1))
 
 
 def _accuracy(scores: Float[Tensor, " pairs"], same: Bool[Tensor, " pairs"], is_test: Bool[Tensor, " pairs"]) -> float:

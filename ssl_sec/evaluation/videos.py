@@ -9,11 +9,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ssl_sec.errors import DataError
-from ssl_sec.evaluation.arrays import Embeddings, Same, as_tensor, unit_rows
+from ssl_sec.evaluation.arrays import Rows, Same, as_tensor, rounded, unit_rows
 from ssl_sec.evaluation.verification import FoldedAccuracy, Folds, over_folds
 
 
-def video_score_mean(first: Embeddings, second: Embeddings) -> float:
+def video_score_mean(first: Rows, second: Rows) -> float:
     """The mean of C, in [-1, 1]; NaN if a frame is not finite.
 
     Args:
@@ -26,12 +26,12 @@ def video_score_mean(first: Embeddings, second: Embeddings) -> float:
     return _cosines(first, second).double().mean().item()
 
 
-def video_score_max(first: Embeddings, second: Embeddings) -> float:
+def video_score_max(first: Rows, second: Rows) -> float:
     """The greatest of C, in [-1, 1]; arguments and errors as for `video_score_mean`."""
     return _cosines(first, second).amax().item()
 
 
-def score_histogram(first: Embeddings, second: Embeddings, num_bins: int = 100) -> Float[Tensor, " bins"]:
+def score_histogram(first: Rows, second: Rows, num_bins: int = 100) -> Float[Tensor, " bins"]:
     """The shares of C's entries in bins of equal width from -1 to 1, in float64 (NormFace, Fig. 9).
 
     NormFace has 100 bins, and does not say over which range nor whether they hold counts. Here they hold shares, so
@@ -87,9 +87,9 @@ def hik_svm_kfold_accuracy(histograms: Float[Tensor, "pairs bins"], same: Same, 
 
 
 @torch.no_grad()
-def _cosines(first: Embeddings, second: Embeddings) -> Float[Tensor, "frames others"]:
-    """C, computed in float64 and rounded to float32, so that equal directions have the same."""
+def _cosines(first: Rows, second: Rows) -> Float[Tensor, "frames others"]:
+    """C, computed in float64 and rounded to multiples of 2⁻²⁴, so that equal directions have the same."""
     first, second = as_tensor(first), as_tensor(second)
     if len(first) == 0 or len(second) == 0:
         raise DataError(f"videos of {len(first)} and {len(second)} frames; 1 or more each")
-    return (unit_rows(first.double()) @ unit_rows(second.double()).T).float()
+    return rounded(unit_rows(first.double()) @ unit_rows(second.double()).T)
