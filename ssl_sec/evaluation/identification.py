@@ -5,8 +5,8 @@ all pairs of the test images of a trial, and looks up probes whose person may be
 (Kemelmacher-Shlizerman et al. 2016, "The MegaFace Benchmark"; SEC, Table 4) hides one image of a person among up to a
 million distractors.
 
-Similarities are cosines, computed in float64 and rounded to multiples of 2⁻²⁴, so directions that are equal tie whatever
-their norms. A tie speaks against the probe, and so does a row that is not finite.
+Similarities are cosines, computed in float64 and rounded to multiples of 2⁻²⁴, so directions that are equal tie
+whatever their norms. A tie speaks against the probe, and so does a row that is not finite.
 """
 
 from collections.abc import Iterable

@@ -34,7 +34,7 @@ def people(seed, num_people=12, per_person=4, dim=6, noise=0.8):
 
 @st.composite
 def faces(draw, min_size=4):
-    """Few directions, so that ties and rows of 0 are common; whole numbers, so that a tie is one in the slow loop too."""
+    """Few directions, so that ties and rows of 0 are common, in whole numbers, so that the slow loop sees them."""
     count, dim = draw(st.integers(min_size, 14)), draw(st.integers(1, 3))
     rows = draw(st.lists(st.lists(st.integers(-2, 2), min_size=dim, max_size=dim), min_size=count, max_size=count))
     labels = draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
@@ -163,21 +163,21 @@ def test_identification_of_ordinary_embeddings(dtype):
     assert rank_k_identification(rows.numpy(), labels.numpy(), chunks, [500, 10, 100], [1, 5]) == found
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_difference_that_float32_rounding_hides_decides(seed):
-    """Distractors a little nearer than the mate or farther: sums in float32 order such cosines at random."""
-    step = 3e-7
-    generator = torch.Generator().manual_seed(seed)
-    basis = torch.linalg.qr(torch.randn(512, 2, dtype=torch.float64, generator=generator)).Q.T
+def test_a_difference_that_float32_rounding_hides_decides():
+    """A distractor a little farther than the mate, then one as near: sums in float32 order such cosines at random."""
+    step = 1.5e-7
     labels = torch.zeros(2, dtype=torch.int64)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        basis = torch.linalg.qr(torch.randn(512, 2, dtype=torch.float64, generator=generator)).Q.T
 
-    def at(*angles):
-        angle = torch.tensor(angles, dtype=torch.float64)
-        return torch.stack([angle.cos(), angle.sin()], 1) @ basis
+        def at(*angles, basis=basis):
+            angle = torch.tensor(angles, dtype=torch.float64)
+            return torch.stack([angle.cos(), angle.sin()], 1) @ basis
 
-    # The mate lies beside the distractor and never finds the other before it.
-    assert rank_k_identification(at(0.0, 0.5), labels, [at(0.5 - step, 3.0)], [2])[2][1] == 0
-    assert rank_k_identification(at(0.0, 0.5), labels, [at(0.5 + step, 3.0)], [2])[2][1] == 0.5
+        # The mate lies beside the distractors and never finds the other before them.
+        found = rank_k_identification(at(0.0, 0.5), labels, at(0.5 + step, 0.5).split(1), [1, 2])
+        assert found == {1: {1: 0.5}, 2: {1: 0}}
 
 
 @pytest.mark.parametrize("dim", [1, 512])
@@ -227,7 +227,9 @@ def test_trials_are_drawn_as_blufrs():
         assert torch.equal(both.sort().values, torch.isin(labels, tested).nonzero().squeeze(1))
     assert len({tuple(gallery.tolist()) for gallery, _ in trials}) == 10
     again = random_open_set_trials(labels.numpy(), 5, num_trials=2, num_gallery=20, num_training_people=15)
-    assert all(torch.equal(a, b) for one, other in zip(again, trials, strict=False) for a, b in zip(one, other))
+    assert [[each.tolist() for each in trial] for trial in again] == [
+        [each.tolist() for each in trial] for trial in trials[:2]
+    ]
     other = random_open_set_trials(labels, 6, num_trials=1, num_gallery=20, num_training_people=15)
     assert not torch.equal(other[0].gallery, trials[0].gallery)
 

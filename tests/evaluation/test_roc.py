@@ -14,7 +14,7 @@ FARS = [1.0, 0.5, 0.3, 0.1, 1e-2, 1e-3, 1e-6, 0.0]
 
 
 def slowly(scores, same, far):
-    """The best TAR of all thresholds that accept at most the floor of far · impostors, a percent of a percent a time."""
+    """The best TAR of all thresholds that accept at most far · impostors, with FAR in whole millionths."""
     genuine = [score for score, is_same in zip(scores, same, strict=True) if is_same]
     impostors = [score for score, is_same in zip(scores, same, strict=True) if not is_same]
     allowed = round(far * 10**6) * len(impostors) // 10**6
