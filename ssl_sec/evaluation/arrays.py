@@ -1,13 +1,19 @@
 """Embeddings and labels as the measures take them: tensors on any device, or NumPy's arrays."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 Embeddings = Float[Tensor, "images dim"] | Float[np.ndarray, "images dim"]
 # Sizes that must agree are left to the functions, whose errors name what does not.
+Rows = Float[Tensor, "_ dim"] | Float[np.ndarray, "_ dim"]
 Labels = Int[Tensor, " _"] | Int[np.ndarray, " _"]
+Scores = Float[Tensor, " _"] | Float[np.ndarray, " _"]
+Same = Bool[Tensor, " _"] | Bool[np.ndarray, " _"]
 Selection = Bool[Tensor, " _"] | Int[Tensor, " _"] | Bool[np.ndarray, " _"] | Int[np.ndarray, " _"]
 
 
@@ -15,3 +21,21 @@ def as_tensor(values: Tensor | np.ndarray) -> Tensor:
     """The tensor itself, or a copy of the array."""
     # A copy, as torch warns of sharing an array that may not be written to, such as a memory-mapped one.
     return values.detach() if isinstance(values, Tensor) else torch.tensor(values)
+
+
+def unit_rows(embeddings: Float[Tensor, "images dim"]) -> Float[Tensor, "images dim"]:
+    """The rows' directions, of length 1, or 0 where a row is 0; NaN where it is not finite."""
+    return functional.normalize(embeddings, dim=1, eps=torch.finfo(embeddings.dtype).tiny)
+
+
+def rounded(cosines: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Cosines in float64 to multiples of 2⁻²⁴, in float32, which holds these exactly.
+
+    So rows that are equally alike tie, as they should, where the norms they had or the order of a sum would part them.
+    """
+    return torch.round(cosines * 2**24).mul_(2**-24).float()
+
+
+def tiles(count: int, size: int) -> Iterator[slice]:
+    """Slices of `size` one after the other, the last of what is left."""
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))

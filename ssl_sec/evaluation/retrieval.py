@@ -6,16 +6,15 @@ right when fewer than K images of other classes are at least as similar as its m
 counts takes the place of a search.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
-from torch.nn import functional
 
 from ssl_sec.errors import ConfigError, DataError
-from ssl_sec.evaluation.arrays import Embeddings, Labels, Selection, as_tensor
+from ssl_sec.evaluation.arrays import Embeddings, Labels, Selection, as_tensor, tiles, unit_rows
 
 
 class _Images(NamedTuple):
@@ -81,7 +80,7 @@ def recall_at_k(
         raise DataError(f"retrieval: {len(labels)} labels for {len(embeddings)} embeddings")
     labels = labels.to(embeddings.device, torch.int64)
     order = labels.argsort(stable=True)
-    queries = gallery = _Images(_unit(embeddings.double())[order], labels[order], order)
+    queries = gallery = _Images(unit_rows(embeddings.double())[order], labels[order], order)
     if query is not None:
         is_query = _mask(query, len(labels), "query").to(order.device)[order]
         queries, gallery = gallery.at(is_query), gallery.at(~is_query)
@@ -118,7 +117,7 @@ def nearest(
     if not 1 <= k <= fewest:
         raise ConfigError(f"nearest neighbours with k = {k}; allowed: 1 to {fewest}")
     chosen, is_listed = chosen.to(embeddings.device), is_listed.to(embeddings.device)
-    rows = _unit(embeddings.double())
+    rows = unit_rows(embeddings.double())
     similarities = (rows[chosen] @ rows.T).nan_to_num(nan=-2.0)
     similarities = similarities.masked_fill(~is_listed, -torch.inf).scatter(1, chosen.unsqueeze(1), -torch.inf)
     return similarities.topk(k, dim=1).indices
@@ -145,9 +144,9 @@ def _rank_bounds(queries: _Images, gallery: _Images, tile_size: int) -> Int64[Te
     margin = 2 * (queries.rows.shape[1] + 4) * torch.finfo(best.dtype).eps
     thresholds = torch.stack([best + margin, best - margin])
     num_below = torch.zeros(thresholds.shape, dtype=torch.int64, device=best.device)
-    for rows in _tiles(len(best), tile_size):
+    for rows in tiles(len(best), tile_size):
         tile = queries.at(rows)
-        for columns in _tiles(len(gallery.ids), tile_size):
+        for columns in tiles(len(gallery.ids), tile_size):
             # Where images rank each other, a tile serves its columns too, as the similarities are symmetric.
             if queries is gallery and columns.start < rows.start:
                 continue
@@ -168,26 +167,18 @@ def _best_positives(queries: _Images, gallery: _Images, tile_size: int) -> Float
     """The similarity of each query's most similar positive; -inf where there is none."""
     best = queries.rows.new_full((len(queries.ids),), -torch.inf)
     # Few rows at a time, as the fewer they are the fewer classes stand in the way of each.
-    for rows in _tiles(len(best), max(1, tile_size // 16)):
+    for rows in tiles(len(best), max(1, tile_size // 16)):
         tile = queries.at(rows)
         first = int(torch.searchsorted(gallery.labels, tile.labels[0]))
         end = int(torch.searchsorted(gallery.labels, tile.labels[-1], right=True))
         classmates = gallery.at(slice(first, end))
-        for columns in _tiles(end - first, tile_size):
+        for columns in tiles(end - first, tile_size):
             others = classmates.at(columns)
             is_positive = (tile.labels.unsqueeze(1) == others.labels) & (tile.ids.unsqueeze(1) != others.ids)
             similarities = (tile.rows @ others.rows.T).nan_to_num(nan=-torch.inf)
             similarities.masked_fill_(~is_positive, -torch.inf)
             best[rows] = best[rows].maximum(similarities.amax(1))
     return best
-
-
-def _tiles(count: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, count)) for start in range(0, count, size))
-
-
-def _unit(embeddings: Float[Tensor, "images dim"]) -> Float[Tensor, "images dim"]:
-    return functional.normalize(embeddings, dim=1, eps=torch.finfo(embeddings.dtype).tiny)
 
 
 def _mask(selection: Selection, num_images: int, name: str) -> Bool[Tensor, " images"]:

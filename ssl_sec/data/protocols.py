@@ -1,0 +1,258 @@
+"""The lists of the face benchmarks in the layouts that they are published in: who is compared with whom.
+
+They name images, videos or templates and hold indices; no image is opened.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from jaxtyping import Bool, Int64
+from pyarrow import csv as table
+from scipy.io import loadmat
+from torch import Tensor
+
+from ssl_sec.errors import DataError, MissingDataError, first_line, printable
+
+
+class TemplateFaces(NamedTuple):
+    """The faces of IJB-C's templates.
+
+    Attributes:
+        paths: names of the images.
+        templates: number of the template of each.
+        media: number of the medium, a photograph or a video, that each is from.
+    """
+
+    paths: tuple[str, ...]
+    templates: Int64[Tensor, " faces"]
+    media: Int64[Tensor, " faces"]
+
+
+class TemplatePairs(NamedTuple):
+    """Pairs of templates, by number, and whether they are of one person."""
+
+    first: Int64[Tensor, " pairs"]
+    second: Int64[Tensor, " pairs"]
+    same: Bool[Tensor, " pairs"]
+
+
+class VideoPairs(NamedTuple):
+    """Pairs of videos.
+
+    Attributes:
+        videos: names, in the order in which pairs name them.
+        first: position of the first video of each pair among them.
+        second: that of the second.
+        same: whether they are of one person.
+        folds: number of the fold of each pair.
+    """
+
+    videos: tuple[str, ...]
+    first: Int64[Tensor, " pairs"]
+    second: Int64[Tensor, " pairs"]
+    same: Bool[Tensor, " pairs"]
+    folds: Int64[Tensor, " pairs"]
+
+
+class MegaFaceList(NamedTuple):
+    """Images of MegaFace.
+
+    Attributes:
+        paths: names of the images.
+        ids: names of the people, one for each image; empty where the list has none, as one of distractors may.
+    """
+
+    paths: tuple[str, ...]
+    ids: tuple[str, ...]
+
+
+class OpenSetTrial(NamedTuple):
+    """Indices of the images of a trial of open-set identification.
+
+    Attributes:
+        gallery: images of known people.
+        probes: images to be looked up; of people in the gallery (genuine) and of others (impostors).
+    """
+
+    gallery: Int64[Tensor, " gallery"]
+    probes: Int64[Tensor, " probes"]
+
+
+class OpenSetProtocol(NamedTuple):
+    """BLUFR's lists.
+
+    Attributes:
+        images: names of all images.
+        labels: number of the person on each.
+        trials: ten of them.
+    """
+
+    images: tuple[str, ...]
+    labels: Int64[Tensor, " images"]
+    trials: tuple[OpenSetTrial, ...]
+
+
+def read_template_faces(path: str | Path) -> TemplateFaces:
+    """IJB-C's `ijbc_face_tid_mid.txt`, of IJB-B alike: image, template and medium in each line, between blanks.
+
+    Raises:
+        MissingDataError: the file is not there.
+        DataError: a line is malformed; it is named.
+    """
+    names, templates, media = _columns(path, {"image": pa.string(), "template": pa.int64(), "medium": pa.int64()})
+    return TemplateFaces(tuple(names.to_pylist()), _tensor(templates), _tensor(media))
+
+
+def read_template_pairs(path: str | Path) -> TemplatePairs:
+    """IJB-C's `ijbc_template_pair_label.txt`, of IJB-B alike: two templates in each line, and 1 if of one person or 0.
+
+    Raises:
+        MissingDataError: the file is not there.
+        DataError: a line is malformed; it is named.
+    """
+    columns = _columns(path, {"first": pa.int64(), "second": pa.int64(), "label": pa.int64()})
+    first, second, label = (_tensor(column) for column in columns)
+    is_wrong = (label != 0) & (label != 1)
+    if is_wrong.any():
+        number = int(is_wrong.nonzero()[0])
+        raise DataError(f"{printable(str(path))} line {number + 1}: label {int(label[number])}; allowed: 0, 1")
+    return TemplatePairs(first, second, label == 1)
+
+
+def read_video_pairs(path: str | Path) -> VideoPairs:
+    """YouTube Faces' `splits.txt`: a header, then lines of split, number in it, two videos and 1 if of one person or 0.
+
+    Raises:
+        MissingDataError: the file is not there.
+        DataError: a line is malformed; it is named.
+    """
+    printed = printable(str(path))
+    positions: dict[str, int] = {}
+    pairs: list[tuple[int, int, int, int]] = []
+    rows = csv.reader(_text(path).splitlines()[1:], skipinitialspace=True, quoting=csv.QUOTE_NONE)
+    for number, row in enumerate(rows, start=2):
+        fields = [field.strip() for field in row]
+        if len(fields) != 5:
+            raise DataError(f"{printed} line {number}: {len(fields)} fields found, 5 expected")
+        split, _, first, second, same = fields
+        if not (split.isascii() and split.isdigit() and len(split) <= 9):
+            raise DataError(f"{printed} line {number}: split {printable(split)!r}; allowed: whole numbers")
+        if same not in ("0", "1"):
+            raise DataError(f"{printed} line {number}: same is {printable(same)!r}; allowed: 0, 1")
+        first, second = (positions.setdefault(video, len(positions)) for video in (first, second))
+        pairs.append((first, second, int(same), int(split)))
+    if not pairs:
+        raise DataError(f"{printed}: no pairs")
+    first, second, same, folds = torch.tensor(pairs).unbind(1)
+    return VideoPairs(tuple(positions), first, second, same == 1, folds)
+
+
+def read_megaface_list(path: str | Path) -> MegaFaceList:
+    """A list of MegaFace's development kit, JSON: {"path": [images], "id": [their people]}.
+
+    Raises:
+        MissingDataError: the file is not there.
+        DataError: it is no such list.
+    """
+    printed = printable(str(path))
+    try:
+        content = json.loads(_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise DataError(f"{printed}: no JSON: {first_line(error)}") from error
+    if not isinstance(content, dict) or not _are_names(content.get("path")) or not _are_names(content.get("id", [])):
+        raise DataError(f'{printed}: not a list of images; expected {{"path": [names], "id": [names]}}')
+    paths, ids = content["path"], content.get("id", [])
+    if ids and len(ids) != len(paths):
+        raise DataError(f"{printed}: {len(paths)} images and the people of {len(ids)}")
+    return MegaFaceList(tuple(paths), tuple(ids))
+
+
+def read_blufr(path: str | Path) -> OpenSetProtocol:
+    """BLUFR's `blufr_lfw_config.mat`: the images of LFW and ten trials, the indices of each in a cell.
+
+    Raises:
+        MissingDataError: the file is not there.
+        DataError: it is damaged, or an index is outside the list of images.
+    """
+    printed = printable(str(path))
+    names = ("imageList", "labels", "galIndex", "probIndex")
+    _require(path)
+    try:
+        content = loadmat(path, variable_names=names, squeeze_me=True)
+    # scipy raises what a damaged file trips it into: ValueError, TypeError, KeyError, MatReadError, OSError, …
+    except Exception as error:
+        raise DataError(f"{printed}: cannot be read: {first_line(error)}") from error
+    missing = [name for name in names if name not in content]
+    if missing:
+        raise DataError(f"{printed}: no {', '.join(missing)}; needed is blufr_lfw_config.mat")
+    images = tuple(str(name) for name in np.atleast_1d(content["imageList"]))
+    labels = _whole_numbers(content["labels"], printed, "labels")
+    if len(labels) != len(images):
+        raise DataError(f"{printed}: {len(labels)} labels for {len(images)} images")
+    galleries, probes = (np.atleast_1d(content[name]) for name in names[2:])
+    if len(galleries) != len(probes):
+        raise DataError(f"{printed}: galIndex has {len(galleries)} trials and probIndex {len(probes)}")
+    trials: list[OpenSetTrial] = []
+    for cells in zip(galleries, probes, strict=True):
+        # MATLAB counts from 1.
+        indices = [_whole_numbers(cell, printed, name) - 1 for cell, name in zip(cells, names[2:], strict=True)]
+        for chosen, name in zip(indices, names[2:], strict=True):
+            outside = chosen[(chosen < 0) | (chosen >= len(images))]
+            if len(outside):
+                raise DataError(f"{printed}: {name} has {int(outside[0]) + 1}; allowed: 1 to {len(images)}")
+        trials.append(OpenSetTrial(*indices))
+    return OpenSetProtocol(images, labels, tuple(trials))
+
+
+def _require(path: str | Path) -> None:
+    if not Path(path).is_file():
+        raise MissingDataError(f"{printable(str(path))}: not there")
+
+
+def _text(path: str | Path) -> str:
+    _require(path)
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{printable(str(path))}: cannot be read: {first_line(error)}") from error
+
+
+def _columns(path: str | Path, types: dict[str, pa.DataType]) -> list[pa.ChunkedArray]:
+    """The columns of a table without a header whose fields stand between single blanks."""
+    _require(path)
+    try:
+        found = table.read_csv(
+            path,
+            # Only one thread knows the number of a malformed line.
+            table.ReadOptions(column_names=list(types), use_threads=False),
+            table.ParseOptions(delimiter=" ", quote_char=False, ignore_empty_lines=False),
+            table.ConvertOptions(column_types=types, null_values=[]),
+        )
+    except (OSError, pa.ArrowInvalid) as error:
+        where, problem = printable(str(path)), first_line(error)
+        if row := re.search(r"Row #(\d+): ", problem):
+            where, problem = f"{where} line {row[1]}", problem[row.end() :]
+        raise DataError(f"{where}: {problem}") from error
+    return found.columns
+
+
+def _tensor(column: pa.ChunkedArray) -> Int64[Tensor, " rows"]:
+    return torch.from_numpy(column.to_numpy().copy())
+
+
+def _are_names(values: object) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, str) and all(isinstance(v, str) for v in values)
+
+
+def _whole_numbers(values: object, printed: str, name: str) -> Int64[Tensor, " _"]:
+    numbers = np.atleast_1d(np.asarray(values))
+    if numbers.dtype.kind not in "iuf" or numbers.ndim != 1 or not np.array_equal(numbers, np.rint(numbers)):
+        raise DataError(f"{printed}: {name} are not whole numbers")
+    return torch.from_numpy(numbers.astype(np.int64))

@@ -1,0 +1,156 @@
+"""What a score tells apart: pairs of the same person (genuine) from pairs of different people (impostors).
+
+At a threshold, FAR (false positive rate) is the share of the impostors that are accepted and TAR (true positive rate)
+that of the genuine pairs. A threshold accepts what scores no less, so scores that are equal go together, and no tie
+speaks for the embeddings. Nor does a score that is NaN: a genuine pair ranks last with it and an impostor first.
+"""
+
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.evaluation.arrays import Same, Scores, as_tensor
+
+
+class ROC(NamedTuple):
+    """The corners of a receiver operating characteristic, from (0, 0) to (1, 1); between them it is straight.
+
+    Attributes:
+        fpr: false positive rates, ascending.
+        tpr: true positive rates, ascending.
+        thresholds: the scores from which on pairs are accepted, descending; the first, inf, accepts none.
+    """
+
+    fpr: Float[Tensor, " corners"]
+    tpr: Float[Tensor, " corners"]
+    thresholds: Float[Tensor, " corners"]
+
+
+def tar_at_far(scores: Scores, same: Same, fars: Iterable[float]) -> dict[float, float]:
+    """True accept rate at each false accept rate, in [0, 1], exact over all pairs.
+
+    The threshold is the lowest that accepts ⌊far · impostors⌋ impostors or fewer: TAR is the share of the genuine pairs
+    that score more than the impostor that comes after so many. Where that is none, they must beat every impostor.
+
+    It sorts the highest scores of the impostors, as many as the greatest FAR asks for.
+
+    Args:
+        scores: of the pairs, the higher the more alike.
+        same: which of them are genuine.
+        fars: each in [0, 1], read as the decimal number that it prints as.
+
+    Raises:
+        ConfigError: a FAR is outside [0, 1].
+        DataError: the numbers differ, or there are no genuine pairs or no impostors.
+    """
+    fars = list(fars)
+    genuine, impostors = _split(scores, same)
+    highest = impostors.topk(num_decisive(fars, len(impostors))).values
+    return share_accepted(genuine, highest, len(impostors), fars)
+
+
+def num_decisive(fars: Iterable[float], num_impostors: int) -> int:
+    """How many of the highest impostors' scores decide the thresholds of all `fars`.
+
+    Raises:
+        ConfigError: a FAR is outside [0, 1].
+    """
+    return min(max((_num_accepted(far, num_impostors) for far in fars), default=0) + 1, num_impostors)
+
+
+def share_accepted(
+    genuine: Float[Tensor, " genuine"], highest: Float[Tensor, " highest"], num_impostors: int, fars: Iterable[float]
+) -> dict[float, float]:
+    """`tar_at_far` of what is sorted already.
+
+    Args:
+        genuine: scores of the genuine pairs, none of them NaN.
+        highest: the `num_decisive` highest scores of the impostors, descending.
+        num_impostors: how many there are in all.
+        fars: each in [0, 1].
+    """
+    rates: dict[float, float] = {}
+    for far in fars:
+        accepted = _num_accepted(far, num_impostors)
+        floor = float(highest[accepted]) if accepted < num_impostors else -math.inf
+        rates[far] = int((genuine > floor).sum()) / len(genuine)
+    return rates
+
+
+def roc(scores: Scores, same: Same) -> ROC:
+    """The receiver operating characteristic over all pairs, in float64.
+
+    Args:
+        scores: of the pairs, the higher the more alike.
+        same: which of them are genuine.
+
+    Raises:
+        DataError: the numbers differ, or there are no genuine pairs or no impostors.
+    """
+    genuine, impostors = _split(scores, same)
+    values, order = torch.cat([genuine, impostors]).sort(descending=True)
+    true = (order < len(genuine)).cumsum(0)
+    del order
+    is_last_of_ties = torch.ones_like(true, dtype=torch.bool)
+    is_last_of_ties[:-1] = values[1:] != values[:-1]
+    last = is_last_of_ties.nonzero().squeeze(1)
+    values, true = values[last], torch.cat([true.new_zeros(1), true[last]])
+    false = torch.cat([last.new_zeros(1), last + 1]) - true
+    rise, run = true.diff(), false.diff()
+    is_corner = torch.ones_like(true, dtype=torch.bool)
+    is_corner[1:-1] = rise[:-1] * run[1:] != rise[1:] * run[:-1]
+    thresholds = torch.cat([values.new_full((1,), torch.inf), values])
+    return ROC(
+        false[is_corner].double() / len(impostors), true[is_corner].double() / len(genuine), thresholds[is_corner]
+    )
+
+
+def equal_error_rate(scores: Scores, same: Same) -> float:
+    """Where the ROC has as many impostors accepted as genuine pairs refused, FAR = 1 - TAR, in [0, 1].
+
+    Between two thresholds the rate is interpolated, so scores that are all equal give 0.5. Arguments and errors as for
+    `roc`.
+    """
+    fpr, tpr, _ = roc(scores, same)
+    gap = fpr + tpr - 1
+    after = int(torch.searchsorted(gap, 0.0))
+    before = after - 1
+    weight = -gap[before] / (gap[after] - gap[before])
+    return torch.lerp(fpr[before], fpr[after], weight).item()
+
+
+def roc_auc(scores: Scores, same: Same) -> float:
+    """The area under the ROC, in [0, 1]: how often a genuine pair beats an impostor, where a tie counts one half.
+
+    Arguments and errors as for `roc`.
+    """
+    fpr, tpr, _ = roc(scores, same)
+    return torch.trapezoid(tpr, fpr).item()
+
+
+def _num_accepted(far: float, num_impostors: int) -> int:
+    if not 0 <= far <= 1:
+        raise ConfigError(f"TAR at FAR = {far}; allowed: 0 to 1")
+    # As a decimal number: 0.29 · 100 is 29, and a little less in binary.
+    return math.floor(Fraction(str(far)) * num_impostors)
+
+
+def _split(scores: Scores, same: Same) -> tuple[Float[Tensor, " genuine"], Float[Tensor, " impostors"]]:
+    """The scores of the genuine pairs and of the impostors, without NaN."""
+    scores, same = as_tensor(scores), as_tensor(same)
+    if len(scores) != len(same):
+        raise DataError(f"verification: {len(scores)} scores for {len(same)} pairs")
+    same = same.to(scores.device)
+    genuine, impostors = scores[same], scores[~same]
+    if len(genuine) == 0 or len(impostors) == 0:
+        raise DataError(f"verification: {len(genuine)} genuine pairs and {len(impostors)} impostors; 1 or more of each")
+    return (
+        genuine.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf),
+        impostors.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf),
+    )

@@ -1,0 +1,79 @@
+"""Templates: sets of images and video frames of one person that are compared as one (IJB-C, Maze et al. 2018).
+
+A template's images come from media, a photograph or the frames of one video. So that a long video weighs no more than a
+photograph, its faces are averaged first: t = Σ_m mean_{i in m} x_i / ‖x_i‖ over the template's media m, then t / ‖t‖.
+"""
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from ssl_sec.errors import DataError
+from ssl_sec.evaluation.arrays import Embeddings, Labels, as_tensor, rounded, tiles, unit_rows
+
+
+@torch.no_grad()
+def pool_templates(
+    embeddings: Embeddings, templates: Labels, media: Labels
+) -> tuple[Int64[Tensor, " templates"], Float[Tensor, "templates dim"]]:
+    """The templates' numbers, ascending, and their pooled directions in float64.
+
+    Args:
+        embeddings: one row for each face, of any norm; a template with a row that is not finite is not finite.
+        templates: the template of each face; any numbers.
+        media: the medium of each face; any numbers, which may be those of media in other templates.
+
+    Raises:
+        DataError: the numbers of faces differ.
+    """
+    embeddings, templates, media = as_tensor(embeddings), as_tensor(templates), as_tensor(media)
+    if not len(embeddings) == len(templates) == len(media):
+        raise DataError(
+            f"templates: {len(templates)} templates and {len(media)} media for {len(embeddings)} embeddings"
+        )
+    ids, template = templates.long().to(embeddings.device).unique(return_inverse=True)
+    _, medium = media.long().to(embeddings.device).unique(return_inverse=True)
+    keys = template * (medium.max() + 1 if len(medium) else 1) + medium
+    _, group, num_faces = keys.unique(return_inverse=True, return_counts=True)
+    weights = num_faces[group].double().reciprocal().unsqueeze(1)
+    pooled = embeddings.new_zeros(len(ids), embeddings.shape[1], dtype=torch.float64)
+    for rows in tiles(len(embeddings), 16384):
+        pooled.index_add_(0, template[rows], weights[rows] * unit_rows(embeddings[rows].double()))
+    return ids, unit_rows(pooled)
+
+
+@torch.no_grad()
+def template_scores(
+    ids: Int64[Tensor, " templates"], pooled: Float[Tensor, "templates dim"], first: Labels, second: Labels
+) -> Float[Tensor, " pairs"]:
+    """The cosine of each pair of templates to a multiple of 2⁻²⁴, computed in float64, a few pairs at a time.
+
+    Args:
+        ids: numbers of the templates, ascending.
+        pooled: their directions.
+        first: number of the first template of each pair.
+        second: number of the second.
+
+    Raises:
+        DataError: the numbers differ, or a pair names a template that is not there.
+    """
+    first, second = _positions(ids, first), _positions(ids, second)
+    if len(first) != len(second):
+        raise DataError(
+            f"templates: {len(first)} first ones and {len(second)} second ones of the pairs; as many of each"
+        )
+    scores = pooled.new_empty(len(first), dtype=torch.float32)
+    for pairs in tiles(len(first), 4096):
+        scores[pairs] = rounded(torch.linalg.vecdot(pooled[first[pairs]], pooled[second[pairs]]))
+    return scores
+
+
+def _positions(ids: Int64[Tensor, " templates"], wanted: Labels) -> Int64[Tensor, " pairs"]:
+    numbers = as_tensor(wanted).long().to(ids.device)
+    positions = torch.searchsorted(ids, numbers)
+    is_there = positions < len(ids)
+    is_there[is_there.clone()] = ids[positions[is_there]] == numbers[is_there]
+    if not is_there.all():
+        missing = numbers[~is_there]
+        raise DataError(f"templates: {len(missing)} of the pairs name one without a face, such as {int(missing[0])}")
+    return positions
