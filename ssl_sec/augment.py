@@ -125,6 +125,18 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
         super().__init__(transforms, seed, num_views)
 
 
+class FlipAugmentation(_GlobalBatchAugmentation):
+    """One view of each image: itself, or its mirror image.
+
+    Args:
+        seed: the run's seed.
+        flip_probability: in (0, 1].
+    """
+
+    def __init__(self, *, seed: int, flip_probability: float = 0.5) -> None:
+        super().__init__([RandomHorizontalFlip(p=flip_probability)], seed, num_views=1)
+
+
 class RetrievalAugmentation(_GlobalBatchAugmentation):
     """One view of each image: the crops of `ssl_sec.data.crops` for images that have one size already.
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from jaxtyping import Int64
+from torch import Tensor
 
 from ssl_sec import losses
 from ssl_sec.errors import ConfigError
@@ -312,7 +314,7 @@ class CenterConfig(_ClassLossConfig):
         return losses.CenterLoss(num_classes, dim)
 
 
-ClassLossConfig = (
+_OneClassLossConfig = (
     SoftmaxConfig
     | L2SoftmaxConfig
     | NormFaceConfig
@@ -326,12 +328,35 @@ ClassLossConfig = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class CombinedConfig(_ClassLossConfig):
+    """Two class losses; see `ssl_sec.losses.CombinedLoss`.
+
+    Attributes:
+        weight: of the second.
+    """
+
+    name: Literal["combined"] = "combined"
+    first: _OneClassLossConfig
+    second: _OneClassLossConfig
+    weight: float
+
+    def build(self, num_classes: int, dim: int) -> losses.Loss:
+        """The loss for so many classes and embeddings of `dim`."""
+        return losses.CombinedLoss(
+            self.first.build(num_classes, dim), self.second.build(num_classes, dim), weight=self.weight
+        )
+
+
+ClassLossConfig = _OneClassLossConfig | CombinedConfig
+
+
+@dataclass(frozen=True, kw_only=True)
 class NoTransformConfig:
     """The rows of the batch alone."""
 
     name: Literal["none"] = "none"
 
-    def build(self, num_classes: int, dim: int, seed: int) -> None:
+    def build(self, class_sizes: Int64[Tensor, " classes"], dim: int, seed: int) -> None:
         """Nothing to build."""
 
 
@@ -343,20 +368,40 @@ class FeatureTransformConfig:
         name: SFT, its translation SFT-d, or feature transfer learning.
         weight: λ ≥ 0, of the loss of the generated rows (SFT, Eq. 10).
         energy: of the batch's variance that "ftl" transfers, in (0, 1].
+        tail_below: classes with fewer samples than so many are generated, from rows of the others (the unbalanced
+            scheme); None for the balanced one.
     """
 
     name: Literal["sft", "sftd", "ftl"]
     weight: float = 0.2
     energy: float = 0.95
+    tail_below: int | None = None
 
     def __post_init__(self) -> None:
         try:
-            self.build(num_classes=2, dim=1, seed=0)
+            self._of(2, 1, 0, None)
         except ValueError as error:
             raise ConfigError(f"transform.{error}") from None
 
-    def build(self, num_classes: int, dim: int, seed: int) -> losses.SphericalFeatureTransform:
-        """The transform for so many classes and embeddings of `dim`."""
+    def build(self, class_sizes: Int64[Tensor, " classes"], dim: int, seed: int) -> losses.SphericalFeatureTransform:
+        """The transform for classes of so many samples and embeddings of `dim`.
+
+        Raises:
+            ConfigError: all classes have fewer samples than `tail_below`, or none has.
+        """
+        if self.tail_below is None:
+            return self._of(len(class_sizes), dim, seed, None)
+        tail = (class_sizes < self.tail_below).nonzero().flatten()
+        if not 0 < len(tail) < len(class_sizes):
+            raise ConfigError(
+                f"transform.tail_below: found {self.tail_below}, must part the classes; "
+                f"they have {int(class_sizes.min())} to {int(class_sizes.max())} samples"
+            )
+        return self._of(len(class_sizes), dim, seed, tail)
+
+    def _of(
+        self, num_classes: int, dim: int, seed: int, tail: Int64[Tensor, " tail"] | None
+    ) -> losses.SphericalFeatureTransform:
         mode: Literal["rotate", "translate", "ftl"]
         match self.name:
             case "sft":
@@ -366,7 +411,7 @@ class FeatureTransformConfig:
             case "ftl":
                 mode = "ftl"
         return losses.SphericalFeatureTransform(
-            num_classes, dim, mode=mode, weight=self.weight, energy=self.energy, seed=seed
+            num_classes, dim, mode=mode, tail_classes=tail, weight=self.weight, energy=self.energy, seed=seed
         )
 
 

@@ -95,7 +95,8 @@ def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Run
     encoder, head = initialised(config, image_set, runtime)
     sampler = config.sampler.build(image_set.labels, config.global_batch_size, config.seed)
     eta = config.constraint.weight(sampler.steps_per_epoch, config.steps)
-    transform = config.transform.build(len(image_set.class_names), config.head.dim, config.seed)
+    class_sizes = image_set.labels.bincount(minlength=len(image_set.class_names))
+    transform = config.transform.build(class_sizes, config.head.dim, config.seed)
     objective = Objective(config.loss.build(), config.constraint.build(), eta, transform)
     options = config.runtime
     views: Views = already_cropped

@@ -2,6 +2,7 @@
 
 from ssl_sec.losses.angular import AngularLoss, NPairAngularLoss
 from ssl_sec.losses.base import Loss
+from ssl_sec.losses.combined import CombinedLoss
 from ssl_sec.losses.contrastive import ContrastiveLoss, NTXentLoss
 from ssl_sec.losses.pair import (
     LiftedStructureLoss,
@@ -33,6 +34,7 @@ __all__ = [
     "CContrastiveLoss",
     "CTripletLoss",
     "CenterLoss",
+    "CombinedLoss",
     "ContrastiveLoss",
     "CosFaceLoss",
     "L2SoftmaxLoss",

@@ -272,6 +272,10 @@ class NormFaceLoss(_SoftmaxLoss):
             start = (num_classes - 1) / num_classes * math.log((num_classes - 1) / math.expm1(reachable_loss))
             self.scale = nn.Parameter(torch.tensor(start, device="cpu"))
 
+    def lower_bound(self) -> float:
+        """The least that the loss can be at its scale (Proposition 2)."""
+        return normalized_softmax_lower_bound(self.num_classes, float(self.scale))
+
     def extra_repr(self) -> str:
         """The values that define the loss."""
         scale = self.scale if isinstance(self.scale, float | int) else "learned"
