@@ -1,0 +1,159 @@
+"""What a run of face recognition is; see `ssl_sec.config`."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ssl_sec.augment import FlipAugmentation
+from ssl_sec.config import CheckpointConfig, ClassSamplerConfig, TrainingConfig
+from ssl_sec.data.samplers import Sampler, ShuffledBatches
+from ssl_sec.errors import ConfigError
+from ssl_sec.face_benchmarks import BenchmarkConfig
+from ssl_sec.loss_config import ClassLossConfig, NoTransformConfig, PairLossConfig, TransformConfig
+from ssl_sec.optimisers import parameter_groups, sgd
+from ssl_sec.schedules import Schedule, StepDecay
+from ssl_sec.settings import check
+from ssl_sec.training import Views
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlipConfig:
+    """A horizontal flip with some probability in [0, 1], the only augmentation of the papers."""
+
+    flip_probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        check(0 <= self.flip_probability <= 1, "augment.flip_probability", self.flip_probability, "in [0, 1]")
+
+    def build(self, seed: int) -> Views:
+        """The augmentation."""
+        return FlipAugmentation(seed=seed, flip_probability=self.flip_probability)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffledSamplerConfig:
+    """Every image once an epoch, in an order that the seed decides."""
+
+    name: Literal["shuffled"] = "shuffled"
+
+    def build(self, labels: Tensor, global_batch_size: int, seed: int) -> Sampler:
+        """The sampler over the images of these classes."""
+        return ShuffledBatches(len(labels), global_batch_size, seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochSGDConfig:
+    """SGD with momentum, its learning rate falling at given epochs (SEC, appendix B.2).
+
+    Attributes:
+        learning_rate: at the start, > 0.
+        momentum: in [0, 1).
+        weight_decay: of weights; biases and batch norm do not decay.
+        decay_at_epochs: where the rate falls; parts of an epoch are allowed.
+        decay_factor: by which it is multiplied there, in (0, 1].
+    """
+
+    name: Literal["sgd_epochs"] = "sgd_epochs"
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    decay_at_epochs: tuple[float, ...] = (10, 14)
+    decay_factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        check(self.learning_rate > 0, "optimiser.learning_rate", self.learning_rate, "> 0")
+        check(0 <= self.momentum < 1, "optimiser.momentum", self.momentum, "in [0, 1)")
+        check(self.weight_decay >= 0, "optimiser.weight_decay", self.weight_decay, "≥ 0")
+        positive = all(epoch > 0 for epoch in self.decay_at_epochs)
+        check(positive, "optimiser.decay_at_epochs", list(self.decay_at_epochs), "> 0")
+        check(0 < self.decay_factor <= 1, "optimiser.decay_factor", self.decay_factor, "in (0, 1]")
+
+    def build(self, *modules: nn.Module) -> Optimizer:
+        """The optimiser over the modules' parameters."""
+        return sgd(parameter_groups(modules, self.weight_decay), self.momentum)
+
+    def schedule(self, steps_per_epoch: int) -> Schedule:
+        """The learning rate by global step."""
+        at_steps = tuple(round(epoch * steps_per_epoch) for epoch in self.decay_at_epochs)
+        return StepDecay(self.learning_rate, at_steps, self.decay_factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerificationMonitorConfig:
+    """Verification while the embedding trains; the benchmarks are never looked at.
+
+    Attributes:
+        every_epochs: ≥ 1.
+        max_pairs: of one person, and as many of two, ≥ 10.
+    """
+
+    every_epochs: int = 1
+    max_pairs: int = 3000
+
+    def __post_init__(self) -> None:
+        check(self.every_epochs >= 1, "monitor.every_epochs", self.every_epochs, "≥ 1")
+        check(self.max_pairs >= 10, "monitor.max_pairs", self.max_pairs, "≥ 10")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaceEvaluationConfig:
+    """How the benchmarks are measured, once, after the last step.
+
+    Attributes:
+        flips: an image's embedding is that of itself alone ("none"), or with that of its mirror image the sum of their
+            directions ("sum_of_directions": each is normalised before) or of the raw two ("sum_of_embeddings").
+        pca: to how many components embeddings of pairs are reduced, fitted on the other folds; None for all.
+        fars: the false accept rates at which true ones are told.
+    """
+
+    flips: Literal["none", "sum_of_directions", "sum_of_embeddings"] = "sum_of_directions"
+    pca: int | None = None
+    fars: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
+
+    def __post_init__(self) -> None:
+        check(all(0 < far < 1 for far in self.fars), "evaluation.fars", list(self.fars), "in (0, 1)")
+        if self.pca is not None:
+            check(self.pca >= 1, "evaluation.pca", self.pca, "≥ 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaceConfig(TrainingConfig):
+    """A run of face recognition.
+
+    Attributes:
+        sampler: which images make up a batch.
+        epochs: 0 evaluates the network as it starts; parts of an epoch are allowed.
+        benchmarks: what is measured at the end, each with a title of its own.
+        leave_out_tested: whether people whom a benchmark names are left out of the training set.
+        held_out_share: of the people, who are watched instead of trained on; 0 trains on all and watches those.
+        share_classes_from: so many classes or more are shared out among the workers, each with the templates of some.
+    """
+
+    augment: FlipConfig
+    loss: ClassLossConfig | PairLossConfig
+    sampler: ShuffledSamplerConfig | ClassSamplerConfig
+    optimiser: EpochSGDConfig
+    epochs: float
+    benchmarks: tuple[BenchmarkConfig, ...] = ()
+    leave_out_tested: bool = True
+    held_out_share: float = 0.0
+    share_classes_from: int = 50_000
+    transform: TransformConfig = field(default_factory=NoTransformConfig)
+    monitor: VerificationMonitorConfig = field(default_factory=VerificationMonitorConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluation: FaceEvaluationConfig = field(default_factory=FaceEvaluationConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.epochs >= 0, "epochs", self.epochs, "≥ 0")
+        check(0 <= self.held_out_share < 1, "held_out_share", self.held_out_share, "in [0, 1)")
+        check(self.share_classes_from >= 2, "share_classes_from", self.share_classes_from, "≥ 2")
+        titles = [benchmark.figures_title for benchmark in self.benchmarks]
+        for title in titles:
+            check(titles.count(title) == 1, "benchmarks.title", title, "another for each benchmark")
+        if isinstance(self.loss, PairLossConfig) and isinstance(self.sampler, ShuffledSamplerConfig):
+            raise ConfigError(
+                f"sampler: found 'shuffled', must be 'classes' with loss={self.loss.name}, which needs two images of a person"
+            )
