@@ -365,9 +365,18 @@ class _PairsConfig:
     resident_limit_mib: int = 4096
 
     def __post_init__(self) -> None:
-        if self.title is not None:
-            check_name("pairs.title", self.title)
-        check(self.resident_limit_mib >= 0, "pairs.resident_limit_mib", self.resident_limit_mib, "≥ 0")
+        check_name("benchmarks.title", self.figures_title)
+        check(self.resident_limit_mib >= 0, "benchmarks.resident_limit_mib", self.resident_limit_mib, "≥ 0")
+
+    @property
+    def figures_title(self) -> str:
+        """What figures call the set."""
+        return self.title or Path(self._list).stem
+
+    @property
+    def _list(self) -> str:
+        """The file that lists the pairs."""
+        raise AssertionError("each kind has its own")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,6 +389,10 @@ class BinPairsConfig(_PairsConfig):
 
     name: Literal["bin"] = "bin"
     path: str
+
+    @property
+    def _list(self) -> str:
+        return self.path
 
     def open(self, image_size_px: int | None, num_channels: int) -> VerificationPairs:
         """The pairs, with their images resized, or all of one size as they are."""
@@ -399,6 +412,10 @@ class LFWPairsConfig(_PairsConfig):
     name: Literal["lfw_pairs"] = "lfw_pairs"
     pairs: str
     root: str
+
+    @property
+    def _list(self) -> str:
+        return self.pairs
 
     def open(self, image_size_px: int | None, num_channels: int) -> VerificationPairs:
         """The pairs, with their images resized, or all of one size as they are."""
@@ -422,6 +439,10 @@ class PairTableConfig(_PairsConfig):
     images: str | tuple[str, ...]
     image_column: str | None = None
     label_column: str = "label"
+
+    @property
+    def _list(self) -> str:
+        return self.pairs
 
     def open(self, image_size_px: int | None, num_channels: int) -> VerificationPairs:
         """The pairs, with their images resized, or all of one size as they are."""

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ssl_sec.augment import FlipAugmentation
-from ssl_sec.config import CheckpointConfig, ClassSamplerConfig, TrainingConfig
+from ssl_sec.config import CheckpointConfig, ClassSamplerConfig, PairsConfig, TrainingConfig
 from ssl_sec.data.samplers import Sampler, ShuffledBatches
 from ssl_sec.errors import ConfigError
-from ssl_sec.face_benchmarks import BenchmarkConfig
+from ssl_sec.face_benchmarks import Benchmark, PairsBenchmark
 from ssl_sec.loss_config import ClassLossConfig, NoTransformConfig, PairLossConfig, TransformConfig
 from ssl_sec.optimisers import parameter_groups, sgd
 from ssl_sec.schedules import Schedule, StepDecay
@@ -40,7 +40,7 @@ class ShuffledSamplerConfig:
 
     def build(self, labels: Tensor, global_batch_size: int, seed: int) -> Sampler:
         """The sampler over the images of these classes."""
-        return ShuffledBatches(len(labels), global_batch_size, seed)
+        return ShuffledBatches(num_images=len(labels), global_batch_size=global_batch_size, seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +95,14 @@ class VerificationMonitorConfig:
     def __post_init__(self) -> None:
         check(self.every_epochs >= 1, "monitor.every_epochs", self.every_epochs, "≥ 1")
         check(self.max_pairs >= 10, "monitor.max_pairs", self.max_pairs, "≥ 10")
+
+
+BenchmarkConfig = PairsConfig
+
+
+def open_benchmark(config: BenchmarkConfig, image_size_px: int, num_channels: int) -> Benchmark:
+    """Reads a benchmark's files, as the training images are: resized to the same side, with as many channels."""
+    return PairsBenchmark(pairs=config.open(image_size_px, num_channels))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,5 +163,6 @@ class FaceConfig(TrainingConfig):
             check(titles.count(title) == 1, "benchmarks.title", title, "another for each benchmark")
         if isinstance(self.loss, PairLossConfig) and isinstance(self.sampler, ShuffledSamplerConfig):
             raise ConfigError(
-                f"sampler: found 'shuffled', must be 'classes' with loss={self.loss.name}, which needs two images of a person"
+                f"sampler: found 'shuffled', must be 'classes' with loss={self.loss.name}, "
+                "which needs two images of a person"
             )

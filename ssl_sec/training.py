@@ -24,7 +24,7 @@ from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import Sampler, worker_rows
 from ssl_sec.diagnostics import NormHistogram, norm_histogram
-from ssl_sec.errors import Stopped
+from ssl_sec.errors import Stopped, StorageError
 from ssl_sec.objective import Objective, Terms
 from ssl_sec.optimisers import set_learning_rate
 from ssl_sec.schedules import Schedule
@@ -102,6 +102,7 @@ class Recipe:
         num_loader_workers: processes that decode a streamed set.
         draws: what the loader's crops are drawn from, a number for each row of a step's global batch; None if it draws
             nothing.
+        more_figures: what is reported beside what every recipe reports.
     """
 
     encoder: nn.Module
@@ -119,6 +120,7 @@ class Recipe:
     channels_last: bool = False
     num_loader_workers: int = 0
     draws: Callable[[int], Tensor] | None = None
+    more_figures: Callable[[], Mapping[str, float]] = dict
 
     def state(self, step: int) -> dict[str, Any]:
         """All that a resume after `step` steps needs.
@@ -137,6 +139,7 @@ class Recipe:
             }
         return {
             "step": step,
+            "num_classes": len(self.image_set.class_names),
             "encoder": self.encoder.state_dict(),
             "head": self.head.state_dict(),
             "objective": {**self.objective.state_dict(), **held},
@@ -151,7 +154,16 @@ class Recipe:
         return None
 
     def restore(self, state: Mapping[str, Any]) -> int:
-        """Takes up a saved state; returns the steps taken so far."""
+        """Takes up a saved state; returns the steps taken so far.
+
+        Raises:
+            StorageError: the training set has another number of classes than the one of the state.
+        """
+        found, saved = len(self.image_set.class_names), int(state.get("num_classes", len(self.image_set.class_names)))
+        if found != saved:
+            raise StorageError(
+                f"{self.image_set.name} has {found} classes, but the checkpoint is of a run with {saved}"
+            )
         self.encoder.load_state_dict(state["encoder"])
         self.head.load_state_dict(state["head"])
         self.objective.load_state_dict(state["objective"])
@@ -305,4 +317,4 @@ def _figures(recipe: Recipe, terms: Terms, step: int) -> dict[str, float]:
     }
     if objective.transform is not None:
         figures["train/generated_loss"] = float(terms.generated_loss)
-    return figures
+    return {**figures, **recipe.more_figures()}

@@ -28,8 +28,8 @@ _PACKAGED = Path(__file__).parents[1] / "configs"
 CONFIG_FOLDER = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[2] / "configs"
 
 _TABLES = "table"
-TrainingJob = Literal["pretrain", "metric_learning"]
-_TRAINING_JOBS: tuple[TrainingJob, ...] = ("pretrain", "metric_learning")
+TrainingJob = Literal["pretrain", "metric_learning", "face"]
+_TRAINING_JOBS: tuple[TrainingJob, ...] = ("pretrain", "metric_learning", "face")
 
 
 def compose(job: str, overrides: Sequence[str]) -> dict[str, Any]:

@@ -38,10 +38,11 @@ from ssl_sec.edges.mlflow_tracker import (
     model_name,
     tracking_uri,
 )
-from ssl_sec.edges.pictures import pretraining_pictures, probe_pictures, retrieval_pictures
+from ssl_sec.edges.pictures import face_pictures, pretraining_pictures, probe_pictures, retrieval_pictures
 from ssl_sec.edges.run_folder import RunFolder
-from ssl_sec.edges.worker import CONFIGS, Job, Worker, load_encoder, load_head, work
+from ssl_sec.edges.worker import CONFIGS, Job, RecipeConfig, Worker, load_encoder, load_head, work
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
+from ssl_sec.face_config import FaceConfig
 from ssl_sec.masking import HIDDEN, masked
 from ssl_sec.settings import from_values, to_values
 
@@ -50,12 +51,14 @@ logger = logging.getLogger("ssl_sec")
 _LAST_ARTIFACT: Mapping[Job, str] = {
     "pretrain": "encoder.safetensors",
     "metric_learning": "encoder.safetensors",
+    "face": "encoder.safetensors",
     "probe": "confusion.json",
 }
 
 _PICTURES: Mapping[Job, Callable[[RunFolder], list[Path]]] = {
     "pretrain": pretraining_pictures,
     "metric_learning": retrieval_pictures,
+    "face": face_pictures,
     "probe": probe_pictures,
 }
 
@@ -113,8 +116,23 @@ def run_metric_learning(config: MetricLearningConfig) -> Finished:
     return _train("metric_learning", config, total=config.steps, unit="step")
 
 
+def run_face(config: FaceConfig) -> Finished:
+    """Trains an embedding of faces and measures it on the benchmarks.
+
+    Raises:
+        UserError: for what the user can mend.
+        Stopped: if a stop was asked for; the state is saved.
+    """
+    config = replace(config, run_name=config.run_name or new_name(f"seed{config.seed}"))
+    return _train("face", config, total=config.epochs, unit="epoch")
+
+
 def _train(
-    job: Job, config: PretrainConfig | MetricLearningConfig, *, total: int, unit: Literal["epoch", "step"]
+    job: Job,
+    config: RecipeConfig,
+    *,
+    total: float,
+    unit: Literal["epoch", "step"],
 ) -> Finished:
     assert config.run_name is not None
     output_dir = Path(config.output_dir).expanduser().resolve()
@@ -163,7 +181,7 @@ def download_run(client: MlflowClient, run_id: str, folder: Path) -> PretrainCon
     """
     try:
         job = client.get_run(run_id).data.tags.get("job")
-        if job == "metric_learning":  # its encoder is not what it is for, without its head
+        if job in ("metric_learning", "face"):  # its encoder is not what it is for, without its head
             raise ConfigError(f"run: found {run_id!r}, a run of jobs.{job}; allowed: a run of jobs.pretrain")
         for artifact in ("config.yaml", "encoder.safetensors"):
             client.download_artifacts(run_id, artifact, str(folder))
@@ -372,7 +390,7 @@ class _Run:
         self._tolerated(lambda: tracked.log_file(self.folder.path / _LAST_ARTIFACT[self.job]))
         self._tolerated(lambda: mark_best(tracked.client, self.recipe))
 
-    def _leave_training(self, tracked: TrackedRun, config: PretrainConfig | MetricLearningConfig) -> None:
+    def _leave_training(self, tracked: TrackedRun, config: RecipeConfig) -> None:
         """Leaves the norms, the data set as an input, and the network."""
         histograms = [asdict(histogram) for histogram in self.folder.histograms()]
         self.folder.norms_path.write_text(json.dumps(histograms))
@@ -380,7 +398,7 @@ class _Run:
         data = self.folder.data()
         profile = {"images": data.num_images, "bad_images": data.num_bad_images, "classes": len(data.class_names)}
         self._tolerated(lambda: tracked.log_data(data.name, data.description, profile))
-        is_embedding = isinstance(config, MetricLearningConfig)
+        is_embedding = isinstance(config, MetricLearningConfig | FaceConfig)
         if is_embedding:
             self._tolerated(lambda: tracked.log_file(self.folder.head_path))
         if not config.tracking.register_model:

@@ -65,6 +65,11 @@ def retrieval_pictures(folder: RunFolder) -> list[Path]:
     return _save(folder, figures)
 
 
+def face_pictures(folder: RunFolder) -> list[Path]:
+    """Draws curves and norms."""
+    return _save(folder, _training_figures(folder))
+
+
 def _direction_changes(folder: RunFolder) -> list[DirectionChanges]:
     changes: list[DirectionChanges] = []
     for earlier, later in itertools.pairwise(folder.watched_paths()):
@@ -79,7 +84,8 @@ def _training_figures(folder: RunFolder) -> dict[str, Figure]:
     history: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for record in folder.records():
         for key, value in record["metrics"].items():
-            if key == "train/epoch" or key.startswith("retrieval/"):  # the steps in another unit; single points
+            # The steps in another unit; single points.
+            if key == "train/epoch" or key.startswith(("retrieval/", "face/")):
                 continue
             history[key].append((record["step"], value))
     histograms = folder.histograms()

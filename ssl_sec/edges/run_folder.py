@@ -31,7 +31,7 @@ from ssl_sec.settings import flattened, from_values
 logger = logging.getLogger(__name__)
 
 # What a run's checkpoints, and a recipe's models, are judged by, on images held out of the training set; a run has one.
-SCORES = ("val/knn_top1", "val/recall_at_1")
+SCORES = ("val/knn_top1", "val/recall_at_1", "val/verification_accuracy")
 
 # Network file systems may show a new file a little later on other machines.
 _VISIBLE_WITHIN_S = 5.0
@@ -105,6 +105,19 @@ class RunFolder:
     def examples_path(self) -> Path:
         """Some test images and their neighbours, once training has ended."""
         return self.path / "examples.pt"
+
+    def benchmark_path(self, title: str) -> Path:
+        """What pictures of a face benchmark are drawn from, once training has ended."""
+        self._benchmarks_folder.mkdir(exist_ok=True)
+        return self._benchmarks_folder / f"{title}.pt"
+
+    def benchmark_paths(self) -> list[Path]:
+        """What pictures of face benchmarks are drawn from, by their titles."""
+        return sorted(self._benchmarks_folder.glob("*.pt"))
+
+    @property
+    def _benchmarks_folder(self) -> Path:
+        return self.path / "benchmarks"
 
     def watched_path(self, steps_taken: int) -> Path:
         """Embeddings of the watched images after so many steps."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ssl_sec.edges.ray_jobs import Cluster, as_table, exit_code
 from ssl_sec.errors import ConfigError, nearest
 
-_JOBS = ("pretrain", "metric_learning", "probe")
+_JOBS = ("pretrain", "metric_learning", "face", "probe")
 _VERBS = ("status", "logs", "stop", "list")
 _EPILOG = """\
 examples:

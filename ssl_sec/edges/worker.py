@@ -19,6 +19,8 @@ from ssl_sec.diagnostics import NormHistogram
 from ssl_sec.edges.run_folder import SCORES, RunFolder
 from ssl_sec.encoders import Encoder
 from ssl_sec.errors import Stopped, UserError
+from ssl_sec.face import recognise_faces
+from ssl_sec.face_config import FaceConfig
 from ssl_sec.metric_learning import learn_metric
 from ssl_sec.pretraining import pretrain
 from ssl_sec.probing import linear_evaluation
@@ -27,12 +29,14 @@ from ssl_sec.training import Request
 
 logger = logging.getLogger(__name__)
 
-Job = Literal["pretrain", "probe", "metric_learning"]
-JobConfig = PretrainConfig | ProbeJobConfig | MetricLearningConfig
+Job = Literal["pretrain", "probe", "metric_learning", "face"]
+RecipeConfig = PretrainConfig | MetricLearningConfig | FaceConfig
+JobConfig = RecipeConfig | ProbeJobConfig
 CONFIGS: Mapping[Job, type[JobConfig]] = {
     "pretrain": PretrainConfig,
     "probe": ProbeJobConfig,
     "metric_learning": MetricLearningConfig,
+    "face": FaceConfig,
 }
 
 
@@ -151,12 +155,14 @@ def _last_checkpoint(folder: RunFolder) -> str:
     return "no checkpoint was saved" if found is None else f"the last good checkpoint is {found}"
 
 
-def _train(config: PretrainConfig | MetricLearningConfig, folder: RunFolder, runtime: FolderRuntime) -> None:
+def _train(config: RecipeConfig, folder: RunFolder, runtime: FolderRuntime) -> None:
     try:
         if isinstance(config, PretrainConfig):
             pretrain(config, runtime, folder)
-        else:
+        elif isinstance(config, MetricLearningConfig):
             learn_metric(config, runtime, folder)
+        else:
+            recognise_faces(config, runtime, folder)
     finally:
         runtime.close()
 
