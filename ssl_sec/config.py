@@ -1369,6 +1369,27 @@ class ExportConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AlignConfig:
+    """Faces cut out of images by five points each; see `ssl_sec.data.alignment`.
+
+    Attributes:
+        images: a folder with images or with folders of each person's images.
+        landmarks: a CSV file with the columns path, x1, y1, …, x5, y5; paths are relative to the folder.
+        output: a folder that gets the aligned images under the same paths.
+        num_workers: processes; 0 aligns in the job's own, None takes one for each core.
+    """
+
+    images: str
+    landmarks: str
+    output: str
+    num_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_workers is not None:
+            check(self.num_workers >= 0, "num_workers", self.num_workers, "≥ 0")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
     """Figures that MLflow has not.
 

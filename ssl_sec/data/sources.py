@@ -395,7 +395,7 @@ def _list_folder(root: Path, split: Split, shared_classes: bool) -> tuple[list[b
 
 
 def _class_folders(folder: Path, root: Path) -> list[str]:
-    names = names_inside(folder, root)
+    names = _inside(folder, root)
     names = [name for name in names if (folder / name).is_dir()]
     if not names:
         raise DataError(f"{printable(str(folder))}: no class folders; it must hold one folder for each class")
@@ -403,28 +403,57 @@ def _class_folders(folder: Path, root: Path) -> list[str]:
 
 
 def _image_files(folder: Path, root: Path) -> list[str]:
-    files = [name for name in names_inside(folder, root) if os.path.splitext(name)[1].lower() in EXTENSIONS]
+    files = [name for name in _inside(folder, root) if _is_image(name)]
     if not files:
         raise DataError(f"{printable(str(folder))}: no images; allowed: {', '.join(sorted(EXTENSIONS))}")
     return files
 
 
-def names_inside(folder: Path, root: Path) -> list[str]:
+def image_paths(root: Path) -> list[str]:
+    """Paths, relative to a folder, of the images in it and in the folders in it, which are classes.
+
+    Raises:
+        MissingDataError: there is no such folder.
+        DataError: it has no images, or a link leads out of it.
+    """
+    printed = printable(str(root))
+    if not root.is_dir():
+        raise MissingDataError(f"{printed}: no such folder; it must hold images, or folders of them")
+    try:
+        names = _inside(root, root)
+        paths = [name for name in names if _is_image(name)]
+        for folder in names:
+            if not _is_image(folder) and (root / folder).is_dir():
+                paths += [f"{folder}/{name}" for name in _inside(root / folder, root) if _is_image(name)]
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{printed}: cannot be read: {first_line(error)}") from error
+    if not paths:
+        raise DataError(f"{printed}: no images; allowed: {', '.join(sorted(EXTENSIONS))}")
+    return paths
+
+
+def _inside(folder: Path, root: Path) -> list[str]:
     """Sorted names in `folder`, without hidden ones; refuses links that lead out of `root`."""
     real_root = os.path.realpath(root)
     if not _is_below(os.path.realpath(folder), real_root):
-        raise DataError(f"{printable(str(folder))}: leads out of data.root; copy the files into it")
+        raise DataError(f"{printable(str(folder))}: leads out of {printable(str(root))}; copy the files into it")
     names: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             if entry.is_symlink() and not _is_below(os.path.realpath(entry.path), real_root):
-                raise DataError(f"{printable(entry.path)}: leads out of data.root; copy the file into it")
+                raise DataError(f"{printable(entry.path)}: leads out of {printable(str(root))}; copy the file into it")
             # A pipe or a device would block its reader; a dangling link is left to be named as unreadable.
             if entry.is_file() or entry.is_dir() or entry.is_symlink():
                 names.append(entry.name)
     return sorted(names)
+
+
+def _is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
 def _is_below(path: str, folder: str) -> bool:

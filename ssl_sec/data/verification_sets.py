@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ssl_sec.data import parquet
 from ssl_sec.data.image_set import FileStore, ImageSet, ImageStore, MemoryStore
-from ssl_sec.data.sources import EXTENSIONS, from_store, names_inside
+from ssl_sec.data.sources import from_store, image_paths
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 
 BIN_FOLDS = 10
@@ -420,18 +420,7 @@ def _is_number(text: str) -> bool:
 
 def _in_folder(root: Path) -> _Listed:
     """All images of a folder and of the folders in it, which are people's."""
-    if not root.is_dir():
-        raise MissingDataError(f"{printable(str(root))}: no such folder; it must hold the images of the pairs")
-    try:
-        inside = names_inside(root, root)
-        paths = [name for name in inside if _is_image(name)]
-        for person in inside:
-            if not _is_image(person) and (root / person).is_dir():
-                paths += [f"{person}/{name}" for name in names_inside(root / person, root) if _is_image(name)]
-    except DataError:
-        raise
-    except OSError as error:
-        raise DataError(f"{printable(str(root))}: cannot be read: {first_line(error)}") from error
+    paths = image_paths(root)
     return _Listed(
         store=FileStore(root=root, paths=pa.array(map(os.fsencode, paths), pa.binary())),
         paths=paths,
@@ -523,10 +512,6 @@ def _row(image: str, rows: dict[str, int], where: str, images: str) -> int:
     if row < 0:
         raise DataError(f"{where}: several images {printable(image)!r} in {images}; name it by its path")
     return row
-
-
-def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
 def _pairs(

@@ -1,7 +1,16 @@
+import logging
+
 import pytest
 import torch
 
-from ssl_sec.data.class_splits import hold_out_classes, own_classes, require_disjoint, split_by_class, take_classes
+from ssl_sec.data.class_splits import (
+    hold_out_classes,
+    own_classes,
+    require_disjoint,
+    split_by_class,
+    take_classes,
+    without_people,
+)
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.errors import ConfigError, DataError
 from tests.data.test_image_set import encoded, values
@@ -98,3 +107,16 @@ def test_common_classes_are_named():
     with pytest.raises(DataError) as caught:
         require_disjoint(map(str, range(9)), map(str, range(2, 12)), "made")
     assert str(caught.value).startswith("made: 7 classes are in both splits: 2, 3, 4, 5, 6 and 2 more; ")
+
+
+def test_people_of_the_test_pairs_are_left_out(caplog):
+    image_set = resident([0, 1, 2, 3, 1, 0], 4)
+    with caplog.at_level(logging.INFO, "ssl_sec.data"):
+        train = without_people(image_set, {"b", "c", "z"})
+    assert values(train.read(torch.arange(3))) == [0, 3, 5]
+    assert train.labels.tolist() == [0, 1, 0] and train.class_names == ("a", "d")
+    assert train.description == "made up; 3 of 6 images, without 2 people of the test pairs"
+    assert caplog.messages == ["made/train: 2 of 4 people, with 3 of 6 images, are in the test pairs and were left out"]
+    assert without_people(image_set, set()).labels.tolist() == image_set.labels.tolist()
+    with pytest.raises(DataError, match="^made/train: all of its 4 people are in the test pairs; nobody is left$"):
+        without_people(image_set, set("abcd"))

@@ -1,0 +1,123 @@
+"""Aligns the faces of a folder in several processes."""
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from ssl_sec.config import AlignConfig
+from ssl_sec.data.alignment import ALIGNED_SIZE_PX, Landmarks, align_file, aligned_path, read_landmarks
+from ssl_sec.data.sources import image_paths
+from ssl_sec.errors import ConfigError, DataError, StorageError, printable
+
+logger = logging.getLogger("ssl_sec.align")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Aligned:
+    """What a job of alignment leaves.
+
+    Attributes:
+        folder: with the aligned images.
+        num_aligned: how many it made.
+        num_kept: how many were there already.
+        num_unreadable: how many images could not be read or had points that are no face's.
+        num_without_landmarks: how many had no points.
+    """
+
+    folder: Path
+    num_aligned: int
+    num_kept: int
+    num_unreadable: int
+    num_without_landmarks: int
+
+    def told(self) -> str:
+        """The numbers, and where the images are."""
+        left_out = f"{self.num_unreadable} unreadable, {self.num_without_landmarks} without landmarks"
+        return "\n".join(
+            [
+                f"aligned: {self.num_aligned} images, {ALIGNED_SIZE_PX} x {ALIGNED_SIZE_PX} pixels; "
+                f"{self.num_kept} were there already",
+                f"left out: {left_out}",
+                f"folder: {self.folder}",
+            ]
+        )
+
+
+def run_align(config: AlignConfig) -> Aligned:
+    """Aligns every image that has landmarks and is not there yet; the others are named in the log.
+
+    Raises:
+        ConfigError: if the output is among the images.
+        DataError: if the landmarks cannot be read, or not one image can be aligned.
+        StorageError: if an image cannot be written.
+    """
+    images, output = (Path(folder).expanduser().resolve() for folder in (config.images, config.output))
+    if output == images or images in output.parents:
+        raise ConfigError(f"output: found {config.output!r}, must be outside of images, {config.images!r}")
+    landmarks = read_landmarks(Path(config.landmarks).expanduser())
+    found = image_paths(images)
+    paths = [path for path in found if path in landmarks.rows]
+    if not paths:
+        raise DataError(
+            f"landmarks: {config.landmarks} has none of the {len(found)} images in {config.images}, the first being "
+            f"{printable(found[0])}; paths must be relative to that folder"
+        )
+    for path in found:
+        if path not in landmarks.rows:
+            logger.warning("%s: no landmarks, left out", printable(path))
+    for path in sorted(landmarks.rows.keys() - set(found)):
+        logger.warning("%s: has landmarks, but there is no such image", printable(path))
+    waiting = [path for path in paths if not (output / aligned_path(path)).exists()]
+    num_unreadable = _align_all(_Alignments(images, output, landmarks, waiting), config.num_workers)
+    if num_unreadable == len(paths):
+        raise DataError(f"images: none of the {len(paths)} images in {config.images} that have landmarks can be read")
+    return Aligned(
+        folder=output,
+        num_aligned=len(waiting) - num_unreadable,
+        num_kept=len(paths) - len(waiting),
+        num_unreadable=num_unreadable,
+        num_without_landmarks=len(found) - len(paths),
+    )
+
+
+class _Alignments(Dataset[DataError | StorageError | None]):
+    """What runs in a worker: makes an image, and gives what went wrong."""
+
+    def __init__(self, images: Path, output: Path, landmarks: Landmarks, paths: list[str]) -> None:
+        self.images, self.output, self.landmarks, self.paths = images, output, landmarks, paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> DataError | StorageError | None:
+        path = self.paths[index]
+        points = self.landmarks.points[self.landmarks.rows[path]]
+        # Returned rather than raised: the data loader would wrap it in a traceback of many lines.
+        try:
+            align_file(self.images / path, self.output / aligned_path(path), points)
+        except (DataError, StorageError) as error:
+            return error
+
+
+def _align_all(alignments: _Alignments, num_workers: int | None) -> int:
+    """How many images could not be read; each is named in the log."""
+    if num_workers is None:
+        num_workers = os.cpu_count() or 1
+    loader = DataLoader(
+        alignments, batch_size=None, num_workers=min(num_workers, len(alignments)), generator=torch.Generator()
+    )
+    num_unreadable = 0
+    with logging_redirect_tqdm():
+        for error in tqdm(loader, desc="align", unit="image", dynamic_ncols=True, disable=None):
+            if isinstance(error, StorageError):
+                raise error
+            if error is not None:
+                num_unreadable += 1
+                logger.warning("%s; left out", error)
+    return num_unreadable
