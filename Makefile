@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 MLFLOW_PORT ?= 5000
 DOCKER ?= docker
+# A file's tests stay together: they share what is slow to set up.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
@@ -33,13 +35,13 @@ demo: install                         ## pretrain and probe on digits, in one ta
 	$(BIN)/python -m jobs.ablate experiment=digits seeds=[0,1,2] runtime=local
 
 test: install-dev                     ## the fast tests
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
 test-all: install-dev                 ## all tests that a CPU can run
 	$(BIN)/python -m pytest -m "not gpu"
 
 coverage: install-dev                 ## the fast tests, with the statement coverage of the core
-	$(BIN)/python -m pytest -m "not slow and not gpu" --cov --cov-report=term-missing
+	$(PYTEST) -m "not slow and not gpu" --cov --cov-report=term-missing
 
 lint: install-dev                     ## ruff, pyright, import-linter
 	$(BIN)/ruff format --check .

@@ -88,7 +88,7 @@ class Nowhere:
     def forget_records_from(self, step: int) -> None:
         """There are none."""
 
-    def restored_state(self, device: torch.device) -> None:
+    def restored_state(self, device: torch.device, held: slice | None = None) -> None:
         """Every run starts at its beginning."""
 
 

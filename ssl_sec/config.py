@@ -203,7 +203,7 @@ class ParquetConfig(_FilesConfig):
 
     Attributes:
         train: a path, a glob or an fsspec URL, or several.
-        test: likewise; may be None where num_train_classes splits the training files.
+        test: likewise; may be None where num_train_classes splits the training files, and in face recognition.
         image_column: None finds the one that holds images.
         label_column: int64 classes.
         cache_folder: where a streamed set is laid out for random access.
@@ -216,12 +216,9 @@ class ParquetConfig(_FilesConfig):
     label_column: str = "label"
     cache_folder: str = "~/.cache/ssl_sec"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_train_classes is None:
-            check(self.test is not None, "data.test", None, "given, unless data.num_train_classes splits data.train")
-
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
+        if split == "test":
+            self._require_test()
         return open_parquet(
             split,
             train=list(self.train),
@@ -237,12 +234,17 @@ class ParquetConfig(_FilesConfig):
         )
 
     def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
-        assert self.test is not None
         train, test = (
-            parquet_class_names(list(files), self.image_column, self.label_column) for files in (self.train, self.test)
+            parquet_class_names(list(files), self.image_column, self.label_column)
+            for files in (self.train, self._require_test())
         )
         require_disjoint(train, test, "parquet")
         return own_classes(self._open(split, crop))
+
+    def _require_test(self) -> tuple[str, ...]:
+        if self.test is None:
+            raise ConfigError("data.test: found None, must be given, unless data.num_train_classes splits data.train")
+        return self.test
 
 
 @dataclass(frozen=True, kw_only=True)
