@@ -64,6 +64,11 @@ class FakeStore:
         self.described = []
         self.forgotten = []
 
+    def benchmark_path(self, title):
+        folder = self.encoder_path.parent / "benchmarks"
+        folder.mkdir(exist_ok=True)
+        return folder / f"{title}.pt"
+
     def watched_path(self, steps_taken):
         folder = self.encoder_path.parent / "watched"
         folder.mkdir(exist_ok=True)
