@@ -56,13 +56,14 @@ def as_values(config: DictConfig) -> dict[str, Any]:
     Raises:
         ConfigError: for a key that must be given and is not.
     """
-    missing = sorted(OmegaConf.missing_keys(config))
+    # Not OmegaConf.missing_keys, which fails where another key is made from the missing one.
+    missing = sorted(key for key, value in flattened(as_mapping(config)).items() if value == "???")
     if missing:
         raise ConfigError(f"{missing[0]}: missing; give it as {missing[0]}=<value>")
     try:
         values = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(_first_line(error)) from error
+        raise ConfigError(f"{error.full_key}: {_first_line(error)}") from error
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 
