@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
 
 from ssl_sec.errors import ConfigError, nearest
-from ssl_sec.papers import reported
+from ssl_sec.papers import Value, reported
 from ssl_sec.settings import flattened
 
 _PACKAGED = Path(__file__).parents[1] / "configs"
@@ -56,13 +56,14 @@ def as_values(config: DictConfig) -> dict[str, Any]:
     Raises:
         ConfigError: for a key that must be given and is not.
     """
-    missing = sorted(OmegaConf.missing_keys(config))
+    # Not OmegaConf.missing_keys, which fails where another key is made from the missing one.
+    missing = sorted(key for key, value in flattened(as_mapping(config)).items() if value == "???")
     if missing:
         raise ConfigError(f"{missing[0]}: missing; give it as {missing[0]}=<value>")
     try:
         values = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(_first_line(error)) from error
+        raise ConfigError(f"{error.full_key}: {_first_line(error)}") from error
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 
@@ -75,7 +76,7 @@ def options() -> dict[str, dict[str, str]]:
         if path.parent.name != _TABLES:
             found.setdefault(path.parent.name, {})[path.stem] = _explanation(path)
     for name in _table_rows():
-        figures = ", ".join(f"{metric.rpartition('/')[2]} {value}" for metric, value in reported(name).items())
+        figures = ", ".join(f"{metric.rpartition('/')[2]} {_told(value)}" for metric, value in reported(name).items())
         found["experiment"][name] = f"the paper's: {figures}" if figures else "not in the paper's tables"
     return found
 
@@ -147,7 +148,10 @@ def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
             parser.parse_override(override)
         except HydraException as error:
             raise ConfigError(f"{override!r}: not understood; give key=value, or --help") from error
-    _register_tables()
+    for override in overrides:
+        key, _, name = override.partition("=")
+        if key == "experiment" and name in _table_rows():
+            _register_row(name)
     misplaced = _misplaced(job, overrides)
     if misplaced is not None:
         raise ConfigError(misplaced)
@@ -209,17 +213,16 @@ def as_mapping(config: DictConfig) -> dict[str, Any]:
 
 
 @cache
-def _register_tables() -> None:
-    """Makes the rows known to Hydra, whose store lasts as long as the process."""
-    groups = _groups()
-    for name, row in _table_rows().items():
-        defaults = [{f"override /{key}": value} for key, value in row.items() if key in groups]
-        values = OmegaConf.create({})
-        for key, value in row.items():
-            if key not in groups:
-                OmegaConf.update(values, key, value, force_add=True)
-        node = {"defaults": [*defaults, "_self_"], "recipe": name, **as_mapping(values)}
-        ConfigStore.instance().store(group="experiment", name=name, node=node, package="_global_")
+def _register_row(name: str) -> None:
+    """Makes a row known to Hydra, which copies all that it knows for each composition."""
+    groups, row = _groups(), _table_rows()[name]
+    defaults = [{f"override /{key}": value} for key, value in row.items() if key in groups]
+    values = OmegaConf.create({})
+    for key, value in row.items():
+        if key not in groups:
+            OmegaConf.update(values, key, value, force_add=True)
+    node = {"defaults": [*defaults, "_self_"], "recipe": name, **as_mapping(values)}
+    ConfigStore.instance().store(group="experiment", name=name, node=node, package="_global_")
 
 
 @cache
@@ -252,6 +255,10 @@ def _grid_rows(grid: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
+
+
+def _told(value: Value) -> str:
+    return f"{value[0]} ± {value[1]}" if isinstance(value, tuple) else str(value)
 
 
 def _explanation(path: Path) -> str:

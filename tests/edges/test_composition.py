@@ -9,9 +9,11 @@ import pytest
 from ssl_sec.config import MetricLearningConfig, PretrainConfig, ProbeJobConfig
 from ssl_sec.edges.composition import CONFIG_FOLDER, compose, composed_yaml, experiments, job_of, options
 from ssl_sec.errors import ConfigError
-from ssl_sec.loss_config import ClassLossConfig
+from ssl_sec.face_benchmarks import power_of_ten
+from ssl_sec.face_config import FaceConfig
+from ssl_sec.loss_config import CContrastiveConfig, CenterConfig, ClassLossConfig, CombinedConfig
 from ssl_sec.papers import load
-from ssl_sec.settings import from_values, to_values
+from ssl_sec.settings import flattened, from_values, to_values
 
 # SEC, Tables 5 and 12: (constraint, epochs) -> (η, top-1) on CIFAR-10 and on CIFAR-100.
 PAPER = {
@@ -65,8 +67,15 @@ REQUIRED = {
 }
 ONLY_IN = {
     "pretrain": {"optimiser": {"sgd", "lars"}, "augment": {"simclr", "digits"}},
-    "metric_learning": {"optimiser": {"adam", "sgd_steps"}, "augment": {"retrieval"}},
+    "metric_learning": {
+        "optimiser": {"adam", "sgd_steps"},
+        "augment": {"retrieval"},
+        "sampler": {"classes", "pairs", "triplets"},
+    },
+    "face": {"optimiser": {"sgd_epochs"}, "augment": {"flip"}, "sampler": {"classes", "pairs", "shuffled"}},
 }
+# Values of these are chosen by their names, and have the defaults of their dataclasses.
+BY_NAME = ("benchmarks", "loss.first.", "loss.second.")
 
 
 @cache
@@ -79,25 +88,36 @@ def given_for(name: str) -> list[str]:
     """What an experiment needs from the command line."""
     if name in ("cifar10_cpu", "cars196_cpu"):
         return REQUIRED["parquet"]
+    if job_of(name) == "face":
+        return REQUIRED["records"]
     data = name.partition("_")[0]
     return REQUIRED.get(data, []) if job_of(name) == "metric_learning" else []
+
+
+def spelt_out(values: dict[str, object]) -> dict[str, object]:
+    """What a config's YAML must say itself."""
+    return {key: value for key, value in flattened(values).items() if not key.startswith(BY_NAME)}
 
 
 _FILES = {path.stem for path in (CONFIG_FOLDER / "experiment").glob("*.yaml")}
 
 
-@pytest.mark.parametrize(("job", "kind"), [("pretrain", PretrainConfig), ("metric_learning", MetricLearningConfig)])
+@pytest.mark.parametrize(
+    ("job", "kind"), [("pretrain", PretrainConfig), ("metric_learning", MetricLearningConfig), ("face", FaceConfig)]
+)
 def test_the_keys_of_every_config_are_those_of_its_dataclass(job, kind):
     primary = compose(job, [])
     # Rows of one table have the same keys.
     some_experiments = [name for place, name in enumerate(experiments(job)) if place % 12 == 0 or name in _FILES]
     for group, names in {**options(), "experiment": some_experiments}.items():
         for name in ONLY_IN[job].get(group, names):
-            if group not in (*primary, "experiment") or (group == "loss" and name in CLASS_LOSSES):
+            if group not in (*primary, "experiment") or (job != "face" and group == "loss" and name in CLASS_LOSSES):
                 continue  # neither self-supervision nor retrieval has classes of its own
             overrides = [f"{group}={name}", *(given_for(name) if group == "experiment" else REQUIRED.get(name, []))]
+            if job == "face" and group == "loss" and name not in CLASS_LOSSES:
+                overrides.append("sampler=classes")
             values = composed(job, *overrides)
-            assert to_values(from_values(kind, values)) == values, (group, name)
+            assert spelt_out(to_values(from_values(kind, values))) == spelt_out(values), (group, name)
 
 
 def test_the_keys_of_a_probe_are_those_of_its_dataclass():
@@ -170,6 +190,118 @@ def test_the_angle_of_the_angular_loss_is_36_degrees_on_sop():
     assert all(angle == int(name.rpartition("_")[2]) for name, angle in angles.items() if "alpha" in name)
 
 
+FACE_RECIPES = [
+    recipe
+    for paper, numbers in (("sec", (4, 11)), ("normface", (2, 3, 4, 5)), ("sft", (2, 4)))
+    for recipe in dict.fromkeys(recipe for number in numbers for recipe in load(paper).table(number).recipes())
+]
+# SEC, Table 11: η of L²-reg, SEC and SEC-EMA. Section 4.1: the margins.
+TABLE_11 = {"sphereface": (5e-3, 5.0, 1.0), "cosface": (5e-3, 5.0, 1.0), "arcface": (1e-3, 5.0, 1.0)}
+MARGINS = {"sphereface": ("margin", 3), "cosface": ("margin", 0.35), "arcface": ("margin_radians", 0.45)}
+# Images of InsightFace's CASIA-WebFace and of SFT's part of MS-Celeb-1M.
+CASIA, MS1M = 490_623, 3_000_000
+
+
+def face_config(name: str) -> FaceConfig:
+    return from_values(FaceConfig, composed("face", f"experiment={name}", *given_for(name)))
+
+
+def steps_of(config: FaceConfig, num_images: int) -> list[float]:
+    """Where the rate falls, and the end, by global step."""
+    steps_per_epoch = num_images // config.global_batch_size
+    return [epochs * steps_per_epoch for epochs in (*config.optimiser.decay_at_epochs, config.epochs)]
+
+
+@pytest.mark.parametrize("name", FACE_RECIPES)
+def test_face_experiments_have_what_their_papers_share(name):
+    config = face_config(name)
+    assert (config.recipe, job_of(name)) == (name, "face")
+    assert name in experiments("face")
+    assert (config.data.name, config.head.dim, config.sampler.name) == ("records", 512, "shuffled")
+    assert (config.global_batch_size, config.augment.flip_probability, config.held_out_share) == (256, 0.5, 0)
+    assert (config.optimiser.momentum, config.optimiser.decay_factor) == (0.9, 0.1)
+    assert config.optimiser.weight_decay == 5e-4
+    assert [benchmark.figures_title for benchmark in config.benchmarks][0] == "lfw"
+    assert config.benchmarks[0].path == "x/lfw.bin"
+
+
+@pytest.mark.parametrize("name", load("sec").table(11).recipes())
+def test_face_experiments_have_the_weights_of_table_11(name):
+    config = face_config(name)
+    _, loss, constraint = [*name.split("_", 2), "none"][:3]
+    assert (config.loss.name, config.constraint.name) == (loss, constraint)
+    if loss != "softmax":
+        key, margin = MARGINS[loss]
+        assert (config.loss.scale, getattr(config.loss, key)) == (64, margin)
+    if constraint != "none":
+        eta = TABLE_11[loss][("l2reg", "sec", "sec_ema").index(constraint)]
+        ramp = "capped" if constraint == "sec_ema" else "face"
+        assert (config.constraint.eta, config.constraint.ramp) == (eta, ramp)
+        assert config.constraint.rho == (0.4 if constraint == "sec_ema" else 1.0)
+        assert config.constraint.radius == (0.0 if constraint == "l2reg" else None)
+    assert (config.encoder.name, config.encoder.width, config.head.name) == ("se_ir50", 1.0, "fc_bn")
+    assert (config.optimiser.learning_rate, config.optimiser.decay_at_epochs, config.epochs) == (0.1, (10, 14), 16)
+    assert config.transform.name == "none"
+    verified = {column.metric for column in load("sec").table(11).columns if column.group == "verification"}
+    assert {f"face/{benchmark.figures_title}_accuracy" for benchmark in config.benchmarks} == verified
+
+
+@pytest.mark.parametrize("name", load("normface").table(2).recipes())
+def test_face_experiments_are_normfaces(name):
+    config = face_config(name)
+    assert (config.encoder.name, config.encoder.units, config.head.name) == ("sphereface_net", (1, 2, 5, 3), "fc")
+    assert (config.evaluation.flips, config.evaluation.pca) == ("sum_of_embeddings", 512)
+    if name in ("casia_softmax_wen", "casia_softmax_center_wen"):
+        assert config.optimiser.learning_rate == 0.1
+        assert steps_of(config, CASIA) == pytest.approx([16_000, 24_000, 28_000], rel=1e-3)
+        assert (config.encoder.weights, config.head.weights) == (None, None)
+    else:
+        base = "runs/casia_softmax_center_wen/base"
+        assert config.optimiser.learning_rate == 1e-3
+        assert steps_of(config, CASIA) == pytest.approx([10_000], rel=1e-3)
+        assert config.encoder.weights == f"{base}/encoder.safetensors"
+        assert config.head.weights == f"{base}/head.safetensors"
+    first, second, weight = (
+        (config.loss.first, config.loss.second, config.loss.weight)
+        if isinstance(config.loss, CombinedConfig)
+        else (config.loss, None, None)
+    )
+    described = name.removeprefix("casia_").removesuffix("_wen")
+    assert described.startswith(first.name)
+    assert getattr(first, "margin", None) == {"c_contrastive": 1.0, "c_triplet": 0.8}.get(first.name)
+    assert (second, weight) == {
+        "softmax_center": (CenterConfig(), 0.008),
+        "normface_center": (CContrastiveConfig(margin=0.0), 0.01),
+        "c_triplet_center": (CContrastiveConfig(margin=0.0), 1.0),
+        "normface_c_contrastive": (CContrastiveConfig(margin=1.0), 0.01),
+    }.get(described, (None, None))
+
+
+@pytest.mark.parametrize("name", load("sft").table(2).recipes())
+def test_face_experiments_are_sfts(name):
+    config = face_config(name)
+    _, loss, transform = name.split("_", 2)
+    assert config.loss.name == loss
+    assert config.loss.scale == {"l2softmax": 24, "cosface": 64}[loss]
+    assert (config.encoder.name, config.encoder.units, config.head.name) == ("sphereface_net", (3, 4, 6, 3), "fc")
+    if transform == "sft_baseline":
+        assert config.transform.name == "none"
+    else:
+        found = config.transform
+        assert (found.name, found.weight, found.tail_below) == (transform, 0.2, 15)
+    assert config.optimiser.learning_rate == 0.1
+    assert steps_of(config, MS1M) == pytest.approx([70_000, 90_000, 110_000, 120_000], rel=1e-3)
+    accepted = {column.metric for column in load("sft").table(4).columns if column.metric}
+    assert {f"face/ijbc_tar_at_far_{power_of_ten(far)}" for far in config.evaluation.fars} == accepted
+
+
+def test_a_missing_folder_is_told_before_what_is_made_from_it():
+    with pytest.raises(ConfigError, match="^data.root: missing; give it as data.root=<value>$"):
+        compose("face", ["experiment=casia_arcface_sec"])
+    with pytest.raises(ConfigError, match=r"^benchmarks\[0\].path: Interpolation key 'data.root' not found$"):
+        compose("face", ["experiment=casia_arcface_sec", "data=parquet", "data.train=[x]"])
+
+
 def test_an_experiment_of_another_job_is_named_with_its_job():
     with pytest.raises(ConfigError, match="'cars196_triplet', which is run by jobs.metric_learning; allowed: "):
         compose("pretrain", ["experiment=cars196_triplet"])
@@ -215,6 +347,7 @@ def test_cfg_shows_what_a_job_would_run():
 
 
 def test_every_option_is_explained():
+    assert options()["experiment"]["casia_c_triplet_wen"] == "the paper's: lfw_accuracy 99.11 ± 0.008"
     for group, found in options().items():
         for name, explanation in found.items():
             assert len(explanation) > 10, (group, name)
