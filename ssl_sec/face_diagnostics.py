@@ -1,0 +1,140 @@
+"""What a run of face recognition shows of its benchmarks: ROCs, scores, and the pairs that it gets most wrong.
+
+Figures are made as in `diagnostics`. A score is the cosine of a pair of images, templates or videos.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, UInt8
+from matplotlib.figure import Figure, SubFigure
+from torch import Tensor
+
+from ssl_sec.drawing import add_grid, arm_look, draw_distribution
+from ssl_sec.evaluation.roc import equal_error_rate, roc
+from ssl_sec.evaluation.verification import best_threshold
+
+
+class Verification(NamedTuple):
+    """How alike the pairs of a benchmark are.
+
+    Attributes:
+        scores: of the pairs, in [-1, 1], or NaN.
+        same: whether they are of one person; there are pairs of both kinds.
+    """
+
+    scores: Float[Tensor, " pairs"]
+    same: Bool[Tensor, " pairs"]
+
+
+class HardPairs(NamedTuple):
+    """Some pairs of images, the hardest first.
+
+    Attributes:
+        first: the first image of each, grey or RGB, 0-255.
+        second: the other.
+        scores: of the pairs.
+    """
+
+    first: UInt8[Tensor, "pairs channels height width"]
+    second: UInt8[Tensor, "pairs channels height width"]
+    scores: Float[Tensor, " pairs"]
+
+
+def roc_figure(benchmarks: Mapping[str, Verification], title: str) -> Figure:
+    """True accept rate over false accept rate, from what one impostor among all of a benchmark makes.
+
+    Args:
+        benchmarks: by what each is called; one or more.
+        title: written above.
+    """
+    figure = Figure(figsize=(7, 4.6), layout="constrained")
+    axes = figure.subplots()
+    lowest = 100.0
+    for place, (name, (scores, same)) in enumerate(benchmarks.items()):
+        fpr, tpr, _ = roc(scores, same)
+        least = 1 / int((~same).sum())
+        # Up to there no threshold accepts fewer impostors but none.
+        start = int(torch.searchsorted(fpr, least * (1 - 1e-9))) - 1
+        x, y = fpr[start:].clamp(min=least).numpy(), 100 * tpr[start:].numpy()
+        colour, style = arm_look(place)
+        label = f"{name}: EER {100 * equal_error_rate(scores, same):.2f} %"
+        # A threshold between two corners is as good as the stricter one.
+        axes.plot(x, y, color=colour, linestyle=style, linewidth=1.5, drawstyle="steps-post", label=label)
+        lowest = min(lowest, float(y[0]))
+    axes.set(xlabel="false accept rate (share of the impostors)", ylabel="true accept rate (%)", title=title)
+    axes.set(xscale="log", xlim=(None, 1), ylim=(max(lowest - 0.05 * (100 - lowest) - 0.5, 0), 100.5))
+    axes.legend(loc="lower right", frameon=False)
+    add_grid(axes)
+    return figure
+
+
+def scores_figure(benchmarks: Mapping[str, Verification], title: str, num_bins: int = 100) -> Figure:
+    """Scores of pairs of one person and of two, and the threshold that parts most of them, in a panel each.
+
+    Args:
+        benchmarks: by what each is called; one or more.
+        title: written above all of them.
+        num_bins: equal bins over [-1, 1].
+    """
+    columns = min(len(benchmarks), 3)
+    rows = -(-len(benchmarks) // columns)
+    figure = Figure(figsize=(max(4.6 * columns, 6.5), 3.4 * rows + 0.4), layout="constrained")
+    figure.suptitle(title)
+    all_axes = figure.subplots(rows, columns, squeeze=False, sharex=True).flatten()
+    edges = np.linspace(-1, 1, num_bins + 1)
+    for axes, (name, (scores, same)) in zip(all_axes, benchmarks.items(), strict=False):
+        is_finite = scores.isfinite()
+        scores, same = scores[is_finite].double(), same[is_finite]
+        for place, (kind, chosen) in enumerate((("two people", scores[~same]), ("one person", scores[same]))):
+            counts, _ = np.histogram(chosen.numpy().clip(-1, 1), edges)
+            spread = f": {chosen.mean():.2f} ± {chosen.std(correction=0):.2f}" if len(chosen) else ": none"
+            draw_distribution(axes, (100 * counts / max(len(chosen), 1)).tolist(), edges.tolist(), place, kind + spread)
+        threshold = best_threshold(scores, same)
+        share = ((scores > threshold) == same).double().mean() if len(same) else torch.tensor(0.0)
+        # Where all is best said to be of one kind, it lies beyond the scores.
+        place = min(max(threshold, -1.0), 1.0)
+        axes.axvline(place, color="0.3", linewidth=1, label=f"threshold {place:.2f}: {100 * share:.1f} % right")
+        axes.set(xlabel="cosine of the pair (no unit)", ylabel="share of pairs in a bin (%)", title=name)
+        axes.set_ylim(top=axes.get_ylim()[1] * 1.35)  # room for the legend
+        axes.legend(loc="upper left", frameon=False, fontsize=8)
+        add_grid(axes)
+    held = torch.cat([scores[scores.isfinite()] for scores, _ in benchmarks.values()])
+    if len(held):
+        all_axes[0].set_xlim(max(float(held.min()) - 0.05, -1.02), min(float(held.max()) + 0.05, 1.02))
+    for axes in all_axes[len(benchmarks) :]:
+        axes.remove()
+    return figure
+
+
+def hardest_pairs_figure(different: HardPairs, same: HardPairs, title: str) -> Figure:
+    """The pairs of two people that are most alike and those of one that are least, one image above the other.
+
+    Args:
+        different: pairs of two people.
+        same: pairs of one.
+        title: written above all of them.
+    """
+    columns = max(len(different.scores), len(same.scores))
+    height, width = different.first.shape[2:]
+    cell_inches = 1.2
+    size = (max(cell_inches * columns, 4.0), 4 * cell_inches * height / width + 1.6)
+    figure = Figure(figsize=size, layout="constrained")
+    figure.suptitle(title)
+    above, below = figure.subfigures(2, 1)
+    _show_pairs(above, different, columns, "two people, most alike")
+    _show_pairs(below, same, columns, "one person, least alike")
+    return figure
+
+
+def _show_pairs(figure: SubFigure, pairs: HardPairs, columns: int, title: str) -> None:
+    figure.suptitle(f"{title} (cosine)", fontsize=10)
+    grid = figure.subplots(2, columns, squeeze=False)
+    for axes in grid.flatten():
+        axes.set_axis_off()
+    for column, score in enumerate(pairs.scores.tolist()):
+        grid[0, column].set_title(f"{score:.2f}", fontsize=9)
+        for axes, images in zip(grid[:, column], (pairs.first, pairs.second), strict=True):
+            axes.imshow(images[column].permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=255)
