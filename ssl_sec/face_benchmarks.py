@@ -238,7 +238,7 @@ def accept_rates(rates: dict[float, float]) -> dict[str, float]:
     return {f"tar_at_far_{power_of_ten(far)}": 100 * rate for far, rate in rates.items()}
 
 
-def power_of_ten(value: float) -> str:
+def power_of_ten(value: float | int) -> str:
     """A number as metrics name it: 1e-3, 5e-2, 1e6."""
     digits, _, exponent = f"{value:e}".partition("e")
     return f"{float(digits):g}e{int(exponent)}"

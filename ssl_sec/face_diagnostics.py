@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, UInt8
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
 from ssl_sec.drawing import add_grid, arm_look, draw_distribution
@@ -56,8 +57,7 @@ def roc_figure(benchmarks: Mapping[str, Verification], title: str) -> Figure:
     for place, (name, (scores, same)) in enumerate(benchmarks.items()):
         fpr, tpr, _ = roc(scores, same)
         least = 1 / int((~same).sum())
-        # Up to there no threshold accepts fewer impostors but none.
-        start = int(torch.searchsorted(fpr, least * (1 - 1e-9))) - 1
+        start = int((fpr <= least).sum()) - 1
         x, y = fpr[start:].clamp(min=least).numpy(), 100 * tpr[start:].numpy()
         colour, style = arm_look(place)
         label = f"{name}: EER {100 * equal_error_rate(scores, same):.2f} %"
@@ -83,27 +83,28 @@ def scores_figure(benchmarks: Mapping[str, Verification], title: str, num_bins: 
     rows = -(-len(benchmarks) // columns)
     figure = Figure(figsize=(max(4.6 * columns, 6.5), 3.4 * rows + 0.4), layout="constrained")
     figure.suptitle(title)
-    all_axes = figure.subplots(rows, columns, squeeze=False, sharex=True).flatten()
+    all_axes = figure.subplots(rows, columns, squeeze=False).flatten()
     edges = np.linspace(-1, 1, num_bins + 1)
+    held = torch.cat([scores[scores.isfinite()] for scores, _ in benchmarks.values()])
+    low, high = (float(held.min()), float(held.max())) if len(held) else (-1.0, 1.0)
     for axes, (name, (scores, same)) in zip(all_axes, benchmarks.items(), strict=False):
         is_finite = scores.isfinite()
         scores, same = scores[is_finite].double(), same[is_finite]
         for place, (kind, chosen) in enumerate((("two people", scores[~same]), ("one person", scores[same]))):
             counts, _ = np.histogram(chosen.numpy().clip(-1, 1), edges)
-            spread = f": {chosen.mean():.2f} ± {chosen.std(correction=0):.2f}" if len(chosen) else ": none"
+            spread = f": {chosen.mean().item():z.2f} ± {chosen.std(correction=0):.2f}" if len(chosen) else ": none"
             draw_distribution(axes, (100 * counts / max(len(chosen), 1)).tolist(), edges.tolist(), place, kind + spread)
         threshold = best_threshold(scores, same)
         share = ((scores > threshold) == same).double().mean() if len(same) else torch.tensor(0.0)
         # Where all is best said to be of one kind, it lies beyond the scores.
         place = min(max(threshold, -1.0), 1.0)
-        axes.axvline(place, color="0.3", linewidth=1, label=f"threshold {place:.2f}: {100 * share:.1f} % right")
+        label = f"threshold {place:z.2f}: {100 * share:.2f} % right"
+        axes.axvline(place, ymax=0.74, color="0.3", linewidth=1, label=label)
         axes.set(xlabel="cosine of the pair (no unit)", ylabel="share of pairs in a bin (%)", title=name)
-        axes.set_ylim(top=axes.get_ylim()[1] * 1.35)  # room for the legend
+        # Above is room for the legend.
+        axes.set(xlim=(low - 0.05, high + 0.05), ylim=(0, axes.get_ylim()[1] * 1.35))
         axes.legend(loc="upper left", frameon=False, fontsize=8)
         add_grid(axes)
-    held = torch.cat([scores[scores.isfinite()] for scores, _ in benchmarks.values()])
-    if len(held):
-        all_axes[0].set_xlim(max(float(held.min()) - 0.05, -1.02), min(float(held.max()) + 0.05, 1.02))
     for axes in all_axes[len(benchmarks) :]:
         axes.remove()
     return figure
@@ -120,10 +121,10 @@ def hardest_pairs_figure(different: HardPairs, same: HardPairs, title: str) -> F
     columns = max(len(different.scores), len(same.scores))
     height, width = different.first.shape[2:]
     cell_inches = 1.2
-    size = (max(cell_inches * columns, 4.0), 4 * cell_inches * height / width + 1.6)
-    figure = Figure(figsize=size, layout="constrained")
+    size = (max(cell_inches * columns, 4.0), 4 * cell_inches * height / width + 1.2)
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(h_pad=0.02, hspace=0))
     figure.suptitle(title)
-    above, below = figure.subfigures(2, 1)
+    above, below = figure.subfigures(2, 1, squeeze=False)[:, 0]
     _show_pairs(above, different, columns, "two people, most alike")
     _show_pairs(below, same, columns, "one person, least alike")
     return figure

@@ -92,7 +92,7 @@ def face_pictures(folder: RunFolder) -> list[Path]:
 
 def _benchmark_norms_figure(norms: Mapping[str, torch.Tensor]) -> Figure:
     histograms = {
-        f"{title}: {values.mean():.3g} ± {values.std(correction=0):.2g}": [norm_histogram(values, step=0)]
+        f"{title}: {values.mean():#.3g} ± {values.std(correction=0):#.2g}": [norm_histogram(values, step=0)]
         for title, values in norms.items()
         if values.isfinite().all()
     }
