@@ -14,7 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
 from ssl_sec.drawing import add_grid, arm_look, draw_distribution
-from ssl_sec.evaluation.roc import equal_error_rate, roc
+from ssl_sec.evaluation.roc import equal_error_rate, tar_at_far
 from ssl_sec.evaluation.verification import best_threshold
 
 
@@ -55,15 +55,16 @@ def roc_figure(benchmarks: Mapping[str, Verification], title: str) -> Figure:
     axes = figure.subplots()
     lowest = 100.0
     for place, (name, (scores, same)) in enumerate(benchmarks.items()):
-        fpr, tpr, _ = roc(scores, same)
-        least = 1 / int((~same).sum())
-        start = int((fpr <= least).sum()) - 1
-        x, y = fpr[start:].clamp(min=least).numpy(), 100 * tpr[start:].numpy()
+        num_impostors = int((~same).sum())
+        accepted = np.unique(np.geomspace(1, num_impostors, 500).round())
+        # Half an impostor more, as so many of so few may round to a little less.
+        rates = tar_at_far(scores, same, [min((count + 0.5) / num_impostors, 1.0) for count in accepted.tolist()])
+        true = 100 * np.array(list(rates.values()))
         colour, style = arm_look(place)
         label = f"{name}: EER {100 * equal_error_rate(scores, same):.2f} %"
-        # A threshold between two corners is as good as the stricter one.
-        axes.plot(x, y, color=colour, linestyle=style, linewidth=1.5, drawstyle="steps-post", label=label)
-        lowest = min(lowest, float(y[0]))
+        look = {"color": colour, "linestyle": style, "linewidth": 1.5, "drawstyle": "steps-post"}
+        axes.plot(accepted / num_impostors, true, label=label, **look)
+        lowest = min(lowest, float(true[0]))
     axes.set(xlabel="false accept rate (share of the impostors)", ylabel="true accept rate (%)", title=title)
     axes.set(xscale="log", xlim=(None, 1), ylim=(max(lowest - 0.05 * (100 - lowest) - 0.5, 0), 100.5))
     axes.legend(loc="lower right", frameon=False)
