@@ -4,6 +4,7 @@ All of them are looked for when the set is opened: what is missing is told befor
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -69,14 +70,18 @@ def paths_by_stem(names: Sequence[str], root: Path, where: str) -> list[str]:
 
     Raises:
         MissingDataError: there is no such folder.
-        DataError: an image is not there.
+        DataError: an image is not there, or there are several of its name.
     """
-    found = {_stem(path): path for path in image_paths(root)}
+    by_stem: defaultdict[str, list[str]] = defaultdict(list)
+    for path in image_paths(root):
+        by_stem[_stem(path)].append(path)
     paths: list[str] = []
     for number, name in enumerate(names, start=1):
-        if _stem(name) not in found:
-            raise DataError(f"{where} {number}: no image {printable(name)!r} in {printable(str(root))}")
-        paths.append(found[_stem(name)])
+        found = by_stem[_stem(name)]
+        if len(found) != 1:
+            count = "several images" if found else "no image"
+            raise DataError(f"{where} {number}: {count} {printable(name)!r} in {printable(str(root))}")
+        paths += found
     return paths
 
 
