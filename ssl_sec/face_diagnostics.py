@@ -78,32 +78,33 @@ def scores_figure(benchmarks: Mapping[str, Verification], title: str, num_bins: 
     Args:
         benchmarks: by what each is called; one or more.
         title: written above all of them.
-        num_bins: equal bins over [-1, 1].
+        num_bins: equal bins from the least score of all to the greatest.
     """
     columns = min(len(benchmarks), 3)
     rows = -(-len(benchmarks) // columns)
     figure = Figure(figsize=(max(4.6 * columns, 6.5), 3.4 * rows + 0.4), layout="constrained")
     figure.suptitle(title)
     all_axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    edges = np.linspace(-1, 1, num_bins + 1)
     held = torch.cat([scores[scores.isfinite()] for scores, _ in benchmarks.values()])
     low, high = (float(held.min()), float(held.max())) if len(held) else (-1.0, 1.0)
+    # Scores that are all the same still need bins with a width.
+    edges = np.linspace(low, max(high, low + 1e-3), num_bins + 1)
     for axes, (name, (scores, same)) in zip(all_axes, benchmarks.items(), strict=False):
         is_finite = scores.isfinite()
         scores, same = scores[is_finite].double(), same[is_finite]
         for place, (kind, chosen) in enumerate((("two people", scores[~same]), ("one person", scores[same]))):
-            counts, _ = np.histogram(chosen.numpy().clip(-1, 1), edges)
+            counts, _ = np.histogram(chosen.numpy(), edges)
             spread = f": {chosen.mean().item():z.2f} ± {chosen.std(correction=0):.2f}" if len(chosen) else ": none"
             draw_distribution(axes, (100 * counts / max(len(chosen), 1)).tolist(), edges.tolist(), place, kind + spread)
         threshold = best_threshold(scores, same)
         share = ((scores > threshold) == same).double().mean() if len(same) else torch.tensor(0.0)
         # Where all is best said to be of one kind, it lies beyond the scores.
-        place = min(max(threshold, -1.0), 1.0)
+        place = min(max(threshold, low), high)
         label = f"threshold {place:z.2f}: {100 * share:.2f} % right"
         axes.axvline(place, ymax=0.74, color="0.3", linewidth=1, label=label)
         axes.set(xlabel="cosine of the pair (no unit)", ylabel="share of pairs in a bin (%)", title=name)
         # Above is room for the legend.
-        axes.set(xlim=(low - 0.05, high + 0.05), ylim=(0, axes.get_ylim()[1] * 1.35))
+        axes.set(xlim=(edges[0] - 0.02, edges[-1] + 0.02), ylim=(0, axes.get_ylim()[1] * 1.35))
         axes.legend(loc="upper left", frameon=False, fontsize=8)
         add_grid(axes)
     for axes in all_axes[len(benchmarks) :]:

@@ -56,7 +56,10 @@ def test_all_benchmarks_are_in_one_plot_over_a_logarithmic_axis():
 def test_scores_of_both_kinds_and_the_threshold_between_them():
     scores = torch.tensor([-0.5, 0.0, 0.1, 0.35, 0.3, 0.6, 0.7, 0.9])
     same = torch.tensor([False, False, False, False, True, True, True, True])
-    figure = scores_figure({"lfw": Verification(scores, same), "other": verified()}, "cosines", num_bins=20)
+    other = verified()
+    figure = scores_figure({"lfw": Verification(scores, same), "other": other}, "cosines", num_bins=20)
+    low, high = torch.cat([scores, other.scores]).aminmax()
+    low, high = low.item(), high.item()
     assert figure.get_suptitle() == "cosines" and [axes.get_title() for axes in figure.axes] == ["lfw", "other"]
     axes = figure.axes[0]
     assert legend_of(axes) == [
@@ -66,9 +69,9 @@ def test_scores_of_both_kinds_and_the_threshold_between_them():
     ]
     assert axes.lines[0].get_xdata()[0] == pytest.approx(0.2)
     for kind, chosen in (("two people", scores[:4]), ("one person", scores[4:])):
-        counts, _ = np.histogram(chosen.numpy(), np.linspace(-1, 1, 21))
+        counts, _ = np.histogram(chosen.double().numpy(), np.linspace(low, high, 21))
         assert shares_shown(axes, kind) == pytest.approx(100 * counts / 4)
-    assert axes.get_xlim() == figure.axes[1].get_xlim() == pytest.approx((-0.55, 0.95), abs=0.2)
+    assert axes.get_xlim() == figure.axes[1].get_xlim() == pytest.approx((low - 0.02, high + 0.02))
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])

@@ -61,7 +61,7 @@ def _face_figures(metrics: Mapping[str, float]) -> Iterator[str]:
                 title, *numbers = found.groups()
                 told, mean, std = f"{value:.4g}", metrics.get(f"{key}_mean"), metrics.get(f"{key}_std")
                 if std is not None:
-                    told += f" ± {std:.2g}" if mean is None else f" = {mean:.4g} - {std:.2g}"
+                    told += f" ± {std:.2g}" if mean is None else f" ({mean:.4g} - {std:.2g})"
                 yield f"{title} {words.format(*numbers)} (%): {told}"
 
 

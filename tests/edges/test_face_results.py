@@ -32,7 +32,7 @@ def test_the_summary_tells_figures_of_benchmarks_in_words(tmp_path):
         "cfp_fp accuracy (%): 99.12 ± 0.31",
         "cfp_fp EER (%): 0.9",
         "cfp_fp TAR at FAR = 1e-3 (%): 97",
-        "blufr TAR at FAR = 1e-3 (%): 94.2 = 94.5 - 0.3",
+        "blufr TAR at FAR = 1e-3 (%): 94.2 (94.5 - 0.3)",
         "blufr DIR at rank 1 and FAR = 1e-2 (%): 70",
         "megaface rank-1 among 1e6 distractors (%): 91.02",
         "ytf accuracy by the greatest cosine (%): 90 ± 1",
