@@ -17,8 +17,9 @@ from ssl_sec.errors import DataError
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.evaluation.roc import equal_error_rate
 from ssl_sec.evaluation.verification import kfold_accuracy_of_scores, sum_of_directions, sum_of_embeddings
+from ssl_sec.face_benchmark_config import open_benchmark
 from ssl_sec.face_benchmarks import Benchmark, Protocols, cosines
-from ssl_sec.face_config import FaceConfig, FaceEvaluationConfig, open_benchmark
+from ssl_sec.face_config import FaceConfig, FaceEvaluationConfig
 from ssl_sec.loss_config import PairLossConfig
 from ssl_sec.losses import Loss, NormFaceLoss
 from ssl_sec.objective import Objective

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ssl_sec.augment import FlipAugmentation
-from ssl_sec.config import CheckpointConfig, ClassSamplerConfig, PairsConfig, TrainingConfig
+from ssl_sec.config import CheckpointConfig, ClassSamplerConfig, TrainingConfig
 from ssl_sec.data.samplers import Sampler, ShuffledBatches
 from ssl_sec.errors import ConfigError
-from ssl_sec.face_benchmarks import Benchmark, PairsBenchmark
+from ssl_sec.face_benchmark_config import BenchmarkConfig
 from ssl_sec.loss_config import ClassLossConfig, NoTransformConfig, PairLossConfig, TransformConfig
 from ssl_sec.optimisers import parameter_groups, sgd
 from ssl_sec.schedules import Schedule, StepDecay
@@ -95,14 +95,6 @@ class VerificationMonitorConfig:
     def __post_init__(self) -> None:
         check(self.every_epochs >= 1, "monitor.every_epochs", self.every_epochs, "≥ 1")
         check(self.max_pairs >= 10, "monitor.max_pairs", self.max_pairs, "≥ 10")
-
-
-BenchmarkConfig = PairsConfig
-
-
-def open_benchmark(config: BenchmarkConfig, image_size_px: int, num_channels: int) -> Benchmark:
-    """Reads a benchmark's files, as the training images are: resized to the same side, with as many channels."""
-    return PairsBenchmark(pairs=config.open(image_size_px, num_channels))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from ssl_sec.data.class_splits import require_disjoint
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import OnBadImage
 from ssl_sec.data.image_set import EncodedImages, FileStore
+from ssl_sec.data.listed_images import check_paths
 from ssl_sec.data.sources import Split
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 
@@ -347,40 +348,10 @@ def _read_cars_annotations(path: Path) -> tuple[list[Any], list[Any], list[str]]
 
 
 def _check_paths(listed: Collection[Listed], root: Path) -> None:
-    """Refuses images that are not below `root`, not there, or listed twice; each folder is read once."""
-    real_root = os.path.realpath(root)
-    folders: dict[str, dict[str, bool]] = {}
+    """Refuses images that are not below `root`, not there, or listed twice."""
     seen: set[str] = set()
     for image in listed:
-        path = printable(image.path)
-        if image.path.startswith("/") or ".." in image.path.split("/") or "\0" in image.path:
-            raise DataError(f"{image.where}: {path} leads out of data.root; allowed: paths below it")
         if image.path in seen:
-            raise DataError(f"{image.where}: {path} is listed again")
+            raise DataError(f"{image.where}: {printable(image.path)} is listed again")
         seen.add(image.path)
-        folder, _, file = image.path.rpartition("/")
-        if folder not in folders:
-            if not _is_below(os.path.join(root, folder), real_root):
-                raise DataError(f"{image.where}: {path} leads out of data.root; copy the files into it")
-            folders[folder] = _links(os.path.join(root, folder), image.where)
-        is_link = folders[folder].get(file)
-        if is_link is None:
-            raise DataError(f"{image.where}: {path} is not there")
-        if is_link and not _is_below(os.path.join(root, image.path), real_root):
-            raise DataError(f"{image.where}: {path} leads out of data.root; copy the file into it")
-
-
-def _links(folder: str, where: str) -> dict[str, bool]:
-    """Which names of a folder are links; a listing says so without a look at each file."""
-    try:
-        with os.scandir(folder) as entries:
-            return {entry.name: entry.is_symlink() for entry in entries}
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{where}: {printable(folder)} cannot be read: {first_line(error)}") from error
-
-
-def _is_below(path: str, real_root: str) -> bool:
-    real_path = os.path.realpath(path)
-    return os.path.commonpath((real_path, real_root)) == real_root
+    check_paths(((image.path, image.where) for image in listed), root, "data.root")

@@ -384,7 +384,7 @@ def _list_folder(root: Path, split: Split, shared_classes: bool) -> tuple[list[b
         paths: list[bytes] = []
         labels: list[int] = []
         for name in found:
-            files = _image_files(folder / name, root)
+            files = image_files(folder / name, root)
             paths += [os.fsencode(os.path.join(folder.name, name, file)) for file in files]
             labels += [classes[name]] * len(files)
     except DataError:
@@ -402,7 +402,13 @@ def _class_folders(folder: Path, root: Path) -> list[str]:
     return names
 
 
-def _image_files(folder: Path, root: Path) -> list[str]:
+def image_files(folder: Path, root: Path) -> list[str]:
+    """Sorted names of the images that lie directly in a folder below `root`.
+
+    Raises:
+        DataError: it has none, or a link leads out of `root`.
+        OSError: it cannot be read.
+    """
     files = [name for name in _inside(folder, root) if _is_image(name)]
     if not files:
         raise DataError(f"{printable(str(folder))}: no images; allowed: {', '.join(sorted(EXTENSIONS))}")

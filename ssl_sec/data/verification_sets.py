@@ -524,8 +524,17 @@ def _pairs(
     people: frozenset[str],
     where: str,
 ) -> VerificationPairs:
-    if bool(same.all()) or not bool(same.any()):
-        raise DataError(f"{where}: all {len(same)} pairs show {'one person' if same[0] else 'two'}; both are needed")
+    require_both_kinds(same, where)
     return VerificationPairs(
         name=name, images=images, first=first, second=second, same=same, folds=folds, people=people
     )
+
+
+def require_both_kinds(same: Bool[Tensor, " pairs"], where: str) -> None:
+    """Refuses pairs that all show one person, or all two; `where` is their list.
+
+    Raises:
+        DataError: they do.
+    """
+    if bool(same.all()) or not bool(same.any()):
+        raise DataError(f"{where}: all {len(same)} pairs show {'one person' if same[0] else 'two'}; both are needed")

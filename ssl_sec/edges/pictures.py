@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -14,10 +15,15 @@ from ssl_sec.diagnostics import (
     confusion_figure,
     curves_figure,
     features_figure,
+    norm_distributions,
+    norm_distributions_figure,
+    norm_histogram,
     norm_histograms_figure,
 )
+from ssl_sec.drawing import message
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.errors import DataError
+from ssl_sec.face_diagnostics import HardPairs, Verification, hardest_pairs_figure, roc_figure, scores_figure
 from ssl_sec.retrieval_diagnostics import (
     DirectionChanges,
     class_divergences_figure,
@@ -66,8 +72,33 @@ def retrieval_pictures(folder: RunFolder) -> list[Path]:
 
 
 def face_pictures(folder: RunFolder) -> list[Path]:
-    """Draws curves and norms."""
-    return _save(folder, _training_figures(folder))
+    """Draws curves and norms, and of the benchmarks of pairs ROCs, scores, norms and the hardest pairs."""
+    figures = _training_figures(folder)
+    kept = {path.stem: torch.load(path, weights_only=True) for path in folder.benchmark_paths()}
+    if kept:
+        verified = {title: Verification(one["scores"], one["same"]) for title, one in kept.items()}
+        figures["roc"] = roc_figure(verified, "Benchmarks: ROC")
+        figures["scores"] = scores_figure(verified, "Benchmarks: cosines of pairs")
+        figures["benchmark_norms"] = _benchmark_norms_figure({title: one["norms"] for title, one in kept.items()})
+    for title, one in kept.items():
+        if "same_first" in one:
+            different, same = (
+                HardPairs(*(one[f"{kind}_{part}"] for part in ("first", "second", "scores")))
+                for kind in ("different", "same")
+            )
+            figures[f"hardest_{title}"] = hardest_pairs_figure(different, same, f"{title}: the hardest pairs")
+    return _save(folder, figures)
+
+
+def _benchmark_norms_figure(norms: Mapping[str, torch.Tensor]) -> Figure:
+    histograms = {
+        f"{title}: {values.mean():#.3g} ± {values.std(correction=0):#.2g}": [norm_histogram(values, step=0)]
+        for title, values in norms.items()
+        if values.isfinite().all()
+    }
+    if not histograms:
+        return message("no benchmark has finite embeddings")
+    return norm_distributions_figure(*norm_distributions(histograms), "Benchmarks: norms of the embeddings")
 
 
 def _direction_changes(folder: RunFolder) -> list[DirectionChanges]:

@@ -1,7 +1,9 @@
 """What a job prints at its end."""
 
 import os
+import re
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ssl_sec.edges.driver import Finished
@@ -13,6 +15,8 @@ FIGURES = {
     "val/rankme": "RankMe",
     "val/recall_at_1": "Recall@1 on held-out training classes (%)",
     "train/recall_at_1": "Recall@1 on training classes (%)",
+    "val/verification_accuracy": "verification accuracy on held-out training people (%)",
+    "train/verification_accuracy": "verification accuracy on training people (%)",
     **{
         f"retrieval/recall_at_{k}": f"Recall@{k} on the test classes (%)"
         for k in (1, 2, 4, 8, 10, 20, 30, 40, 50, 100, 1000)
@@ -27,13 +31,38 @@ FIGURES = {
     "probe/learning_rate": "learning rate of the probe, chosen on held-out training images",
 }
 
+# Figures of face benchmarks by what follows a title in their names, in words that follow it too.
+_FACE_FIGURES = {
+    "accuracy": "accuracy",
+    "accuracy_max": "accuracy by the greatest cosine",
+    "accuracy_hik": "accuracy by HIK-SVM",
+    "eer": "EER",
+    r"tar_at_far_([\d.e-]+)": "TAR at FAR = {}",
+    r"dir_at_far_([\d.e-]+)": "DIR at rank 1 and FAR = {}",
+    r"([\d.e]+)_rank1": "rank-1 among {} distractors",
+}
+
 
 def summary(finished: Finished) -> str:
     """Results, folder, and how to look at the run in MLflow."""
-    figures = [f"{label}: {finished.metrics[key]:.4g}" for key, label in FIGURES.items() if key in finished.metrics]
+    metrics = finished.metrics
+    figures = [f"{label}: {metrics[key]:.4g}" for key, label in FIGURES.items() if key in metrics]
+    figures += _face_figures(metrics)
     run = [f"MLflow run: {finished.run_id}"] if finished.run_id else ["MLflow run: none; see the warning above"]
     page = f"runs/{finished.run_id}"
     return "\n".join([*figures, f"folder: {finished.folder.path}", *run, how_to_look(finished, page)])
+
+
+def _face_figures(metrics: Mapping[str, float]) -> Iterator[str]:
+    """A line for each figure of a face benchmark, with its spread over folds or trials."""
+    for key, value in metrics.items():
+        for name, words in _FACE_FIGURES.items():
+            if found := re.fullmatch(f"face/(.+?)_{name}", key):
+                title, *numbers = found.groups()
+                told, mean, std = f"{value:.4g}", metrics.get(f"{key}_mean"), metrics.get(f"{key}_std")
+                if std is not None:
+                    told += f" ± {std:.2g}" if mean is None else f" ({mean:.4g} - {std:.2g})"
+                yield f"{title} {words.format(*numbers)} (%): {told}"
 
 
 def how_to_look(finished: Finished, page: str = "runs") -> str:

@@ -1,0 +1,292 @@
+"""Which benchmarks a run of face recognition is measured on, and where their files are; see `ssl_sec.config`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from ssl_sec.config import PairsConfig, check_name
+from ssl_sec.data.listed_images import frames_of_videos, open_listed, paths_by_stem
+from ssl_sec.data.protocols import (
+    read_blufr,
+    read_megaface_list,
+    read_template_faces,
+    read_template_pairs,
+    read_video_pairs,
+)
+from ssl_sec.data.sources import image_paths
+from ssl_sec.data.verification_sets import UNKNOWN, VerificationPairs, require_both_kinds
+from ssl_sec.errors import DataError, printable
+from ssl_sec.evaluation.identification import random_open_set_trials
+from ssl_sec.face_benchmarks import (
+    Benchmark,
+    MegaFaceBenchmark,
+    OpenSetBenchmark,
+    PairsBenchmark,
+    TemplatesBenchmark,
+    VideosBenchmark,
+)
+from ssl_sec.settings import check
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BenchmarkConfig:
+    """What every benchmark but pairs has; its images have the size and the channels of the training images.
+
+    Attributes:
+        title: what figures call it.
+        resident_limit_mib: images that are no larger once decoded are kept in memory.
+    """
+
+    title: str
+    resident_limit_mib: int = 4096
+
+    def __post_init__(self) -> None:
+        check_name("benchmarks.title", self.title)
+        check(self.resident_limit_mib >= 0, "benchmarks.resident_limit_mib", self.resident_limit_mib, "≥ 0")
+
+    @property
+    def figures_title(self) -> str:
+        """What figures call it."""
+        return self.title
+
+
+@dataclass(frozen=True, kw_only=True)
+class BLUFRConfig(_BenchmarkConfig):
+    """LFW by BLUFR; see `ssl_sec.face_benchmarks.OpenSetBenchmark`.
+
+    Attributes:
+        root: the folder of LFW's images, in folders of each person's.
+        lists: BLUFR's `blufr_lfw_config.mat`; None draws trials of its kind, over any people, as the others say.
+        seed: decides the draws.
+        num_trials: ≥ 1.
+        num_gallery: people who are known, ≥ 1.
+        num_training_people: people whom a trial leaves out, ≥ 0.
+    """
+
+    name: Literal["blufr"] = "blufr"
+    title: str = "blufr"
+    root: str
+    lists: str | None = None
+    seed: int = 0
+    num_trials: int = 10
+    num_gallery: int = 1000
+    num_training_people: int = 1500
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.num_trials >= 1, "benchmarks.num_trials", self.num_trials, "≥ 1")
+        check(self.num_gallery >= 1, "benchmarks.num_gallery", self.num_gallery, "≥ 1")
+        check(self.num_training_people >= 0, "benchmarks.num_training_people", self.num_training_people, "≥ 0")
+
+    def open(self, image_size_px: int, num_channels: int) -> OpenSetBenchmark:
+        """The images and the trials."""
+        root, where = Path(self.root).expanduser(), f"benchmarks.root of {self.title}, image"
+        if self.lists is None:
+            # An image beside the folders is nobody's.
+            paths = [path for path in image_paths(root) if "/" in path]
+            names, labels = _numbered([path.rpartition("/")[0] for path in paths])
+            drawn = random_open_set_trials(
+                labels,
+                self.seed,
+                num_trials=self.num_trials,
+                num_gallery=self.num_gallery,
+                num_training_people=self.num_training_people,
+            )
+            trials = tuple(drawn)
+        else:
+            where = _each(self.lists, "image")
+            protocol = read_blufr(Path(self.lists).expanduser())
+            paths, trials = paths_by_stem(protocol.images, root, where), protocol.trials
+            numbers, labels = protocol.labels.unique(return_inverse=True)
+            names = tuple(map(str, numbers.tolist()))
+        people = frozenset(printable(path.rpartition("/")[0]) for path in paths) - {""}
+        images = open_listed(
+            paths, labels, names, root, where, self.title, image_size_px, num_channels, self.resident_limit_mib
+        )
+        return OpenSetBenchmark(images=images, trials=trials, people=people)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegaFaceConfig(_BenchmarkConfig):
+    """MegaFace's Challenge 1; see `ssl_sec.face_benchmarks.MegaFaceBenchmark`.
+
+    Attributes:
+        probes: list of the images that are looked for, FaceScrub's, with their people.
+        probes_root: the folder of them.
+        distractors: list of the distractors.
+        distractors_root: the folder of them.
+        sizes: numbers of distractors, each ≥ 1.
+        seed: which distractors those are.
+    """
+
+    name: Literal["megaface"] = "megaface"
+    title: str = "megaface"
+    probes: str
+    probes_root: str
+    distractors: str
+    distractors_root: str
+    sizes: tuple[int, ...] = (10**3, 10**4, 10**5, 10**6)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(bool(self.sizes) and min(self.sizes) >= 1, "benchmarks.sizes", list(self.sizes), "one or more, each ≥ 1")
+
+    def open(self, image_size_px: int, num_channels: int) -> MegaFaceBenchmark:
+        """The probes and the distractors."""
+        probes = read_megaface_list(Path(self.probes).expanduser())
+        names, labels = _numbered(probes.ids)
+        if len(names) == len(probes.ids):
+            raise DataError(
+                f"{printable(self.probes)}: {len(probes.paths)} images of {len(names)} people; needed: two of one"
+            )
+        distractors = read_megaface_list(Path(self.distractors).expanduser()).paths
+        if len(distractors) < max(self.sizes):
+            raise DataError(
+                f"{printable(self.distractors)}: {len(distractors)} images, but benchmarks.sizes asks for "
+                f"{max(self.sizes)}"
+            )
+        image_format = (image_size_px, num_channels, self.resident_limit_mib)
+        return MegaFaceBenchmark(
+            probes=open_listed(
+                probes.paths,
+                labels,
+                names,
+                Path(self.probes_root).expanduser(),
+                _each(self.probes, "image"),
+                f"{self.title}/probes",
+                *image_format,
+            ),
+            distractors=open_listed(
+                distractors,
+                torch.zeros(len(distractors), dtype=torch.int64),
+                (UNKNOWN,),
+                Path(self.distractors_root).expanduser(),
+                _each(self.distractors, "image"),
+                f"{self.title}/distractors",
+                *image_format,
+            ),
+            sizes=self.sizes,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplatesConfig(_BenchmarkConfig):
+    """IJB-C's verification, or IJB-B's; see `ssl_sec.face_benchmarks.TemplatesBenchmark`.
+
+    Attributes:
+        faces: list of the images with their templates and media, `ijbc_face_tid_mid.txt`.
+        pairs: list of the pairs of templates, `ijbc_template_pair_label.txt`.
+        root: the folder of the images.
+        fars: the false accept rates at which true ones are told, each in (0, 1).
+    """
+
+    name: Literal["templates"] = "templates"
+    title: str = "ijbc"
+    faces: str
+    pairs: str
+    root: str
+    fars: tuple[float, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(all(0 < far < 1 for far in self.fars), "benchmarks.fars", list(self.fars), "in (0, 1)")
+
+    def open(self, image_size_px: int, num_channels: int) -> TemplatesBenchmark:
+        """The faces and the pairs."""
+        faces = read_template_faces(Path(self.faces).expanduser())
+        pairs = read_template_pairs(Path(self.pairs).expanduser())
+        require_both_kinds(pairs.same, printable(self.pairs))
+        faceless = (~torch.isin(torch.stack([pairs.first, pairs.second], 1), faces.templates.unique())).nonzero()
+        if len(faceless):
+            line, side = faceless[0].tolist()
+            raise DataError(
+                f"{_each(self.pairs, 'line')} {line + 1}: no face of template {int(pairs[side][line])} in "
+                f"{printable(self.faces)}"
+            )
+        images = open_listed(
+            faces.paths,
+            torch.zeros(len(faces.paths), dtype=torch.int64),
+            (UNKNOWN,),
+            Path(self.root).expanduser(),
+            _each(self.faces, "line"),
+            self.title,
+            image_size_px,
+            num_channels,
+            self.resident_limit_mib,
+        )
+        return TemplatesBenchmark(images=images, faces=faces, pairs=pairs, fars=self.fars)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideosConfig(_BenchmarkConfig):
+    """YouTube Faces; see `ssl_sec.face_benchmarks.VideosBenchmark`.
+
+    Attributes:
+        splits: its `splits.txt`.
+        root: the folder of the videos, <person>/<number>/, each with the images of its frames.
+    """
+
+    name: Literal["videos"] = "videos"
+    title: str = "ytf"
+    splits: str
+    root: str
+
+    def open(self, image_size_px: int, num_channels: int) -> VideosBenchmark:
+        """The frames and the pairs."""
+        pairs = read_video_pairs(Path(self.splits).expanduser())
+        require_both_kinds(pairs.same, printable(self.splits))
+        _require_folds(pairs.folds, printable(self.splits))
+        root = Path(self.root).expanduser()
+        paths, video = frames_of_videos(pairs.videos, root, printable(self.splits))
+        frames = open_listed(
+            paths,
+            video,
+            pairs.videos,
+            root,
+            _each(self.splits, "frame"),
+            self.title,
+            image_size_px,
+            num_channels,
+            self.resident_limit_mib,
+        )
+        return VideosBenchmark(frames=frames, pairs=pairs)
+
+
+BenchmarkConfig = PairsConfig | BLUFRConfig | MegaFaceConfig | TemplatesConfig | VideosConfig
+
+
+def open_benchmark(config: BenchmarkConfig, image_size_px: int, num_channels: int) -> Benchmark:
+    """Reads a benchmark's files, as the training images are: resized to the same side, with as many channels.
+
+    Raises:
+        MissingDataError: a list or a folder is not there.
+        DataError: a list is malformed, or it names an image that is not there.
+    """
+    opened = config.open(image_size_px, num_channels)
+    if isinstance(opened, VerificationPairs):
+        _require_folds(opened.folds, f"benchmark {opened.name}")
+        return PairsBenchmark(pairs=opened)
+    return opened
+
+
+def _numbered(people: Sequence[str]) -> tuple[tuple[str, ...], Int64[Tensor, " images"]]:
+    """The names of those on some images, and the number of each image's."""
+    numbers = {person: number for number, person in enumerate(dict.fromkeys(people))}
+    return tuple(map(printable, numbers)), torch.tensor([numbers[person] for person in people], dtype=torch.int64)
+
+
+def _each(path: str, unit: str) -> str:
+    """What errors call an entry of a list, before its number."""
+    return f"{printable(path)} {unit}"
+
+
+def _require_folds(folds: Int64[Tensor, " pairs"], where: str) -> None:
+    if len(folds.unique()) < 2:
+        raise DataError(f"{where}: all pairs are in one fold; needed: two or more, as the others choose a threshold")
