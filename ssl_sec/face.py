@@ -22,6 +22,7 @@ from ssl_sec.face_benchmarks import Benchmark, Protocols, cosines
 from ssl_sec.face_config import FaceConfig, FaceEvaluationConfig
 from ssl_sec.loss_config import PairLossConfig
 from ssl_sec.losses import Loss, NormFaceLoss
+from ssl_sec.losses.geometry import directions, norms
 from ssl_sec.objective import Objective
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training import Cadence, Recipe, Runtime, train
@@ -175,7 +176,9 @@ class _WithFlips(nn.Module):
         if self._flips == "none":
             return embeddings
         merge = sum_of_directions if self._flips == "sum_of_directions" else sum_of_embeddings
-        return merge(embeddings.float(), self.network(images.flip(-1)).float())
+        merged = merge(embeddings, self.network(images.flip(-1)))
+        # Benchmarks compare directions: the norm stays that of the image's own embedding.
+        return directions(merged) * norms(embeddings).unsqueeze(1)
 
 
 class _Monitor:
