@@ -18,7 +18,7 @@ rows to its own classes, and what they put together is a few numbers a row.
 
 import math
 from abc import abstractmethod
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int64
@@ -92,6 +92,22 @@ class ClassParts(Protocol):
         ...
 
 
+class Compared(NamedTuple):
+    """Rows and the templates held here.
+
+    Attributes:
+        rows: what stands for the rows in a similarity.
+        templates: those held here, as they are.
+        places: where among these a row's own template would be; it is not here if that is out of their range.
+        own: similarity of each row to its own template, wherever that is.
+    """
+
+    rows: Float[Tensor, "rows dim"]
+    templates: Float[Tensor, "held dim"]
+    places: Int64[Tensor, " rows"]
+    own: Float[Tensor, " rows"]
+
+
 class TemplateLoss(_ClassLoss):
     """A loss with learned templates: of all classes, or of some while other workers hold the rest.
 
@@ -141,7 +157,7 @@ class TemplateLoss(_ClassLoss):
         own = torch.where(held, (rows * own_templates).sum(1), 0.0)
         if self._parts is not None:
             own = self._parts.sum(own)
-        return self._term(own, rows, templates, places)
+        return self._term(Compared(rows, templates, places, own))
 
     def _of_rows(self, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
         """What stands for the rows in a similarity."""
@@ -152,21 +168,8 @@ class TemplateLoss(_ClassLoss):
         return directions(templates)
 
     @abstractmethod
-    def _term(
-        self,
-        own: Float[Tensor, " rows"],
-        rows: Float[Tensor, "rows dim"],
-        templates: Float[Tensor, "held dim"],
-        places: Int64[Tensor, " rows"],
-    ) -> Float[Tensor, " rows"]:
-        """The term of each row.
-
-        Args:
-            own: its similarity to its own template.
-            rows: what stands for the rows.
-            templates: those held here, as they are.
-            places: where among these a row's own template would be; it is not here if that is out of their range.
-        """
+    def _term(self, compared: Compared) -> Float[Tensor, " rows"]:
+        """The term of each row."""
 
 
 class _SoftmaxLoss(TemplateLoss):
@@ -179,18 +182,13 @@ class _SoftmaxLoss(TemplateLoss):
         require(scale > 0, "scale", scale, "> 0")
         self.scale = scale
 
-    def _term(
-        self,
-        own: Float[Tensor, " rows"],
-        rows: Float[Tensor, "rows dim"],
-        templates: Float[Tensor, "held dim"],
-        places: Int64[Tensor, " rows"],
-    ) -> Float[Tensor, " rows"]:
-        others = over_tiles(self._log_sum_exp, self.scale * rows, templates, places, own).logsumexp(1)
+    def _term(self, compared: Compared) -> Float[Tensor, " rows"]:
+        scaled = compared._replace(rows=self.scale * compared.rows)
+        others = over_tiles(self._log_sum_exp, *scaled).logsumexp(1)
         if self._parts is not None:
             highest = self._parts.highest(others)
             others = self._parts.sum((others - highest).exp()).log() + highest
-        excess = others - self.scale * self._harder(own)
+        excess = others - self.scale * self._harder(compared.own)
         return torch.logaddexp(excess, torch.zeros_like(excess))
 
     def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
@@ -374,15 +372,15 @@ class _AgentLoss(TemplateLoss):
         require(margin >= 0, "margin", margin, "≥ 0")
         self.margin = margin
 
-    def _hinges(
-        self,
-        rows: Float[Tensor, "rows dim"],
-        templates: Float[Tensor, "held dim"],
-        places: Int64[Tensor, " rows"],
-        own: Float[Tensor, " rows"],
-    ) -> Float[Tensor, " rows"]:
-        sums = over_tiles(self._sum_of_hinges, rows, templates, places, own).sum(1)
-        return sums if self._parts is None else self._parts.sum(sums)
+    def _term(self, compared: Compared) -> Float[Tensor, " rows"]:
+        hinges = over_tiles(self._sum_of_hinges, *compared).sum(1)
+        if self._parts is not None:
+            hinges = self._parts.sum(hinges)
+        return hinges + self._pull(compared.own)
+
+    def _pull(self, own: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        """What the own class costs beside the hinges."""
+        return torch.zeros_like(own)
 
     def _sum_of_hinges(
         self,
@@ -411,14 +409,8 @@ class CContrastiveLoss(_AgentLoss):
     def __init__(self, num_classes: int, dim: int, margin: float = 1.0) -> None:
         super().__init__(num_classes, dim, margin)
 
-    def _term(
-        self,
-        own: Float[Tensor, " rows"],
-        rows: Float[Tensor, "rows dim"],
-        templates: Float[Tensor, "held dim"],
-        places: Int64[Tensor, " rows"],
-    ) -> Float[Tensor, " rows"]:
-        return 2 - 2 * own + self._hinges(rows, templates, places, own)
+    def _pull(self, own: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        return 2 - 2 * own
 
     def _bound(self, own: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
         return torch.full_like(own, self.margin)
@@ -435,15 +427,6 @@ class CTripletLoss(_AgentLoss):
 
     def __init__(self, num_classes: int, dim: int, margin: float = 0.8) -> None:
         super().__init__(num_classes, dim, margin)
-
-    def _term(
-        self,
-        own: Float[Tensor, " rows"],
-        rows: Float[Tensor, "rows dim"],
-        templates: Float[Tensor, "held dim"],
-        places: Int64[Tensor, " rows"],
-    ) -> Float[Tensor, " rows"]:
-        return self._hinges(rows, templates, places, own)
 
     def _bound(self, own: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
         return self.margin + 2 - 2 * own
