@@ -217,8 +217,6 @@ class ParquetConfig(_FilesConfig):
     cache_folder: str = "~/.cache/ssl_sec"
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
-        if split == "test":
-            self._require_test()
         return open_parquet(
             split,
             train=list(self.train),
@@ -234,17 +232,13 @@ class ParquetConfig(_FilesConfig):
         )
 
     def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        if self.test is None:
+            raise ConfigError("data.test: found None, must be given, unless data.num_train_classes splits data.train")
         train, test = (
-            parquet_class_names(list(files), self.image_column, self.label_column)
-            for files in (self.train, self._require_test())
+            parquet_class_names(list(files), self.image_column, self.label_column) for files in (self.train, self.test)
         )
         require_disjoint(train, test, "parquet")
         return own_classes(self._open(split, crop))
-
-    def _require_test(self) -> tuple[str, ...]:
-        if self.test is None:
-            raise ConfigError("data.test: found None, must be given, unless data.num_train_classes splits data.train")
-        return self.test
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -656,6 +650,23 @@ class SphereFaceNetConfig(_EncoderConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PixelsConfig(_EncoderConfig):
+    """The pixels themselves as features, the floor that an encoder has to beat."""
+
+    name: Literal["pixels"] = "pixels"
+
+    def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
+        """Nothing that has weights."""
+        return OwnNetwork(title="the pixels")
+
+    def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return FACE_MEAN, FACE_STD
+
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
+        return nn.Flatten(), num_channels * image_size_px**2
+
+
+@dataclass(frozen=True, kw_only=True)
 class TimmConfig(_EncoderConfig):
     """Any timm model by name.
 
@@ -683,7 +694,9 @@ class TimmConfig(_EncoderConfig):
         return timm_backbone(self.model, self.pretrained and self.weights is None, num_channels, image_size_px)
 
 
-EncoderConfig = ResNetConfig | BNInceptionConfig | GoogLeNetConfig | IRConfig | SphereFaceNetConfig | TimmConfig
+EncoderConfig = (
+    ResNetConfig | BNInceptionConfig | GoogLeNetConfig | IRConfig | SphereFaceNetConfig | PixelsConfig | TimmConfig
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -752,7 +765,23 @@ class LinearHeadConfig(_HeadConfig):
                 return LinearBatchNormHead(num_features, self.dim)
 
 
-HeadConfig = MLPHeadConfig | LinearHeadConfig
+@dataclass(frozen=True, kw_only=True)
+class IdentityHeadConfig(_HeadConfig):
+    """The features are the embeddings; `dim` is their number."""
+
+    name: Literal["identity"] = "identity"
+
+    def _head(self, num_features: int) -> nn.Identity:
+        check(
+            self.dim == num_features,
+            "head.dim",
+            self.dim,
+            f"{num_features}, the number of features, with head=identity",
+        )
+        return nn.Identity()
+
+
+HeadConfig = MLPHeadConfig | LinearHeadConfig | IdentityHeadConfig
 
 
 @dataclass(frozen=True, kw_only=True)

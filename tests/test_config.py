@@ -18,6 +18,7 @@ from ssl_sec.config import (
     DigitsConfig,
     FolderConfig,
     GoogLeNetConfig,
+    IdentityHeadConfig,
     InShopConfig,
     IRConfig,
     LinearHeadConfig,
@@ -27,6 +28,7 @@ from ssl_sec.config import (
     NoConstraintConfig,
     OptimiserConfig,
     ParquetConfig,
+    PixelsConfig,
     PretrainConfig,
     ProbeConfig,
     ProbeJobConfig,
@@ -144,12 +146,6 @@ def test_a_wrong_value_is_named_with_its_key_and_what_is_allowed(key, value, all
         ({"name": "folder", "root": "r"}, "data.image_size_px", 0, "> 0"),
         ({"name": "folder", "root": "r"}, "data.resident_limit_mib", -1, "≥ 0"),
         ({"name": "parquet", "train": ["a"], "test": ["b"]}, "data.max_images", -1, "> 0"),
-        (
-            {"name": "parquet", "train": ["a"], "test": ["b"]},
-            "data.test",
-            None,
-            "given, unless data.num_train_classes splits data.train",
-        ),
         ({"name": "ray"}, "runtime.num_workers", 0, "≥ 1"),
         ({"name": "ray"}, "runtime.cpus_per_worker", 0, "≥ 1"),
         ({"name": "ray"}, "runtime.max_failures", -2, "≥ 0, or -1 for no limit"),
@@ -195,11 +191,13 @@ def test_a_misspelled_key_of_a_group_is_answered_with_the_nearest():
         ("encoder", {"name": "ir50", "width": 0.25}, IRConfig),
         ("encoder", {"name": "se_ir50", "weights": "w", "freeze_batch_norm": True}, IRConfig),
         ("encoder", {"name": "sphereface_net", "units": [1, 1, 1, 1]}, SphereFaceNetConfig),
+        ("encoder", {"name": "pixels"}, PixelsConfig),
         ("encoder", {"name": "timm", "model": "test_vit"}, TimmConfig),
         ("head", {"name": "mlp", "num_layers": 3}, MLPHeadConfig),
         ("head", {"name": "bn_fc"}, LinearHeadConfig),
         ("head", {"name": "fc", "dim": 64}, LinearHeadConfig),
         ("head", {"name": "fc_bn", "weights": "w"}, LinearHeadConfig),
+        ("head", {"name": "identity", "dim": 64}, IdentityHeadConfig),
         ("constraint", {"name": "sec", "eta": 1.0}, SphericalConfig),
         ("constraint", {"name": "sec_ema", "eta": 1.0, "rho": 0.1}, SphericalConfig),
         ("constraint", {"name": "l2reg", "eta": 1.0, "radius": 0.0}, SphericalConfig),
@@ -289,6 +287,8 @@ def test_parquet_opens_by_class(tmp_path):
     assert [part.class_names for part in opened] == [("a", "b", "c"), ("d",)]
     with pytest.raises(MissingDataError, match="set data.test"):
         data.open("test")
+    with pytest.raises(ConfigError, match="^data.test: found None, must be given, unless data.num_train_classes"):
+        ParquetConfig(train=(train,)).open_by_class("train", CROP)
     data = ParquetConfig(train=(train,), test=(train, test), cache_folder=str(tmp_path))
     with pytest.raises(DataError, match="^parquet: 2 classes are in both splits: a, b;"):
         data.open_by_class("train", CROP)
@@ -484,6 +484,15 @@ def test_a_linear_head_has_batch_norm_before_it_behind_it_or_none():
     assert [name for name, _ in LinearHeadConfig(name="fc").build(7).named_children()] == ["fc"]
     assert [name for name, _ in LinearHeadConfig(name="fc_bn").build(7).named_children()] == ["fc", "features"]
     assert LinearHeadConfig(name="fc").build(7).fc.weight.shape == (512, 7)
+
+
+def test_pixels_are_features_and_embeddings_without_a_network():
+    encoder = PixelsConfig().build(3, 4)
+    images = torch.rand(2, 3, 4, 4)
+    embeddings = IdentityHeadConfig(dim=48).build(encoder.num_features)(encoder(images))
+    torch.testing.assert_close(embeddings, ((255 * images - 127.5) / 128).flatten(1))
+    with pytest.raises(ConfigError, match="head.dim: found 47, must be 48, the number of features"):
+        IdentityHeadConfig(dim=47).build(encoder.num_features)
 
 
 @pytest.mark.parametrize(

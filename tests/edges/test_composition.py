@@ -61,6 +61,7 @@ def test_cifar_experiments_are_the_papers(name, data, constraint, epochs, eta, t
 
 REQUIRED = {
     "timm": ["encoder.model=resnet18"],
+    "identity": ["head.dim=64"],
     "folder": ["data.root=x"],
     "parquet": ["data.train=[x]", "data.test=[x]"],
     **{name: ["data.root=x"] for name in ("records", "cub", "cars196", "sop", "inshop")},
@@ -86,7 +87,7 @@ def composed(job: str, *overrides: str) -> dict[str, object]:
 
 def given_for(name: str) -> list[str]:
     """What an experiment needs from the command line."""
-    if name in ("cifar10_cpu", "cars196_cpu"):
+    if name in ("cifar10_cpu", "cars196_cpu", "lfw_cpu"):
         return REQUIRED["parquet"]
     if job_of(name) == "face":
         return REQUIRED["records"]
