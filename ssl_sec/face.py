@@ -132,7 +132,7 @@ def _loss_figures(loss: Loss) -> dict[str, float]:
     """What NormFace's loss could be at its best, beside what it is."""
     for module in loss.modules():
         if isinstance(module, NormFaceLoss):
-            return {"train/loss_lower_bound": module.lower_bound(), "train/scale": float(module.scale)}
+            return {"train/loss_lower_bound": module.lower_bound(), "train/scale": module.current_scale}
     return {}
 
 

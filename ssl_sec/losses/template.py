@@ -272,7 +272,12 @@ class NormFaceLoss(_SoftmaxLoss):
 
     def lower_bound(self) -> float:
         """The least that the loss can be at its scale (Proposition 2)."""
-        return normalized_softmax_lower_bound(self.num_classes, float(self.scale))
+        return normalized_softmax_lower_bound(self.num_classes, self.current_scale)
+
+    @property
+    def current_scale(self) -> float:
+        """s, learned or not; a GPU is waited for."""
+        return self.scale.detach().item() if isinstance(self.scale, Tensor) else self.scale
 
     def extra_repr(self) -> str:
         """The values that define the loss."""
