@@ -52,6 +52,8 @@ _AXIS_LABELS = {
     "train/verification_eer": "training equal error rate (%)",
     "val/verification_accuracy": "validation verification accuracy (%)",
     "val/verification_eer": "validation equal error rate (%)",
+    "train/loss_lower_bound": "least loss at the scale (NormFace, Prop. 2)",
+    "train/scale": "scale of the logits",
     "val/knn_top1": "kNN top-1 accuracy (%)",
     "val/recall_at_1": "validation Recall@1 (%)",
     "val/rankme": "effective rank (RankMe)",
