@@ -161,9 +161,7 @@ class Recipe:
         """
         found, saved = len(self.image_set.class_names), int(state.get("num_classes", len(self.image_set.class_names)))
         if found != saved:
-            raise StorageError(
-                f"{self.image_set.name} has {found} classes, but the checkpoint's run had {saved}"
-            )
+            raise StorageError(f"{self.image_set.name} has {found} classes, but the checkpoint's run had {saved}")
         self.encoder.load_state_dict(state["encoder"])
         self.head.load_state_dict(state["head"])
         self.objective.load_state_dict(state["objective"])

@@ -131,7 +131,7 @@ def _train(
     job: Job,
     config: RecipeConfig,
     *,
-    total: float,
+    total: int | float,
     unit: Literal["epoch", "step"],
 ) -> Finished:
     assert config.run_name is not None

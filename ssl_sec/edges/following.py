@@ -144,7 +144,7 @@ class Progress:
     """
 
     def __init__(
-        self, total: float, name: str, unit: Literal["epoch", "step"] = "epoch", stream: Stream | None = None
+        self, total: int | float, name: str, unit: Literal["epoch", "step"] = "epoch", stream: Stream | None = None
     ) -> None:
         self._stream: Stream = stream or sys.stderr
         self._total = total
