@@ -1,7 +1,7 @@
 """A million class templates on workers that could not hold the logits: memory and time of a training step.
 
-    python -m benchmarks.classes                     # 2 workers, 1,000,000 classes x 512, batch 1,024, on the CPU
-    python -m benchmarks.classes classes=100000 rows=256 steps=3
+    python -m benchmarks.classes                     # 2 workers, 1,000,000 classes x 512, batch 256, on the CPU
+    python -m benchmarks.classes classes=100000 rows=64 steps=3
 
 Each worker holds the templates of half of the classes with their gradients and momentum, and takes ArcFace's steps by
 SGD; the peer, torch's cross-entropy of all cosines, runs in one process. Every part runs in a process of its own, whose
@@ -9,6 +9,7 @@ peak of resident memory the system tells. Losses after each step are compared.
 Writes benchmarks/results/classes-cpu.json.
 """
 
+import json
 import multiprocessing
 import os
 import resource
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +34,7 @@ from ssl_sec.objective import Objective
 from ssl_sec.schedules import Constant
 
 WORKERS, DIM, SCALE, MARGIN_RADIANS = 2, 512, 64.0, 0.45
-SIZES = {"classes": 1_000_000, "rows": 1024, "steps": 2}
+SIZES = {"classes": 1_000_000, "rows": 256, "steps": 2}
 
 
 def batch(rows: int, classes: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,15 +82,16 @@ def steps(sizes: dict[str, int], loss: TemplateLoss, value: Callable[..., torch.
     return losses
 
 
-def part(name: str, rank: int, world_size: int, rendezvous: str, sizes: dict[str, int], answers: Any) -> None:
-    """One process; answers with its losses, its seconds and its peak memory."""
+def part(name: str, rank: int, world_size: int, folder: str, sizes: dict[str, int]) -> None:
+    """One process; leaves its losses, its seconds and its peak memory."""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world_size))
     if world_size > 1:
-        dist.init_process_group("gloo", f"file://{rendezvous}", world_size=world_size, rank=rank)
+        dist.init_process_group("gloo", f"file://{folder}/meet", world_size=world_size, rank=rank)
     before = _peak_mib()
     start = time.perf_counter()
     losses = plain(sizes) if name == "plain" else ours(sizes, shared_out=world_size > 1)
-    answers.put((losses, time.perf_counter() - start, _peak_mib() - before))
+    told = {"losses": losses, "seconds": time.perf_counter() - start, "peak_mib": _peak_mib() - before}
+    Path(folder, str(rank)).write_text(json.dumps(told))
     if world_size > 1:
         dist.destroy_process_group()
 
@@ -97,21 +100,21 @@ def measured(name: str, world_size: int, sizes: dict[str, int]) -> dict[str, Any
     """Losses, seconds a step and the highest peak of the workers' memory, beyond that of the imports."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        answers = context.Queue()
-        arguments = [(name, rank, world_size, f"{folder}/meet", sizes, answers) for rank in range(world_size)]
+        arguments = [(name, rank, world_size, folder, sizes) for rank in range(world_size)]
         processes = [context.Process(target=part, args=each) for each in arguments]
         for process in processes:
             process.start()
-        told = [answers.get() for _ in processes]
         for process in processes:
             process.join()
-    losses, seconds, peaks = zip(*told, strict=True)
+        if any(process.exitcode for process in processes):
+            raise SystemExit(f"{name} on {world_size} workers ended early, as a machine without memory lets it")
+        told = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(world_size)]
     return {
         "case": name,
         "workers": world_size,
-        "losses": losses[0],
-        "seconds_a_step": max(seconds) / sizes["steps"],
-        "peak_mib_a_worker": max(peaks),
+        "losses": told[0]["losses"],
+        "seconds_a_step": max(each["seconds"] for each in told) / sizes["steps"],
+        "peak_mib_a_worker": max(each["peak_mib"] for each in told),
     }
 
 
