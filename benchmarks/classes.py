@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.measure import environment, save, table
-from ssl_sec.class_sharding import draw_templates, held_templates
+from ssl_sec.class_sharding import draw_templates
 from ssl_sec.collectives import average_parameter_gradients, own_rows
 from ssl_sec.losses import ArcFaceLoss
 from ssl_sec.losses.template import TemplateLoss
@@ -49,7 +49,7 @@ def ours(sizes: dict[str, int], shared_out: bool) -> list[float]:
         loss = ArcFaceLoss(sizes["classes"], DIM, SCALE, MARGIN_RADIANS)
     draw_templates(loss, 0, shared_out)
     objective = Objective(loss, None, Constant(0.0))
-    average_parameter_gradients(objective, [each.rows for each in held_templates(objective).values()])
+    average_parameter_gradients(objective, [loss.weight] if shared_out else [])
     return steps(sizes, loss, lambda rows, labels, step: objective(rows, labels, step).total, own_rows(sizes["rows"]))
 
 
