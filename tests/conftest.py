@@ -11,12 +11,10 @@ os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
 install_import_hook("ssl_sec", "beartype.beartype")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Tests of one file stay in one process; all that need several workers do, as these are slow to start."""
-    for item in items:
-        together = "distributed" if item.get_closest_marker("distributed") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(together))
+    together = "distributed" if item.get_closest_marker("distributed") else str(item.path)
+    item.add_marker(pytest.mark.xdist_group(together))
 
 
 @pytest.fixture(scope="session", autouse=True)
