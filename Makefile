@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 MLFLOW_PORT ?= 5000
 DOCKER ?= docker
-# Tests that share what is slow to set up stay together; see tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+# A file's tests stay together: they share what is slow to set up.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help

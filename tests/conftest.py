@@ -11,12 +11,6 @@ os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
 install_import_hook("ssl_sec", "beartype.beartype")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests of one file stay in one process; all that need several workers do, as these are slow to start."""
-    together = "distributed" if item.get_closest_marker("distributed") else str(item.path)
-    item.add_marker(pytest.mark.xdist_group(together))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def no_worker_outlives_the_tests():
     """Ends the warm workers while coverage still listens to them."""
