@@ -9,25 +9,18 @@ peak of resident memory the system tells. Losses after each step are compared.
 Writes benchmarks/results/classes-cpu.json.
 """
 
-import json
-import multiprocessing
-import os
-import resource
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.measure import environment, save, table
+from benchmarks.measure import environment, on_workers, peak_resident_mib, save, table
 from ssl_sec.class_sharding import draw_templates
-from ssl_sec.collectives import average_parameter_gradients, own_rows
+from ssl_sec.collectives import average_parameter_gradients, own_rows, world_size
 from ssl_sec.losses import ArcFaceLoss
 from ssl_sec.losses.template import TemplateLoss
 from ssl_sec.objective import Objective
@@ -82,44 +75,25 @@ def steps(sizes: dict[str, int], loss: TemplateLoss, value: Callable[..., torch.
     return losses
 
 
-def part(name: str, rank: int, world_size: int, folder: str, sizes: dict[str, int]) -> None:
-    """One process; leaves its losses, its seconds and its peak memory."""
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world_size))
-    if world_size > 1:
-        dist.init_process_group("gloo", f"file://{folder}/meet", world_size=world_size, rank=rank)
-    before = _peak_mib()
+def part(name: str, sizes: dict[str, int]) -> dict[str, Any]:
+    """What one process has to tell: its losses, its seconds and its peak memory beyond that of the imports."""
+    before = peak_resident_mib()
     start = time.perf_counter()
-    losses = plain(sizes) if name == "plain" else ours(sizes, shared_out=world_size > 1)
-    told = {"losses": losses, "seconds": time.perf_counter() - start, "peak_mib": _peak_mib() - before}
-    Path(folder, str(rank)).write_text(json.dumps(told))
-    if world_size > 1:
-        dist.destroy_process_group()
+    losses = plain(sizes) if name == "plain" else ours(sizes, shared_out=world_size() > 1)
+    seconds = (time.perf_counter() - start) / sizes["steps"]
+    return {"losses": losses, "seconds_a_step": seconds, "peak_mib": peak_resident_mib() - before}
 
 
-def measured(name: str, world_size: int, sizes: dict[str, int]) -> dict[str, Any]:
-    """Losses, seconds a step and the highest peak of the workers' memory, beyond that of the imports."""
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = [(name, rank, world_size, folder, sizes) for rank in range(world_size)]
-        processes = [context.Process(target=part, args=each) for each in arguments]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        if any(process.exitcode for process in processes):
-            raise SystemExit(f"{name} on {world_size} workers ended early, as a machine without memory lets it")
-        told = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(world_size)]
+def measured(name: str, workers: int, sizes: dict[str, int]) -> dict[str, Any]:
+    """Losses, seconds a step and the highest peak of the workers' memory."""
+    told = on_workers(workers, part, name, sizes)
     return {
         "case": name,
-        "workers": world_size,
+        "workers": workers,
         "losses": told[0]["losses"],
-        "seconds_a_step": max(each["seconds"] for each in told) / sizes["steps"],
+        "seconds_a_step": max(each["seconds_a_step"] for each in told),
         "peak_mib_a_worker": max(each["peak_mib"] for each in told),
     }
-
-
-def _peak_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main(arguments: list[str]) -> None:

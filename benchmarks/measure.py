@@ -1,8 +1,11 @@
 """Time and memory of functions that take turns, and the machine they ran on."""
 
+import argparse
 import json
+import multiprocessing
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import tempfile
@@ -14,9 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def command_line(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """The options of a benchmark's module, none so far; its docstring begins with what it is."""
+    return argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=(doc or "").partition("\n")[0])
 
 
 def in_turn(
@@ -36,11 +45,11 @@ def in_turn(
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
-            _wait()
+            wait()
             start = time.perf_counter()
             for _ in range(calls):
                 function()
-            _wait()
+            wait()
             seconds[name].append((time.perf_counter() - start) / calls)
     return seconds
 
@@ -53,7 +62,7 @@ def ratio(peer: list[float], ours: list[float]) -> float:
 def peak_memory(function: Callable[[], object]) -> int:
     """Bytes of tensors that a call holds at its height beyond those that were there; measured in a call of its own."""
     if torch.cuda.is_available():
-        _wait()
+        wait()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         function()
@@ -69,6 +78,43 @@ def peak_memory(function: Callable[[], object]) -> int:
         held += event["args"]["Bytes"]
         height = max(height, held)
     return height
+
+
+def on_workers(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What `function` returns in each of so many gloo workers, processes of their own that share the cores out.
+
+    Args:
+        world_size: how many; one has no process group.
+        function: at the top level of a module; what it returns goes through JSON.
+        arguments: of the function, the same for every worker.
+    """
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            context.Process(target=_worker, args=(rank, world_size, folder, function, arguments))
+            for rank in range(world_size)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        if any(process.exitcode for process in processes):
+            raise SystemExit(f"{function.__name__} on {world_size} workers ended early: see above, or out of memory")
+        return [json.loads(Path(folder, str(rank)).read_text()) for rank in range(world_size)]
+
+
+def _worker(rank: int, world_size: int, folder: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world_size))
+    if world_size > 1:
+        dist.init_process_group("gloo", f"file://{folder}/meet", world_size=world_size, rank=rank)
+    Path(folder, str(rank)).write_text(json.dumps(function(*arguments)))
+    if world_size > 1:
+        dist.destroy_process_group()
+
+
+def peak_resident_mib() -> float:
+    """The most memory that this process has had so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def environment() -> dict[str, Any]:
@@ -117,7 +163,8 @@ def _without_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def _wait() -> None:
+def wait() -> None:
+    """Waits for the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

@@ -1,0 +1,192 @@
+"""How time and memory grow: with the rows of NT-Xent, the workers, the images of the data set and the classes.
+
+    python -m benchmarks.growth                        # two minutes on two CPU cores
+    python -m benchmarks.growth --rows 512 2048 8192 32768 65536 --classes 1000 10000 100000 1000000
+
+Workers are gloo processes that share the cores, so that they show what is sent, not how fast it would be; what that
+costs on 8 to 1,024 GPUs is reckoned from the bytes (`benchmarks.communication`), not measured. Writes
+benchmarks/results/growth-{cpu,gpu}.json and a plot beside it.
+"""
+
+import time
+from collections.abc import Callable
+from math import sqrt
+from statistics import median
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+from torch.nn import functional
+
+from benchmarks import communication
+from benchmarks.measure import (
+    RESULTS,
+    command_line,
+    environment,
+    in_turn,
+    on_workers,
+    peak_memory,
+    save,
+    table,
+)
+from benchmarks.simclr import Ours, Setting, random_images
+from ssl_sec import losses
+from ssl_sec.batch import Batch
+from ssl_sec.collectives import world_size
+from ssl_sec.data.image_set import ResidentImages
+from ssl_sec.data.samplers import ShuffledBatches
+from ssl_sec.drawing import add_grid, arm_look
+
+DIM = 128
+FACE_DIM, FACE_ROWS = 512, 256
+# Beyond it, the cosines of all pairs and what their gradient needs do not fit where ours still does.
+MOST_DENSE_ROWS = 16_384
+SETTING = Setting(encoder="resnet18", batch=64, precision="float32", width=0.25)
+
+
+def main() -> None:
+    """Measures all, prints the tables and writes the figures."""
+    parser = command_line("growth", __doc__)
+    parser.add_argument("--rows", nargs="+", type=int, default=[512, 2048, 8192, 16_384], help="of NT-Xent")
+    parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument("--images", nargs="+", type=int, default=[10_000, 100_000, 1_000_000, 10_000_000])
+    parser.add_argument("--classes", nargs="+", type=int, default=[1000, 10_000, 100_000])
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    measured = {
+        "rows": [of_rows(count, device) for count in options.rows],
+        "classes": [of_classes(count, device) for count in options.classes],
+        "images": [of_images(count) for count in options.images],
+        "workers": [of_workers(count) for count in options.workers] if device.type == "cpu" else [],
+    }
+    for name, rows in measured.items():
+        if rows:
+            print(f"\n{name}\n{table([_shown(row) for row in rows])}")
+    reckoned = communication.reckoned()
+    print(f"\nreckoned, not measured: {communication.ASSUMED}\n{table([_shown(row) for row in reckoned])}")
+    path = save("growth", {"environment": environment(), **measured, "reckoned": reckoned})
+    draw(measured).savefig(RESULTS / path.with_suffix(".svg").name)
+    print(f"\n{path}")
+
+
+def of_rows(num_rows: int, device: torch.device) -> dict[str, Any]:
+    """Forward and backward of NT-Xent: ours, and all cosines at once."""
+    generator = torch.Generator().manual_seed(0)
+    embeddings = (torch.randn(num_rows, DIM, generator=generator) / sqrt(DIM)).to(device).requires_grad_()
+    labels = torch.arange(num_rows // 2, device=device).repeat(2)
+    loss = losses.NTXentLoss(0.5)
+
+    def ours() -> None:
+        embeddings.grad = None
+        loss(embeddings, labels).backward()
+
+    def dense() -> None:
+        embeddings.grad = None
+        rows = functional.normalize(embeddings)
+        logits = (rows @ rows.T / 0.5).masked_fill(torch.eye(num_rows, dtype=torch.bool, device=device), float("-inf"))
+        functional.cross_entropy(logits, torch.arange(num_rows, device=device).roll(num_rows // 2)).backward()
+
+    return {"rows": num_rows, **_time_and_memory(ours, dense if num_rows <= MOST_DENSE_ROWS else None)}
+
+
+def of_classes(num_classes: int, device: torch.device) -> dict[str, Any]:
+    """Forward and backward of ArcFace on one worker: ours, and torch's cross-entropy of all logits."""
+    torch.manual_seed(0)
+    loss = losses.ArcFaceLoss(num_classes, FACE_DIM).to(device)
+    embeddings = torch.randn(FACE_ROWS, FACE_DIM).to(device).requires_grad_()
+    labels = torch.randint(num_classes, (FACE_ROWS,)).to(device)
+
+    def ours() -> None:
+        loss.zero_grad(set_to_none=True)
+        loss(embeddings, labels).backward()
+
+    def dense() -> None:
+        loss.zero_grad(set_to_none=True)
+        cosines = functional.linear(functional.normalize(embeddings), functional.normalize(loss.weight))
+        functional.cross_entropy(64.0 * cosines, labels).backward()
+
+    return {"classes": num_classes, **_time_and_memory(ours, dense)}
+
+
+def _time_and_memory(ours: Callable[[], None], dense: Callable[[], None] | None) -> dict[str, Any]:
+    turns = {"ours": ours} if dense is None else {"ours": ours, "dense": dense}
+    seconds = in_turn(turns, rounds=1)
+    if sum(taken for (taken,) in seconds.values()) < 1:
+        seconds = in_turn(turns, rounds=5)
+    figures: dict[str, Any] = {}
+    for name, function in turns.items():
+        figures |= {f"{name}_ms": 1e3 * median(seconds[name]), f"{name}_mib": peak_memory(function) / 2**20}
+    return figures
+
+
+def of_images(num_images: int, batch: int = 256) -> dict[str, Any]:
+    """Drawing and reading a batch, from a resident set of small images."""
+    pixels = torch.zeros(num_images, 1, 8, 8, dtype=torch.uint8)
+    labels = torch.zeros(num_images, dtype=torch.int64)
+    images = ResidentImages(images=pixels, labels=labels, class_names=("any",), name="zeros", description="")
+    sampler = ShuffledBatches(num_images=num_images, global_batch_size=batch, seed=0)
+    step = 0
+
+    def draw_and_read() -> Batch:
+        nonlocal step
+        step += 1
+        return images.read(sampler.indices(step))
+
+    seconds = in_turn({"ours": draw_and_read}, rounds=5, calls=20)["ours"]
+    return {"images": num_images, "ours_ms": 1e3 * median(seconds), "ours_mib": peak_memory(draw_and_read) / 2**20}
+
+
+def of_workers(count: int) -> dict[str, Any]:
+    """Steps of the same recipe on so many workers, and what they send."""
+    told = on_workers(count, _trained)
+    assert len({each["calls"] for each in told}) == 1
+    return {"workers": count, **told[0]}
+
+
+def _trained(steps: int = 5) -> dict[str, float]:
+    """What one worker sends in a step, and how long a step takes."""
+    ours = Ours(SETTING, random_images(1000, 32), torch.device("cpu"))
+    ours.steps(2)
+    with communication.counted() as sent:
+        ours.steps(1)
+    network = nn.ModuleList([ours.recipe.encoder, ours.recipe.head])
+    if world_size() > 1:
+        rows = 2 * SETTING.batch // world_size()
+        assert sent == communication.expected(network, rows, world_size()), "the reckoning knows of other collectives"
+    start = time.perf_counter()
+    ours.steps(steps)
+    seconds = (time.perf_counter() - start) / steps
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    return {
+        "ms_a_step": 1e3 * seconds,
+        "calls": sent.calls,
+        "kib_beside_gradients": sent.num_bytes / 1024,
+        "gradients_kib": 4 * parameters / 1024,
+    }
+
+
+def _shown(row: dict[str, Any]) -> dict[str, str]:
+    return {
+        key.replace("_", " "): f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+        for key, value in row.items()
+    }
+
+
+def draw(measured: dict[str, list[dict[str, Any]]]) -> Figure:
+    """Time and memory over the rows and over the classes, in logarithms."""
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    for plots, kind in zip(figure.subplots(2, 2), ("rows", "classes"), strict=True):
+        for axes, unit, label in zip(plots, ("ms", "mib"), ("ms", "MiB"), strict=True):
+            for place, (name, shown_as) in enumerate((("dense", "all at once"), ("ours", "ours"))):
+                points = [(each[kind], each[f"{name}_{unit}"]) for each in measured[kind] if f"{name}_{unit}" in each]
+                colour, style = arm_look(place)
+                axes.loglog(*zip(*points, strict=True), color=colour, linestyle=style, marker="o", label=shown_as)
+            axes.set(xlabel=f"{kind} of {'NT-Xent' if kind == 'rows' else 'ArcFace'}", ylabel=label)
+            axes.legend(frameon=False)
+            add_grid(axes)
+    return figure
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""SimCLR's training step in three ways, with one network, batch, precision and set of images.
+
+Ours is the product's: `build_recipe` and `train`. lightly's is the one of its CIFAR-10 benchmark: PIL images, its
+transform in the processes of a DataLoader, its NT-Xent. The plain loop is what one writes in an afternoon: images on
+the device, kornia's batched transforms, NT-Xent as the cross-entropy of all cosines. All take SGD with momentum.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float, UInt8
+from kornia import augmentation
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+
+from ssl_sec import collectives
+from ssl_sec.config import PretrainConfig
+from ssl_sec.data.image_set import ResidentImages
+from ssl_sec.diagnostics import NormHistogram
+from ssl_sec.pretraining import build_recipe
+from ssl_sec.settings import from_values
+from ssl_sec.training import Cadence, Precision, Recipe, Request, autocast, train
+
+TEMPERATURE, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.5, 0.03, 0.9, 1e-4
+NEVER = 10**9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What all share.
+
+    Attributes:
+        encoder: resnet18 or resnet50, with the CIFAR stem.
+        batch: images of a step, two views each.
+        precision: of the forward pass.
+        width: multiplies the channels of every layer.
+    """
+
+    encoder: str
+    batch: int
+    precision: Precision
+    width: float = 1.0
+
+
+def random_images(count: int, size_px: int) -> ResidentImages:
+    """Images of random pixels: no rate depends on what is seen."""
+    pixels = torch.randint(256, (count, 3, size_px, size_px), generator=torch.Generator().manual_seed(0)).byte()
+    labels = torch.zeros(count, dtype=torch.int64)
+    return ResidentImages(
+        images=pixels, labels=labels, class_names=("any",), name="random", description="random pixels"
+    )
+
+
+class Contender(Protocol):
+    """Trains, going on from where it was."""
+
+    def steps(self, count: int) -> None:
+        """Takes so many steps."""
+        ...
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A runtime that keeps nothing, of this worker of the process group, or of one without it."""
+
+    device: torch.device
+    rank: int = field(default_factory=collectives.rank)
+    world_size: int = field(default_factory=collectives.world_size)
+
+    def report(self, step: int, metrics: Mapping[str, float], norms: NormHistogram | None = None) -> None:
+        """Forgets the figures."""
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Forgets the state."""
+
+    def request(self) -> Request:
+        """Nobody asks."""
+        return Request.NONE
+
+
+def recipe_of(
+    setting: Setting, images: ResidentImages, device: torch.device, **runtime: object
+) -> tuple[Recipe, PretrainConfig]:
+    """The product's recipe, with options of `runtime`, and its config."""
+    values: dict[str, object] = {
+        "recipe": "throughput",
+        "epochs": 1_000_000,
+        "global_batch_size": setting.batch,
+        "data": {"name": "digits"},  # never opened: the images are given
+        "encoder": {"name": setting.encoder, "width": setting.width},
+        "head": {"name": "mlp"},
+        "augment": {},
+        "loss": {"name": "ntxent", "temperature": TEMPERATURE},
+        "constraint": {"name": "sec", "eta": 0.5, "ramp": "constant"},
+        "optimiser": {
+            "name": "sgd",
+            "learning_rate": LEARNING_RATE,
+            "momentum": MOMENTUM,
+            "weight_decay": WEIGHT_DECAY,
+        },
+        "runtime": {"name": "local", "precision": setting.precision, **runtime},
+    }
+    config = from_values(PretrainConfig, values)
+    return build_recipe(config, images.to(device), Alone(device)), config
+
+
+class Ours:
+    """The product's loop."""
+
+    def __init__(self, setting: Setting, images: ResidentImages, device: torch.device, **runtime: object) -> None:
+        self.recipe, _ = recipe_of(setting, images, device, **runtime)
+        self._runtime = Alone(device)
+        self._taken = 0
+
+    def steps(self, count: int) -> None:
+        """Takes so many steps."""
+        first, self._taken = self._taken, self._taken + count
+        recipe = replace(self.recipe, total_steps=self._taken)
+        cadence = Cadence(log_every_steps=NEVER, save_every_steps=NEVER, monitor_every_steps=NEVER)
+        train(recipe, self._runtime, cadence, lambda _: {}, first)
+
+
+class _Peer:
+    """What the two peers share: the network, SGD, and a step on two batches of views."""
+
+    def __init__(self, setting: Setting, images: ResidentImages, device: torch.device) -> None:
+        recipe, _ = recipe_of(setting, images, device)  # for a network that starts as ours
+        self._model = nn.Sequential(recipe.encoder, recipe.head).train()
+        self._optimiser = torch.optim.SGD(
+            self._model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
+        )
+        self._setting = setting
+        self._device = device
+        self._pairs = self.pairs(images)
+
+    def pairs(self, images: ResidentImages) -> Iterator[tuple[Tensor, Tensor]]:
+        """Endless batches of first and second views."""
+        raise NotImplementedError
+
+    def loss(self, first: Tensor, second: Tensor) -> Tensor:
+        """NT-Xent of the embeddings of both views."""
+        raise NotImplementedError
+
+    def forward(self) -> AbstractContextManager[object]:
+        """The precision of the forward pass."""
+        return autocast(self._device, self._setting.precision)
+
+    def steps(self, count: int) -> None:
+        """Takes so many steps."""
+        for first, second in itertools.islice(self._pairs, count):
+            self._optimiser.zero_grad()
+            with self.forward():
+                embeddings = self._model(torch.cat([first, second]))
+            self.loss(*embeddings.float().chunk(2)).backward()
+            self._optimiser.step()
+
+
+class Lightly(_Peer):
+    """lightly's recipe, with so many processes for its transform."""
+
+    def __init__(self, setting: Setting, images: ResidentImages, device: torch.device, num_workers: int) -> None:
+        from lightly.loss import NTXentLoss
+
+        self._num_workers = num_workers
+        self._nt_xent = NTXentLoss(TEMPERATURE)
+        super().__init__(setting, images, device)
+
+    def pairs(self, images: ResidentImages) -> Iterator[tuple[Tensor, Tensor]]:
+        """Both views as its transform makes them, an epoch after the other."""
+        loader = DataLoader(
+            _PilImages(images),
+            self._setting.batch,
+            shuffle=True,
+            drop_last=True,
+            num_workers=self._num_workers,
+            persistent_workers=self._num_workers > 0,
+            pin_memory=self._device.type == "cuda",
+        )
+        while True:
+            for first, second in loader:
+                yield first.to(self._device, non_blocking=True), second.to(self._device, non_blocking=True)
+
+    def loss(self, first: Tensor, second: Tensor) -> Tensor:
+        """Its NT-Xent."""
+        return self._nt_xent(first, second)
+
+
+class _PilImages(Dataset[Sequence[Any]]):
+    """Two views of an image that lies in memory, as torchvision's CIFAR10 hands it on."""
+
+    def __init__(self, images: ResidentImages) -> None:
+        from lightly.transforms.simclr_transform import SimCLRTransform
+
+        self._pixels = images.images.permute(0, 2, 3, 1).contiguous().numpy()
+        self._transform = SimCLRTransform(images.image_shape[1], cj_strength=0.5, gaussian_blur=0.0)
+
+    def __len__(self) -> int:
+        return len(self._pixels)
+
+    def __getitem__(self, index: int) -> Sequence[Any]:
+        return self._transform(Image.fromarray(self._pixels[index]))
+
+
+class Plain(_Peer):
+    """A plain PyTorch loop with its images on the device."""
+
+    def pairs(self, images: ResidentImages) -> Iterator[tuple[Tensor, Tensor]]:
+        """Both views by kornia, each of a batch at once."""
+        pixels: UInt8[Tensor, "images 3 height width"] = images.images.to(self._device)
+        size = images.image_shape[1]
+        transform = augmentation.AugmentationSequential(
+            augmentation.RandomResizedCrop(
+                (size, size), scale=(0.08, 1.0), cropping_mode="resample"
+            ),  # its faster mode
+            augmentation.RandomHorizontalFlip(),
+            augmentation.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8),
+            augmentation.RandomGrayscale(p=0.2),
+            data_keys=["input"],
+        )
+        while True:
+            order = torch.randperm(len(pixels), device=self._device)
+            for rows in order.split(self._setting.batch):
+                if len(rows) == self._setting.batch:
+                    batch = pixels[rows].float() / 255
+                    yield transform(batch), transform(batch)
+
+    def loss(self, first: Float[Tensor, "batch dim"], second: Float[Tensor, "batch dim"]) -> Tensor:
+        """Cross-entropy of each row's cosines to all others."""
+        rows = functional.normalize(torch.cat([first, second]), dim=1)
+        logits = (rows @ rows.T / TEMPERATURE).fill_diagonal_(float("-inf"))
+        partner = torch.arange(len(rows), device=rows.device).roll(len(first))
+        return functional.cross_entropy(logits, partner)

@@ -1,0 +1,218 @@
+"""Images a second of pretraining: ours, lightly's recipe and a plain PyTorch loop, with one network, batch, precision.
+
+    python -m benchmarks.throughput                                    # ResNet-18, batch 256, some minutes on two cores
+    python -m benchmarks.throughput --encoder resnet18 resnet50 --batch 256 1024 4096 --images <folder of images>
+
+They take turns in one process; an image counts once, with both of its views. Beside the rates: the share of the
+machine's own rate of matrix products (model FLOP utilisation), and where a step of ours spends its time, measured in
+steps that wait for the device after each part. Without --images, the pixels are random: no rate depends on them.
+Writes benchmarks/results/throughput-{cpu,gpu}.json and a plot beside it.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.measure import RESULTS, command_line, environment, in_turn, peak_memory, ratio, save, table, wait
+from benchmarks.simclr import Contender, Lightly, Ours, Plain, Setting, random_images
+from ssl_sec.batch import Batch
+from ssl_sec.config import FolderConfig
+from ssl_sec.data.image_set import ResidentImages
+from ssl_sec.drawing import add_grid, arm_look
+from ssl_sec.training import Recipe, autocast
+
+SECONDS_A_TURN = 8.0
+NUM_RANDOM_IMAGES = 10_000
+PEERS = ("lightly", "plain loop")
+# What the README recommends for a GPU; a CPU gains from the layout alone.
+OPTIONS: Mapping[str, dict[str, bool]] = {
+    "cpu": {"channels_last": True},
+    "cuda": {"channels_last": True, "compile": True},
+}
+
+
+def main() -> None:
+    """Measures every setting, prints the table and writes the figures."""
+    parser = command_line("throughput", __doc__)
+    parser.add_argument("--encoder", nargs="+", default=["resnet18"], choices=["resnet18", "resnet50"])
+    parser.add_argument("--batch", nargs="+", type=int, default=[256], help="images of a step")
+    parser.add_argument("--width", type=float, default=1.0, help="of every layer, as a multiple")
+    parser.add_argument("--precision", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
+    parser.add_argument("--images", type=Path, help="a folder with a folder of images for each class")
+    parser.add_argument("--image-size-px", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--contender", nargs="+", default=[*contenders(torch.device("cpu"))], help="which of them")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    images = images_of(options.images, options.image_size_px, max(options.batch))
+    rows = []
+    for encoder in options.encoder:
+        for precision in options.precision:
+            for batch in options.batch:
+                setting = Setting(encoder=encoder, batch=batch, precision=precision, width=options.width)
+                rows += measure(setting, images, device, options.rounds, options.contender)
+                print(table([shown(row) for row in rows[-len(options.contender) :]]), end="\n\n", flush=True)
+    path = save("throughput", {"environment": environment(), "images": images.description, "rows": rows})
+    draw(rows).savefig(RESULTS / path.with_suffix(".svg").name)
+    print(path)
+
+
+def images_of(folder: Path | None, size_px: int, at_least: int) -> ResidentImages:
+    """The images of a folder in memory; random ones without a folder."""
+    if folder is not None:
+        opened = FolderConfig(root=str(folder), image_size_px=size_px).open("train")
+        assert isinstance(opened, ResidentImages)
+        return opened
+    return random_images(max(NUM_RANDOM_IMAGES, at_least), size_px)
+
+
+def contenders(device: torch.device) -> dict[str, Callable[[Setting, ResidentImages], Contender]]:
+    """Who takes part, by name."""
+    options = OPTIONS[device.type]
+    made: dict[str, Callable[[Setting, ResidentImages], Contender]] = {
+        "ours": lambda setting, images: Ours(setting, images, device, **options),
+        "ours, as is": lambda setting, images: Ours(setting, images, device),
+        "plain loop": lambda setting, images: Plain(setting, images, device),
+        "lightly": lambda setting, images: Lightly(setting, images, device, os.cpu_count() or 1),
+    }
+    return made
+
+
+def measure(
+    setting: Setting, images: ResidentImages, device: torch.device, rounds: int, names: list[str]
+) -> list[dict[str, Any]]:
+    """The figures of all contenders at one setting."""
+    trained = {name: make(setting, images) for name, make in contenders(device).items() if name in names}
+    counts = {}
+    for name, contender in trained.items():
+        contender.steps(2)  # compiles, starts processes, finds algorithms
+        wait()
+        start = time.perf_counter()
+        contender.steps(1)
+        wait()
+        counts[name] = max(1, round(SECONDS_A_TURN / (time.perf_counter() - start)))
+    turns = {name: (lambda name=name: trained[name].steps(counts[name])) for name in trained}
+    taken = in_turn(turns, rounds, warm_up=False)
+    seconds = {name: [each / counts[name] for each in taken[name]] for name in trained}
+    flops = None
+    rows = []
+    for name, contender in trained.items():
+        rates = [setting.batch / each for each in seconds[name]]
+        row: dict[str, Any] = {
+            **asdict(setting),
+            "contender": name,
+            "images_per_s": statistics.median(rates),
+            "each": rates,
+            "times_as_fast_as": {
+                peer: ratio(seconds[peer], seconds[name]) for peer in PEERS if peer in seconds and peer != name
+            },
+            "peak_mib": peak_memory(lambda contender=contender: contender.steps(1)) / 2**20
+            if device.type == "cuda"
+            else None,
+        }
+        if isinstance(contender, Ours):
+            flops = flops or flops_per_image(contender.recipe, images)
+            row["mfu"] = row["images_per_s"] * flops / matrix_rate(device, setting.precision)
+            row["shares"] = shares(contender.recipe, device)
+        rows.append(row)
+    return rows
+
+
+def flops_per_image(recipe: Recipe, images: ResidentImages) -> float:
+    """Operations of the forward and backward pass of both views of an image, by torch's counter."""
+    views = torch.zeros(2, *images.image_shape, device=next(recipe.encoder.parameters()).device)
+    with FlopCounterMode(display=False) as counter:
+        recipe.head(recipe.encoder(views)).sum().backward()
+    recipe.optimiser.zero_grad()
+    return counter.get_total_flops()
+
+
+def matrix_rate(device: torch.device, precision: str) -> float:
+    """Operations a second of a product of two big square matrices: what the machine reaches at its best."""
+    size = 8192 if device.type == "cuda" else 2048
+    matrix = torch.randn(size, size, device=device, dtype=getattr(torch, precision))
+    taken = in_turn({"product": lambda: matrix @ matrix}, rounds=5, calls=4)["product"]
+    return 2 * size**3 / min(taken)
+
+
+def shares(recipe: Recipe, device: torch.device, steps: int = 3) -> dict[str, float]:
+    """The parts of a step as shares of it: one that waits for the device after each part."""
+    recipe.model.train()
+    spent: dict[str, float] = {}
+    clock = time.perf_counter()
+
+    def done(part: str) -> None:
+        nonlocal clock
+        wait()
+        now = time.perf_counter()
+        spent[part] = spent.get(part, 0.0) + now - clock
+        clock = now
+
+    for step in range(steps + 1):
+        if step == 1:
+            spent.clear()  # the first one warms up
+        done("other")
+        rows = slice(0, recipe.sampler.global_batch_size)
+        batch: Batch = recipe.image_set.read(recipe.sampler.indices(step)).to(device)
+        done("data")
+        views = recipe.views(batch.images, step, rows, recipe.sampler.global_batch_size)
+        views = views.contiguous(memory_format=torch.channels_last if recipe.channels_last else torch.contiguous_format)
+        done("augmentation")
+        with autocast(device, recipe.precision):
+            embeddings = recipe.model(views)
+        done("forward")
+        leaf = embeddings.detach().requires_grad_()
+        recipe.objective(leaf, recipe.row_labels(batch, rows), step).total.backward()
+        done("loss")
+        embeddings.backward(leaf.grad)
+        done("backward")
+        recipe.optimiser.step()
+        recipe.optimiser.zero_grad()
+        done("optimiser")
+    total = sum(spent.values())
+    return {part: seconds / total for part, seconds in spent.items() if part != "other"}
+
+
+def shown(row: Mapping[str, Any]) -> dict[str, str]:
+    """A row of the table."""
+    times = row["times_as_fast_as"]
+    return {
+        "": row["contender"],
+        "network": f"{row['encoder']} x {row['width']:g}",
+        "batch": f"{row['batch']:,}",
+        "precision": row["precision"],
+        "images/s": f"{row['images_per_s']:,.1f}",
+        **{f"times {peer}": f"{times[peer]:.2f}" if peer in times else "-" for peer in PEERS},
+        "of peak": f"{100 * row['mfu']:.0f} %" if "mfu" in row else "-",
+        "parts of a step": ", ".join(f"{part} {100 * share:.1f} %" for part, share in row.get("shares", {}).items()),
+    }
+
+
+def draw(rows: list[dict[str, Any]]) -> Figure:
+    """Images a second over the batch, a plot for each network and precision."""
+    kinds = sorted({(row["encoder"], row["precision"]) for row in rows})
+    figure = Figure(figsize=(4.5 * len(kinds), 3.6), layout="constrained")
+    for axes, (encoder, precision) in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+        of_kind = [row for row in rows if (row["encoder"], row["precision"]) == (encoder, precision)]
+        for place, name in enumerate(dict.fromkeys(row["contender"] for row in of_kind)):
+            own = [row for row in of_kind if row["contender"] == name]
+            colour, style = arm_look(place)
+            batches, rates = [row["batch"] for row in own], [row["images_per_s"] for row in own]
+            axes.plot(batches, rates, color=colour, linestyle=style, marker="o", label=name)
+        axes.set(title=f"{encoder}, {precision}", xlabel="batch", ylabel="images/s (two views each)", ylim=(0, None))
+        axes.set_xscale("log", base=2)
+        axes.legend(frameon=False)
+        add_grid(axes)
+    return figure
+
+
+if __name__ == "__main__":
+    main()
