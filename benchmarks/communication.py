@@ -3,12 +3,14 @@
 A worker of W has b images, two views each, embeddings of D values, a network of P weights and L batch norms with C
 channels in all. Per step it takes part in
 
-    embeddings        a gather of 2bW · D values and of 2bW labels of 8 bytes, and a sum of as many values backward
+    embeddings        a gather of 2bW · D values and of 2bW labels of 8 bytes, and backward a sum of as many values,
+                      of which each worker gets its own rows
     loss              a sum of one value, and one in the backward pass
     batch norm        L gathers of (2C_l + 1) · W values, and L sums of 2C_l in the backward pass
     gradients         a mean of P values, in buckets of 25 MiB, while the backward pass goes on
 
-A ring of W moves 2 (W − 1)/W of a sum's bytes through each worker and (W − 1)/W of a gather's, and a call takes one
+A ring of W moves 2 (W − 1)/W of a sum's bytes through each worker and half of it of a gather's and of a sum of
+which each gets a part; a call takes one
 latency for each of log2 W levels. What overlaps with the backward pass costs only what it takes longer.
 """
 
@@ -37,7 +39,7 @@ class Sent:
 
     Attributes:
         calls: of collectives, without DDP's.
-        num_bytes: of their results.
+        num_bytes: of the larger of what goes in and what comes out.
     """
 
     calls: int = 0
@@ -52,14 +54,14 @@ def counted() -> Iterator[Sent]:
     def counting(name: str) -> Any:
         collective = getattr(dist, name)
 
-        def call(result: Tensor, *arguments: Any, **options: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             sent.calls += 1
-            sent.num_bytes += result.numel() * result.element_size()
-            return collective(result, *arguments, **options)
+            sent.num_bytes += max(each.nbytes for each in arguments if isinstance(each, Tensor))
+            return collective(*arguments, **options)
 
         return mock.patch.object(dist, name, call)
 
-    with counting("all_reduce"), counting("all_gather_into_tensor"):
+    with counting("all_reduce"), counting("all_gather_into_tensor"), counting("reduce_scatter_tensor"):
         yield sent
 
 
@@ -102,7 +104,7 @@ def reckoned(workers: tuple[int, ...] = (8, 16, 64, 256, 1024)) -> list[dict[str
         # Cosines and two products of the backward pass, of own rows with all.
         loss = 3 * 2 * (2 * IMAGES_A_GPU) * (2 * IMAGES_A_GPU * count) * DIM / CLUSTER.flops_per_s
         batch_norm = sum(_gather(BYTES * (2 * c + 1) * count, count) + _sum(BYTES * 2 * c, count) for c in channels)
-        gathered = _gather(embeddings, count) + _sum(embeddings, count)
+        gathered = 2 * _gather(embeddings, count)  # backward, it is scattered
         gradients = _sum(BYTES * num_weights, count, calls=-(-BYTES * num_weights // BUCKET_BYTES))
         exposed = max(0.0, gradients - 2 / 3 * compute)
         step = compute + loss + batch_norm + gathered + exposed

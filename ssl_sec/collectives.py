@@ -36,9 +36,10 @@ class _GatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
-        grad = grad_outputs[0].contiguous().clone()
-        dist.all_reduce(grad)
-        return grad[rank() * ctx.num_rows : (rank() + 1) * ctx.num_rows]
+        grad = grad_outputs[0].contiguous()
+        own = grad.new_empty((ctx.num_rows, *grad.shape[1:]))
+        dist.reduce_scatter_tensor(own, grad)
+        return own
 
 
 class _SumOverWorkers(torch.autograd.Function):
