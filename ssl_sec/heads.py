@@ -3,6 +3,9 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ssl_sec.encoders.initialisation import caffe_xavier_
+from ssl_sec.encoders.light_cnn import MFM_BIAS, max_feature_map
+
 
 class ProjectionHead(nn.Module):
     """SimCLR's projection MLP: (linear, batch norm, ReLU) for each hidden layer, then a linear layer.
@@ -87,3 +90,21 @@ class LinearBatchNormHead(nn.Module):
     def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
         """Raw embeddings."""
         return self.features(self.fc(features))
+
+
+class MaxoutHead(nn.Module):
+    """The elementwise maximum of two linear layers: the last layer of Wu et al. 2015, behind `encoders.light_cnn`.
+
+    Args:
+        num_features: width of the encoder's features.
+        dim: width of the embeddings.
+    """
+
+    def __init__(self, num_features: int, dim: int = 256) -> None:
+        super().__init__()
+        self.fc = nn.Linear(num_features, 2 * dim)
+        caffe_xavier_(self.fc, MFM_BIAS)
+
+    def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
+        """Raw embeddings."""
+        return max_feature_map(self.fc(features))
