@@ -742,14 +742,14 @@ class _HeadConfig:
     def __post_init__(self) -> None:
         check(self.dim > 0, "head.dim", self.dim, "> 0")
 
-    def build(self, num_features: int) -> nn.Module:
-        """The head for an encoder's features, with the weights it is to start from."""
-        head = self._head(num_features)
+    def build(self, num_features: int, seed: int) -> nn.Module:
+        """The head for an encoder's features, with the weights it is to start from; the seed is of its dropout."""
+        head = self._head(num_features, seed)
         if self.weights is not None:
             load_head_weights(head, Path(self.weights).expanduser())
         return head
 
-    def _head(self, num_features: int) -> nn.Module:
+    def _head(self, num_features: int, seed: int) -> nn.Module:
         raise AssertionError("each head builds its own")
 
 
@@ -772,27 +772,38 @@ class MLPHeadConfig(_HeadConfig):
         if self.hidden_dim is not None:
             check(self.hidden_dim > 0, "head.hidden_dim", self.hidden_dim, "> 0")
 
-    def _head(self, num_features: int) -> ProjectionHead:
+    def _head(self, num_features: int, seed: int) -> ProjectionHead:
         return ProjectionHead(num_features, self.hidden_dim or num_features, self.dim, self.num_layers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearHeadConfig(_HeadConfig):
-    """A linear layer (fc), batch norm before (bn_fc) or behind it (fc_bn), or the maximum of two layers (maxout)."""
+    """A linear layer (fc), batch norm before (bn_fc) or behind it (fc_bn), or the maximum of two layers (maxout).
+
+    Attributes:
+        dropout: probability with which an entry of the embeddings, or of the features before fc_bn, is 0 in training.
+    """
 
     name: Literal["bn_fc", "fc", "fc_bn", "maxout"]
     dim: int = 512
+    dropout: float = 0.0
 
-    def _head(self, num_features: int) -> BatchNormLinearHead | LinearHead | LinearBatchNormHead | MaxoutHead:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(0 <= self.dropout < 1, "head.dropout", self.dropout, "in [0, 1)")
+
+    def _head(
+        self, num_features: int, seed: int
+    ) -> BatchNormLinearHead | LinearHead | LinearBatchNormHead | MaxoutHead:
         match self.name:
             case "bn_fc":
-                return BatchNormLinearHead(num_features, self.dim)
+                return BatchNormLinearHead(num_features, self.dim, self.dropout, seed)
             case "fc":
-                return LinearHead(num_features, self.dim)
+                return LinearHead(num_features, self.dim, self.dropout, seed)
             case "fc_bn":
-                return LinearBatchNormHead(num_features, self.dim)
+                return LinearBatchNormHead(num_features, self.dim, self.dropout, seed)
             case "maxout":
-                return MaxoutHead(num_features, self.dim)
+                return MaxoutHead(num_features, self.dim, self.dropout, seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -801,7 +812,7 @@ class IdentityHeadConfig(_HeadConfig):
 
     name: Literal["identity"] = "identity"
 
-    def _head(self, num_features: int) -> nn.Identity:
+    def _head(self, num_features: int, seed: int) -> nn.Identity:
         check(
             self.dim == num_features,
             "head.dim",

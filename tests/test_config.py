@@ -139,6 +139,7 @@ def test_a_wrong_value_is_named_with_its_key_and_what_is_allowed(key, value, all
         ({"name": "sec_ema", "eta": 1.0}, "constraint.rho", 1.5, "in (0, 1]"),
         ({"name": "fixed_radius", "eta": 1.0}, "constraint.radius", -1.0, "≥ 0"),
         ({"name": "fc"}, "head.dim", 0, "> 0"),
+        ({"name": "maxout"}, "head.dropout", 1.0, "in [0, 1)"),
         ({"name": "ir18"}, "encoder.width", 0.0, "> 0"),
         ({"name": "sphereface_net"}, "encoder.width", -1.0, "> 0"),
         ({"name": "sphereface_net"}, "encoder.units", [1, 2, 3], "four numbers ≥ 0"),
@@ -482,28 +483,38 @@ def test_images_that_are_too_small_for_an_encoder_are_one_line(name, smallest):
 
 
 def test_the_hidden_width_of_the_head_is_that_of_the_features_unless_stated():
-    assert MLPHeadConfig(dim=5).build(7).layers[0].weight.shape == (7, 7)
-    assert MLPHeadConfig(dim=5, hidden_dim=9, num_layers=3).build(7).layers[3].weight.shape == (9, 9)
+    assert MLPHeadConfig(dim=5).build(7, 0).layers[0].weight.shape == (7, 7)
+    assert MLPHeadConfig(dim=5, hidden_dim=9, num_layers=3).build(7, 0).layers[3].weight.shape == (9, 9)
+
+
+@pytest.mark.parametrize("name", ["bn_fc", "fc", "fc_bn", "maxout"])
+def test_a_linear_heads_dropout_has_its_probability_and_the_runs_seed(name):
+    found = LinearHeadConfig(name=name, dim=5, dropout=0.3).build(7, 11).dropout
+    assert (found.probability, found.width, found.seed) == (0.3, 7 if name == "fc_bn" else 5, 11)
 
 
 def test_a_maxout_head_has_two_linear_layers():
-    assert LinearHeadConfig(name="maxout").build(7).fc.weight.shape == (1024, 7)
+    assert LinearHeadConfig(name="maxout").build(7, 0).fc.weight.shape == (1024, 7)
 
 
 def test_a_linear_head_has_batch_norm_before_it_behind_it_or_none():
-    assert [name for name, _ in LinearHeadConfig(name="bn_fc").build(7).named_children()] == ["bn", "fc"]
-    assert [name for name, _ in LinearHeadConfig(name="fc").build(7).named_children()] == ["fc"]
-    assert [name for name, _ in LinearHeadConfig(name="fc_bn").build(7).named_children()] == ["fc", "features"]
-    assert LinearHeadConfig(name="fc").build(7).fc.weight.shape == (512, 7)
+    assert [name for name, _ in LinearHeadConfig(name="bn_fc").build(7, 0).named_children()] == ["bn", "fc", "dropout"]
+    assert [name for name, _ in LinearHeadConfig(name="fc").build(7, 0).named_children()] == ["fc", "dropout"]
+    assert [name for name, _ in LinearHeadConfig(name="fc_bn").build(7, 0).named_children()] == [
+        "fc",
+        "features",
+        "dropout",
+    ]
+    assert LinearHeadConfig(name="fc").build(7, 0).fc.weight.shape == (512, 7)
 
 
 def test_pixels_are_features_and_embeddings_without_a_network():
     encoder = PixelsConfig().build(3, 4)
     images = torch.rand(2, 3, 4, 4)
-    embeddings = IdentityHeadConfig(dim=48).build(encoder.num_features)(encoder(images))
+    embeddings = IdentityHeadConfig(dim=48).build(encoder.num_features, 0)(encoder(images))
     torch.testing.assert_close(embeddings, ((255 * images - 127.5) / 128).flatten(1))
     with pytest.raises(ConfigError, match="head.dim: found 47, must be 48, the number of features"):
-        IdentityHeadConfig(dim=47).build(encoder.num_features)
+        IdentityHeadConfig(dim=47).build(encoder.num_features, 0)
 
 
 @pytest.mark.parametrize(
@@ -512,14 +523,14 @@ def test_pixels_are_features_and_embeddings_without_a_network():
 )
 def test_heads_are_built_from_their_weights(tmp_path, config):
     torch.manual_seed(0)
-    first = config.build(7)
+    first = config.build(7, 0)
     path = tmp_path / "head.safetensors"
     save_weights(first, path)
-    second = dataclasses.replace(config, weights=str(path)).build(7)
+    second = dataclasses.replace(config, weights=str(path)).build(7, 0)
     features = torch.rand(3, 7)
     assert torch.equal(second(features), first(features))
     with pytest.raises(MissingDataError, match="^head.weights: no file /nowhere$"):
-        dataclasses.replace(config, weights="/nowhere").build(7)
+        dataclasses.replace(config, weights="/nowhere").build(7, 0)
 
 
 def test_the_constraint_and_its_weight_follow_the_settings():

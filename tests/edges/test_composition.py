@@ -254,7 +254,8 @@ def test_face_experiments_are_normfaces(name):
     config = face_config(name)
     assert (config.encoder.name, config.encoder.units, config.head.name) == ("sphereface_net", (1, 2, 5, 3), "fc")
     assert (config.evaluation.flips, config.evaluation.pca) == ("sum_of_embeddings", 512)
-    if name in ("casia_softmax_wen", "casia_softmax_center_wen"):
+    assert config.head.dropout == (0.5 if name == "casia_softmax_dropout_wen" else 0)
+    if name in ("casia_softmax_wen", "casia_softmax_dropout_wen", "casia_softmax_center_wen"):
         assert config.optimiser.learning_rate == 0.1
         assert steps_of(config, CASIA) == pytest.approx([16_000, 24_000, 28_000], rel=1e-3)
         assert (config.encoder.weights, config.head.weights) == (None, None)
@@ -285,6 +286,7 @@ def test_face_experiments_on_wus_network_are_normfaces(name):
     config = face_config(name)
     assert (config.encoder.name, config.encoder.width, config.head.name) == ("light_cnn", 1.0, "maxout")
     assert (config.data.num_channels, config.data.image_size_px) == (1, 128)
+    assert config.head.dropout == (0.7 if name == "casia_softmax_wu" else 0)
     described = name.removeprefix("casia_").removesuffix("_wu")
     if described == "softmax":
         assert (config.loss.name, config.evaluation.flips, config.evaluation.pca) == ("softmax", "none", None)
