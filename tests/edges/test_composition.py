@@ -281,6 +281,17 @@ def test_face_experiments_are_normfaces(name):
     }.get(described, (None, None))
 
 
+def test_the_benchmarks_of_normfaces_tables_are_added_as_the_file_says():
+    lines = (CONFIG_FOLDER / "table" / "normface.yaml").read_text().splitlines()
+    told = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
+    (override,) = re.findall(r"'(benchmarks=.*?)'", told)
+    values = composed("face", "experiment=casia_normface_wen", *given_for("casia_normface_wen"), override)
+    benchmarks = from_values(FaceConfig, values).benchmarks
+    assert benchmarks[0] == face_config("casia_normface_wen").benchmarks[0]
+    columns = [column for number in (2, 3, 5) for column in load("normface").table(number).columns]
+    assert {one.figures_title for one in benchmarks} == {re.split("[/_]", column.metric)[1] for column in columns}
+
+
 @pytest.mark.parametrize("name", load("normface").table(4).recipes())
 def test_face_experiments_on_wus_network_are_normfaces(name):
     config = face_config(name)
