@@ -59,7 +59,7 @@ def initialised(config: TrainingConfig, image_set: ImageSet, runtime: Runtime) -
     worker_rows(config.global_batch_size, runtime.rank, runtime.world_size)
     torch.manual_seed(derived_seed(config.seed, "weights"))
     encoder = config.encoder.build(num_channels, min(height, width))
-    return encoder, config.head.build(encoder.num_features)
+    return encoder, config.head.build(encoder.num_features, config.seed)
 
 
 def assembled(

@@ -36,6 +36,7 @@ from ssl_sec.encoders import (
     freeze_batch_norm,
     googlenet,
     ir,
+    light_cnn,
     load_head_weights,
     load_weights,
     resnet,
@@ -56,7 +57,7 @@ from ssl_sec.encoders.googlenet import GOOGLENET_MEAN, GOOGLENET_STD
 from ssl_sec.encoders.ir import IRName
 from ssl_sec.encoders.timm import timm_arguments, timm_scaling
 from ssl_sec.errors import ConfigError
-from ssl_sec.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead, ProjectionHead
+from ssl_sec.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead, MaxoutHead, ProjectionHead
 from ssl_sec.loss_config import NoTransformConfig, PairLossConfig, TransformConfig
 from ssl_sec.losses import SphericalConstraint
 from ssl_sec.optimisers import ParameterGroup, adam, lars, parameter_groups, sgd
@@ -650,6 +651,26 @@ class SphereFaceNetConfig(_EncoderConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LightCNNConfig(_EncoderConfig):
+    """Light CNN-9, whose last layer is the head `maxout`; see `ssl_sec.encoders.light_cnn`."""
+
+    name: Literal["light_cnn"] = "light_cnn"
+    width: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.width > 0, "encoder.width", self.width, "> 0")
+        check(not self.freeze_batch_norm, "encoder.freeze_batch_norm", True, "false: light_cnn has no batch norm")
+
+    def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
+        """What no installed library has."""
+        return OwnNetwork(title=f"Light CNN-9, width {self.width:g}")
+
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
+        return light_cnn(self.width, num_channels, image_size_px)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PixelsConfig(_EncoderConfig):
     """The pixels themselves as features, the floor that an encoder has to beat."""
 
@@ -695,7 +716,14 @@ class TimmConfig(_EncoderConfig):
 
 
 EncoderConfig = (
-    ResNetConfig | BNInceptionConfig | GoogLeNetConfig | IRConfig | SphereFaceNetConfig | PixelsConfig | TimmConfig
+    ResNetConfig
+    | BNInceptionConfig
+    | GoogLeNetConfig
+    | IRConfig
+    | SphereFaceNetConfig
+    | LightCNNConfig
+    | PixelsConfig
+    | TimmConfig
 )
 
 
@@ -714,14 +742,14 @@ class _HeadConfig:
     def __post_init__(self) -> None:
         check(self.dim > 0, "head.dim", self.dim, "> 0")
 
-    def build(self, num_features: int) -> nn.Module:
-        """The head for an encoder's features, with the weights it is to start from."""
-        head = self._head(num_features)
+    def build(self, num_features: int, seed: int) -> nn.Module:
+        """The head for an encoder's features, with the weights it is to start from; the seed is of its dropout."""
+        head = self._head(num_features, seed)
         if self.weights is not None:
             load_head_weights(head, Path(self.weights).expanduser())
         return head
 
-    def _head(self, num_features: int) -> nn.Module:
+    def _head(self, num_features: int, seed: int) -> nn.Module:
         raise AssertionError("each head builds its own")
 
 
@@ -744,25 +772,38 @@ class MLPHeadConfig(_HeadConfig):
         if self.hidden_dim is not None:
             check(self.hidden_dim > 0, "head.hidden_dim", self.hidden_dim, "> 0")
 
-    def _head(self, num_features: int) -> ProjectionHead:
+    def _head(self, num_features: int, seed: int) -> ProjectionHead:
         return ProjectionHead(num_features, self.hidden_dim or num_features, self.dim, self.num_layers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearHeadConfig(_HeadConfig):
-    """A linear layer, with batch norm before it (bn_fc), behind it (fc_bn), or without (fc)."""
+    """A linear layer (fc), batch norm before (bn_fc) or behind it (fc_bn), or the maximum of two layers (maxout).
 
-    name: Literal["bn_fc", "fc", "fc_bn"]
+    Attributes:
+        dropout: probability with which an entry of the embeddings, or of the features before fc_bn, is 0 in training.
+    """
+
+    name: Literal["bn_fc", "fc", "fc_bn", "maxout"]
     dim: int = 512
+    dropout: float = 0.0
 
-    def _head(self, num_features: int) -> BatchNormLinearHead | LinearHead | LinearBatchNormHead:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(0 <= self.dropout < 1, "head.dropout", self.dropout, "in [0, 1)")
+
+    def _head(
+        self, num_features: int, seed: int
+    ) -> BatchNormLinearHead | LinearHead | LinearBatchNormHead | MaxoutHead:
         match self.name:
             case "bn_fc":
-                return BatchNormLinearHead(num_features, self.dim)
+                return BatchNormLinearHead(num_features, self.dim, self.dropout, seed)
             case "fc":
-                return LinearHead(num_features, self.dim)
+                return LinearHead(num_features, self.dim, self.dropout, seed)
             case "fc_bn":
-                return LinearBatchNormHead(num_features, self.dim)
+                return LinearBatchNormHead(num_features, self.dim, self.dropout, seed)
+            case "maxout":
+                return MaxoutHead(num_features, self.dim, self.dropout, seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -771,7 +812,7 @@ class IdentityHeadConfig(_HeadConfig):
 
     name: Literal["identity"] = "identity"
 
-    def _head(self, num_features: int) -> nn.Identity:
+    def _head(self, num_features: int, seed: int) -> nn.Identity:
         check(
             self.dim == num_features,
             "head.dim",

@@ -3,6 +3,10 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ssl_sec.encoders.initialisation import caffe_xavier_
+from ssl_sec.encoders.light_cnn import MFM_BIAS, max_feature_map
+from ssl_sec.global_dropout import GlobalDropout
+
 
 class ProjectionHead(nn.Module):
     """SimCLR's projection MLP: (linear, batch norm, ReLU) for each hidden layer, then a linear layer.
@@ -36,15 +40,18 @@ class LinearHead(nn.Module):
     Args:
         num_features: width of the encoder's features.
         dim: width of the embeddings.
+        dropout: probability with which an entry of the embeddings is 0 in training.
+        seed: of the dropout.
     """
 
-    def __init__(self, num_features: int, dim: int = 512) -> None:
+    def __init__(self, num_features: int, dim: int = 512, dropout: float = 0.0, seed: int = 0) -> None:
         super().__init__()
         self.fc = nn.Linear(num_features, dim)
+        self.dropout = GlobalDropout(dropout, dim, seed)
 
     def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
         """Raw embeddings."""
-        return self.fc(features)
+        return self.dropout(self.fc(features))
 
 
 class BatchNormLinearHead(nn.Module):
@@ -53,20 +60,23 @@ class BatchNormLinearHead(nn.Module):
     Args:
         num_features: width of the encoder's features.
         dim: width of the embeddings.
+        dropout: probability with which an entry of the embeddings is 0 in training.
+        seed: of the dropout.
     """
 
-    def __init__(self, num_features: int, dim: int = 512) -> None:
+    def __init__(self, num_features: int, dim: int = 512, dropout: float = 0.0, seed: int = 0) -> None:
         super().__init__()
         self.bn = nn.BatchNorm1d(num_features)
         self.fc = nn.Linear(num_features, dim)
+        self.dropout = GlobalDropout(dropout, dim, seed)
 
     def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
         """Raw embeddings."""
-        return self.fc(self.bn(features))
+        return self.dropout(self.fc(self.bn(features)))
 
 
 class LinearBatchNormHead(nn.Module):
-    """A linear layer, then batch norm: the output E of face recognition (ArcFace), behind `ssl_sec.encoders.ir`.
+    """Dropout, a linear layer, batch norm: the output E of face recognition (ArcFace), behind `ssl_sec.encoders.ir`.
 
     The scale of the batch norm is fixed at 1, so that ‖f‖² is dim + ‖β‖² in the mean over a batch of training, β being
     its shift. The norm of a single row is free: the spherical constraint, which sees these rows, can still act on it.
@@ -76,14 +86,38 @@ class LinearBatchNormHead(nn.Module):
     Args:
         num_features: width of the encoder's features.
         dim: width of the embeddings.
+        dropout: probability with which an entry of the features is 0 in training.
+        seed: of the dropout.
     """
 
-    def __init__(self, num_features: int, dim: int = 512) -> None:
+    def __init__(self, num_features: int, dim: int = 512, dropout: float = 0.0, seed: int = 0) -> None:
         super().__init__()
         self.fc = nn.Linear(num_features, dim)
         self.features = nn.BatchNorm1d(dim)
         self.features.weight.requires_grad_(False)
+        self.dropout = GlobalDropout(dropout, num_features, seed)
 
     def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
         """Raw embeddings."""
-        return self.features(self.fc(features))
+        return self.features(self.fc(self.dropout(features)))
+
+
+class MaxoutHead(nn.Module):
+    """The elementwise maximum of two linear layers: the last layer of Wu et al. 2015, behind `encoders.light_cnn`.
+
+    Args:
+        num_features: width of the encoder's features.
+        dim: width of the embeddings.
+        dropout: probability with which an entry of the embeddings is 0 in training.
+        seed: of the dropout.
+    """
+
+    def __init__(self, num_features: int, dim: int = 256, dropout: float = 0.0, seed: int = 0) -> None:
+        super().__init__()
+        self.fc = nn.Linear(num_features, 2 * dim)
+        caffe_xavier_(self.fc, MFM_BIAS)
+        self.dropout = GlobalDropout(dropout, dim, seed)
+
+    def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
+        """Raw embeddings."""
+        return self.dropout(max_feature_map(self.fc(features)))

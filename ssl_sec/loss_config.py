@@ -228,6 +228,17 @@ class L2SoftmaxConfig(_ClassLossConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModifiedSoftmaxConfig(_ClassLossConfig):
+    """Modified softmax (Liu et al. 2017); see `ssl_sec.losses.ModifiedSoftmaxLoss`."""
+
+    name: Literal["modified_softmax"] = "modified_softmax"
+
+    def build(self, num_classes: int, dim: int) -> losses.Loss:
+        """The loss for so many classes and embeddings of `dim`."""
+        return losses.ModifiedSoftmaxLoss(num_classes, dim)
+
+
+@dataclass(frozen=True, kw_only=True)
 class NormFaceConfig(_ClassLossConfig):
     """NormFace (Eq. 6); see `ssl_sec.losses.NormFaceLoss`."""
 
@@ -317,6 +328,7 @@ class CenterConfig(_ClassLossConfig):
 _OneClassLossConfig = (
     SoftmaxConfig
     | L2SoftmaxConfig
+    | ModifiedSoftmaxConfig
     | NormFaceConfig
     | SphereFaceConfig
     | CosFaceConfig

@@ -1,6 +1,6 @@
 """One training step and the loop around it, the same for every recipe, runtime and number of workers.
 
-Everything is a function of the global step t: the samples, their views, the learning rate and η. A resume
+Everything is a function of the global step t: the samples, their views, dropout, the learning rate and η. A resume
 needs the state that `save` was given, and t.
 """
 
@@ -25,6 +25,7 @@ from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import Sampler, worker_rows
 from ssl_sec.diagnostics import NormHistogram, norm_histogram
 from ssl_sec.errors import Stopped, StorageError
+from ssl_sec.global_dropout import draw_dropout
 from ssl_sec.objective import Objective, Terms
 from ssl_sec.optimisers import set_learning_rate
 from ssl_sec.schedules import Schedule
@@ -251,6 +252,7 @@ def train(
     for step, batch in zip(steps, flow, strict=True):
         views = recipe.views(batch.images, step, rows, sampler.global_batch_size)
         views = views.to(dtype=dtype, memory_format=layout)
+        draw_dropout(recipe.head, step, rows, len(views) // len(batch.images), runtime.device)
         terms = train_step(recipe, views, recipe.row_labels(batch, rows), step)
         if runtime.device.type == "cpu":
             _require_finite(recipe, terms, step)  # where looking costs nothing; on a GPU when figures are reported

@@ -29,6 +29,7 @@ NUM_CLASSES, DIM, BATCH, STEPS = 11, 5, 12, 3
 LOSSES = {
     "softmax": lambda: losses.SoftmaxLoss(NUM_CLASSES, DIM),
     "l2softmax": lambda: losses.L2SoftmaxLoss(NUM_CLASSES, DIM, scale=4.0),
+    "modified_softmax": lambda: losses.ModifiedSoftmaxLoss(NUM_CLASSES, DIM),
     "normface": lambda: losses.NormFaceLoss(NUM_CLASSES, DIM),
     "sphereface": lambda: losses.SphereFaceLoss(NUM_CLASSES, DIM, scale=6.0),
     "cosface": lambda: losses.CosFaceLoss(NUM_CLASSES, DIM, scale=6.0),

@@ -21,6 +21,7 @@ from ssl_sec.config import (
     IdentityHeadConfig,
     InShopConfig,
     IRConfig,
+    LightCNNConfig,
     LinearHeadConfig,
     LocalConfig,
     MLPHeadConfig,
@@ -138,11 +139,14 @@ def test_a_wrong_value_is_named_with_its_key_and_what_is_allowed(key, value, all
         ({"name": "sec_ema", "eta": 1.0}, "constraint.rho", 1.5, "in (0, 1]"),
         ({"name": "fixed_radius", "eta": 1.0}, "constraint.radius", -1.0, "≥ 0"),
         ({"name": "fc"}, "head.dim", 0, "> 0"),
+        ({"name": "maxout"}, "head.dropout", 1.0, "in [0, 1)"),
         ({"name": "ir18"}, "encoder.width", 0.0, "> 0"),
         ({"name": "sphereface_net"}, "encoder.width", -1.0, "> 0"),
         ({"name": "sphereface_net"}, "encoder.units", [1, 2, 3], "four numbers ≥ 0"),
         ({"name": "sphereface_net"}, "encoder.units", [1, 2, 3, -1], "four numbers ≥ 0"),
         ({"name": "sphereface_net"}, "encoder.freeze_batch_norm", True, "false: sphereface_net has no batch norm"),
+        ({"name": "light_cnn"}, "encoder.width", 0.0, "> 0"),
+        ({"name": "light_cnn"}, "encoder.freeze_batch_norm", True, "false: light_cnn has no batch norm"),
         ({"name": "folder", "root": "r"}, "data.image_size_px", 0, "> 0"),
         ({"name": "folder", "root": "r"}, "data.resident_limit_mib", -1, "≥ 0"),
         ({"name": "parquet", "train": ["a"], "test": ["b"]}, "data.max_images", -1, "> 0"),
@@ -191,12 +195,14 @@ def test_a_misspelled_key_of_a_group_is_answered_with_the_nearest():
         ("encoder", {"name": "ir50", "width": 0.25}, IRConfig),
         ("encoder", {"name": "se_ir50", "weights": "w", "freeze_batch_norm": True}, IRConfig),
         ("encoder", {"name": "sphereface_net", "units": [1, 1, 1, 1]}, SphereFaceNetConfig),
+        ("encoder", {"name": "light_cnn", "width": 0.5}, LightCNNConfig),
         ("encoder", {"name": "pixels"}, PixelsConfig),
         ("encoder", {"name": "timm", "model": "test_vit"}, TimmConfig),
         ("head", {"name": "mlp", "num_layers": 3}, MLPHeadConfig),
         ("head", {"name": "bn_fc"}, LinearHeadConfig),
         ("head", {"name": "fc", "dim": 64}, LinearHeadConfig),
         ("head", {"name": "fc_bn", "weights": "w"}, LinearHeadConfig),
+        ("head", {"name": "maxout", "dim": 256}, LinearHeadConfig),
         ("head", {"name": "identity", "dim": 64}, IdentityHeadConfig),
         ("constraint", {"name": "sec", "eta": 1.0}, SphericalConfig),
         ("constraint", {"name": "sec_ema", "eta": 1.0, "rho": 0.1}, SphericalConfig),
@@ -377,6 +383,7 @@ def test_the_name_decides_the_depth(name, num_layers):
         (IRConfig(name="se_ir50", width=0.02), 101, "SE-IR-50 of ArcFace, width 0.02"),
         (SphereFaceNetConfig(width=0.02), 36, "SphereFace's CNN of [3, 4, 6, 3] residual units, width 0.02"),
         (SphereFaceNetConfig(units=(1, 1, 1, 1)), 12, "SphereFace's CNN of [1, 1, 1, 1] residual units, width 1"),
+        (LightCNNConfig(width=0.5), 9, "Light CNN-9, width 0.5"),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
@@ -402,6 +409,7 @@ def test_timm_models_are_built():
         (GoogLeNetConfig(mean=(0.1, 0.2, 0.3)), [0.1, 0.2, 0.3], [0.5]),
         (IRConfig(name="ir18", width=0.05), [0.5], [128 / 255]),
         (SphereFaceNetConfig(width=0.05), [0.5], [128 / 255]),
+        (LightCNNConfig(width=0.05), [0], [1]),
         (TimmConfig(model="test_resnet"), [0], [1]),
     ],
     ids=lambda config: getattr(config, "name", None),
@@ -475,39 +483,54 @@ def test_images_that_are_too_small_for_an_encoder_are_one_line(name, smallest):
 
 
 def test_the_hidden_width_of_the_head_is_that_of_the_features_unless_stated():
-    assert MLPHeadConfig(dim=5).build(7).layers[0].weight.shape == (7, 7)
-    assert MLPHeadConfig(dim=5, hidden_dim=9, num_layers=3).build(7).layers[3].weight.shape == (9, 9)
+    assert MLPHeadConfig(dim=5).build(7, 0).layers[0].weight.shape == (7, 7)
+    assert MLPHeadConfig(dim=5, hidden_dim=9, num_layers=3).build(7, 0).layers[3].weight.shape == (9, 9)
+
+
+@pytest.mark.parametrize("name", ["bn_fc", "fc", "fc_bn", "maxout"])
+def test_a_linear_heads_dropout_has_its_probability_and_the_runs_seed(name):
+    found = LinearHeadConfig(name=name, dim=5, dropout=0.3).build(7, 11).dropout
+    assert (found.probability, found.width, found.seed) == (0.3, 7 if name == "fc_bn" else 5, 11)
+
+
+def test_a_maxout_head_has_two_linear_layers():
+    assert LinearHeadConfig(name="maxout").build(7, 0).fc.weight.shape == (1024, 7)
 
 
 def test_a_linear_head_has_batch_norm_before_it_behind_it_or_none():
-    assert [name for name, _ in LinearHeadConfig(name="bn_fc").build(7).named_children()] == ["bn", "fc"]
-    assert [name for name, _ in LinearHeadConfig(name="fc").build(7).named_children()] == ["fc"]
-    assert [name for name, _ in LinearHeadConfig(name="fc_bn").build(7).named_children()] == ["fc", "features"]
-    assert LinearHeadConfig(name="fc").build(7).fc.weight.shape == (512, 7)
+    assert [name for name, _ in LinearHeadConfig(name="bn_fc").build(7, 0).named_children()] == ["bn", "fc", "dropout"]
+    assert [name for name, _ in LinearHeadConfig(name="fc").build(7, 0).named_children()] == ["fc", "dropout"]
+    assert [name for name, _ in LinearHeadConfig(name="fc_bn").build(7, 0).named_children()] == [
+        "fc",
+        "features",
+        "dropout",
+    ]
+    assert LinearHeadConfig(name="fc").build(7, 0).fc.weight.shape == (512, 7)
 
 
 def test_pixels_are_features_and_embeddings_without_a_network():
     encoder = PixelsConfig().build(3, 4)
     images = torch.rand(2, 3, 4, 4)
-    embeddings = IdentityHeadConfig(dim=48).build(encoder.num_features)(encoder(images))
+    embeddings = IdentityHeadConfig(dim=48).build(encoder.num_features, 0)(encoder(images))
     torch.testing.assert_close(embeddings, ((255 * images - 127.5) / 128).flatten(1))
     with pytest.raises(ConfigError, match="head.dim: found 47, must be 48, the number of features"):
-        IdentityHeadConfig(dim=47).build(encoder.num_features)
+        IdentityHeadConfig(dim=47).build(encoder.num_features, 0)
 
 
 @pytest.mark.parametrize(
-    "config", [MLPHeadConfig(dim=5), *(LinearHeadConfig(name=name, dim=5) for name in ("bn_fc", "fc", "fc_bn"))]
+    "config",
+    [MLPHeadConfig(dim=5), *(LinearHeadConfig(name=name, dim=5) for name in ("bn_fc", "fc", "fc_bn", "maxout"))],
 )
 def test_heads_are_built_from_their_weights(tmp_path, config):
     torch.manual_seed(0)
-    first = config.build(7)
+    first = config.build(7, 0)
     path = tmp_path / "head.safetensors"
     save_weights(first, path)
-    second = dataclasses.replace(config, weights=str(path)).build(7)
+    second = dataclasses.replace(config, weights=str(path)).build(7, 0)
     features = torch.rand(3, 7)
     assert torch.equal(second(features), first(features))
     with pytest.raises(MissingDataError, match="^head.weights: no file /nowhere$"):
-        dataclasses.replace(config, weights="/nowhere").build(7)
+        dataclasses.replace(config, weights="/nowhere").build(7, 0)
 
 
 def test_the_constraint_and_its_weight_follow_the_settings():

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from ssl_sec.global_batch_norm import GlobalBatchNorm, globalise_batch_norm
-from ssl_sec.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead, ProjectionHead
+from ssl_sec.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead, MaxoutHead, ProjectionHead
 from ssl_sec.losses import SphericalConstraint
 from ssl_sec.losses.geometry import norms
 from ssl_sec.optimisers import parameter_groups
@@ -63,6 +63,17 @@ def test_batch_norm_stands_before_the_linear_layer():
     expected = (normalised * head.bn.weight + head.bn.bias) @ head.fc.weight.T + head.fc.bias
     torch.testing.assert_close(head(features), expected, rtol=1e-4, atol=1e-5)
     assert isinstance(globalise_batch_norm(head).bn, GlobalBatchNorm)
+
+
+def test_a_maxout_head_is_the_greater_of_two_linear_layers():
+    torch.manual_seed(0)
+    head = MaxoutHead(7, dim=5)
+    features = torch.randn(6, 7)
+    first, second = (features @ weight.T + 0.1 for weight in head.fc.weight.split(5))
+    torch.testing.assert_close(head(features), torch.where(first > second, first, second))
+    assert (head(features) == first).any() and (head(features) == second).any()
+    assert head.fc.bias.tolist() == pytest.approx([0.1] * 10)
+    assert head.fc.weight.abs().max() <= (3 / 7) ** 0.5
 
 
 @pytest.mark.parametrize("kind", [LinearHead, BatchNormLinearHead])

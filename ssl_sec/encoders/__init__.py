@@ -5,6 +5,7 @@ from ssl_sec.encoders.encoder import Encoder
 from ssl_sec.encoders.frozen import freeze_batch_norm
 from ssl_sec.encoders.googlenet import googlenet
 from ssl_sec.encoders.ir import ir
+from ssl_sec.encoders.light_cnn import light_cnn
 from ssl_sec.encoders.resnet import resnet
 from ssl_sec.encoders.sphereface import sphereface_net
 from ssl_sec.encoders.timm import timm_backbone
@@ -16,6 +17,7 @@ __all__ = [
     "freeze_batch_norm",
     "googlenet",
     "ir",
+    "light_cnn",
     "load_head_weights",
     "load_weights",
     "resnet",

@@ -16,7 +16,7 @@ FACE_STD = (128 / 255,)
 
 
 def map_size_px(image_size_px: int) -> int:
-    """Side of the maps after four convolutions of stride 2, each of which rounds up: 7 for images of 112 pixels."""
+    """Side of the maps after four layers of stride 2, each of which rounds up: 7 for images of 112 pixels."""
     return -(-image_size_px // 16)
 
 

@@ -1,4 +1,4 @@
-"""How convolutions start."""
+"""How layers start."""
 
 from torch import nn
 
@@ -10,3 +10,10 @@ def he_normal_(backbone: nn.Module) -> None:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+
+
+def caffe_xavier_(layer: nn.Conv2d | nn.Linear, bias: float = 0.0) -> None:
+    """Draws the weights from U(±√(3 / fan-in)), as Caffe's Xavier looks at the fan-in alone; biases start at `bias`."""
+    nn.init.kaiming_uniform_(layer.weight, nonlinearity="linear")
+    assert layer.bias is not None
+    nn.init.constant_(layer.bias, bias)

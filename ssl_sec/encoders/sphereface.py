@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import conv3x3
 
 from ssl_sec.encoders.face_maps import as_features, map_size_px
+from ssl_sec.encoders.initialisation import caffe_xavier_
 from ssl_sec.encoders.resnet import stage_planes
 
 
@@ -71,9 +72,7 @@ class SphereFaceNet(nn.Module):
 
 def _stage(inputs: int, planes: int, units: int) -> nn.Sequential:
     first = nn.Conv2d(inputs, planes, 3, stride=2, padding=1)
-    nn.init.kaiming_uniform_(first.weight, nonlinearity="linear")  # Caffe's Xavier looks at the fan-in alone
-    assert first.bias is not None
-    nn.init.zeros_(first.bias)
+    caffe_xavier_(first)
     return nn.Sequential(first, nn.PReLU(planes), *(SphereFaceUnit(planes) for _ in range(units)))
 
 

@@ -4,6 +4,7 @@ With the template w_k of class k, cos θ_k = <f̂, ŵ_k>, the row's class y, d²
 
 softmax          −log softmax of <f, w_k> at y
 L2-softmax       −log softmax of s <f̂, w_k> at y                                       (Ranjan et al. 2017)
+modified softmax −log softmax of <f, ŵ_k> at y                                            (Liu et al. 2017)
 NormFace         −log softmax of s cos θ_k at y                                           (NormFace, Eq. 6)
 SphereFace       the same, cos θ_y replaced by (−1)^j cos(m θ_y) − 2j, j = ⌊m θ_y / π⌋   (Liu et al. 2017)
 CosFace          the same, cos θ_y replaced by cos θ_y − m                                   (SEC, Eq. 19)
@@ -243,6 +244,25 @@ class L2SoftmaxLoss(_SoftmaxLoss):
 
     def _of_templates(self, templates: Float[Tensor, "some dim"]) -> Float[Tensor, "some dim"]:
         return templates
+
+
+class ModifiedSoftmaxLoss(_SoftmaxLoss):
+    """Cross-entropy of <f, ŵ_k>: templates of length 1, free features (SphereFace's modified softmax; Liu et al. 2017).
+
+    A row's own norm is its scale.
+
+    Args:
+        num_classes: n ≥ 2.
+        dim: of the embeddings.
+    """
+
+    _shown = ("num_classes", "dim")
+
+    def __init__(self, num_classes: int, dim: int) -> None:
+        super().__init__(num_classes, dim)
+
+    def _of_rows(self, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        return embeddings
 
 
 class NormFaceLoss(_SoftmaxLoss):

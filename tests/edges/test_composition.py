@@ -218,9 +218,11 @@ def test_face_experiments_have_what_their_papers_share(name):
     config = face_config(name)
     assert (config.recipe, job_of(name)) == (name, "face")
     assert name in experiments("face")
-    assert (config.data.name, config.head.dim, config.sampler.name) == ("records", 512, "shuffled")
+    assert (config.data.name, config.sampler.name) == ("records", "shuffled")
+    assert config.head.dim == (256 if name.endswith("_wu") else 512)
     assert (config.global_batch_size, config.augment.flip_probability, config.held_out_share) == (256, 0.5, 0)
-    assert (config.optimiser.momentum, config.optimiser.decay_factor) == (0.9, 0.1)
+    assert config.optimiser.momentum == 0.9
+    assert config.optimiser.decay_factor == 0.1 or name == "casia_softmax_wu"
     assert config.optimiser.weight_decay == 5e-4
     assert [benchmark.figures_title for benchmark in config.benchmarks][0] == "lfw"
     assert config.benchmarks[0].path == "x/lfw.bin"
@@ -252,7 +254,8 @@ def test_face_experiments_are_normfaces(name):
     config = face_config(name)
     assert (config.encoder.name, config.encoder.units, config.head.name) == ("sphereface_net", (1, 2, 5, 3), "fc")
     assert (config.evaluation.flips, config.evaluation.pca) == ("sum_of_embeddings", 512)
-    if name in ("casia_softmax_wen", "casia_softmax_center_wen"):
+    assert config.head.dropout == (0.5 if name == "casia_softmax_dropout_wen" else 0)
+    if name in ("casia_softmax_wen", "casia_softmax_dropout_wen", "casia_softmax_center_wen"):
         assert config.optimiser.learning_rate == 0.1
         assert steps_of(config, CASIA) == pytest.approx([16_000, 24_000, 28_000], rel=1e-3)
         assert (config.encoder.weights, config.head.weights) == (None, None)
@@ -276,6 +279,47 @@ def test_face_experiments_are_normfaces(name):
         "c_triplet_center": (CContrastiveConfig(margin=0.0), 1.0),
         "normface_c_contrastive": (CContrastiveConfig(margin=1.0), 0.01),
     }.get(described, (None, None))
+
+
+def test_the_benchmarks_of_normfaces_tables_are_added_as_the_file_says():
+    lines = (CONFIG_FOLDER / "table" / "normface.yaml").read_text().splitlines()
+    told = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
+    (override,) = re.findall(r"'(benchmarks=.*?)'", told)
+    values = composed("face", "experiment=casia_normface_wen", *given_for("casia_normface_wen"), override)
+    benchmarks = from_values(FaceConfig, values).benchmarks
+    assert benchmarks[0] == face_config("casia_normface_wen").benchmarks[0]
+    columns = [column for number in (2, 3, 5) for column in load("normface").table(number).columns]
+    assert {one.figures_title for one in benchmarks} == {re.split("[/_]", column.metric)[1] for column in columns}
+
+
+@pytest.mark.parametrize("name", load("normface").table(4).recipes())
+def test_face_experiments_on_wus_network_are_normfaces(name):
+    config = face_config(name)
+    assert (config.encoder.name, config.encoder.width, config.head.name) == ("light_cnn", 1.0, "maxout")
+    assert (config.data.num_channels, config.data.image_size_px) == (1, 128)
+    assert config.head.dropout == (0.7 if name == "casia_softmax_wu" else 0)
+    described = name.removeprefix("casia_").removesuffix("_wu")
+    if described == "softmax":
+        assert (config.loss.name, config.evaluation.flips, config.evaluation.pca) == ("softmax", "none", None)
+        optimiser = config.optimiser
+        assert optimiser.learning_rate == 1e-3
+        assert 1e-3 * optimiser.decay_factor ** len(optimiser.decay_at_epochs) == pytest.approx(5e-5, rel=0.01)
+        assert (config.encoder.weights, config.head.weights) == (None, None)
+        return
+    base = "runs/casia_softmax_wu/base"
+    assert config.encoder.weights == f"{base}/encoder.safetensors"
+    assert config.head.weights == f"{base}/head.safetensors"
+    assert (config.evaluation.flips, config.evaluation.pca) == ("sum_of_embeddings", config.head.dim)
+    if described == "softmax_mirrored":
+        assert config.epochs == 0
+        return
+    assert config.optimiser.learning_rate == 1e-4
+    assert steps_of(config, CASIA) == pytest.approx([10_000], rel=1e-3)
+    if described == "normface_c_contrastive":
+        assert config.loss.first.name == "normface"
+        assert (config.loss.second, config.loss.weight) == (CContrastiveConfig(margin=1.0), 0.01)
+    else:
+        assert config.loss.name == described
 
 
 @pytest.mark.parametrize("name", load("sft").table(2).recipes())

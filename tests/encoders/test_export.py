@@ -7,7 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from ssl_sec.encoders import Encoder, bn_inception, export, googlenet, ir, resnet, sphereface_net, timm_backbone
+from ssl_sec.encoders import (
+    Encoder,
+    bn_inception,
+    export,
+    googlenet,
+    ir,
+    light_cnn,
+    resnet,
+    sphereface_net,
+    timm_backbone,
+)
 from ssl_sec.encoders.architecture import OwnNetwork, TimmModel, TorchvisionGoogLeNet, TorchvisionResNet
 from ssl_sec.encoders.export import FORMATS, Exportable, check_export, require_packages
 from ssl_sec.encoders.timm import timm_arguments
@@ -74,6 +84,11 @@ def exportable_sphereface():
     return exportable_face(*sphereface_net((1, 1, 1, 1), 0.0625, image_size_px=32))
 
 
+def exportable_light_cnn():
+    torch.manual_seed(0)
+    return exportable_face(*light_cnn(0.125, num_channels=3, image_size_px=32))
+
+
 def trained(encoder):
     """As if: running statistics that are not those of a new batch norm."""
     for module in encoder.modules():
@@ -97,6 +112,7 @@ CASES = {
     "ir torchscript": ("torchscript", exportable_ir),
     "ir onnx": ("onnx", exportable_ir),
     "sphereface onnx": ("onnx", exportable_sphereface),
+    "light_cnn onnx": ("onnx", exportable_light_cnn),
     "timm safetensors": ("safetensors", lambda: exportable_timm("test_vit", 3, 32, **SCALED)),
     "timm torchscript": ("torchscript", lambda: exportable_timm("test_vit", 3, 32, **SCALED)),
     "timm onnx": ("onnx", lambda: exportable_timm("test_vit", 3, 32, **SCALED)),

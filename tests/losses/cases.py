@@ -105,6 +105,7 @@ PAIR_LOSSES = [
 CLASS_LOSSES = [
     _class("softmax", losses.SoftmaxLoss, slow.softmax, normalised=False),
     _class("l2softmax", losses.L2SoftmaxLoss, slow.l2softmax, scale=3.0),
+    _class("modified_softmax", losses.ModifiedSoftmaxLoss, slow.modified_softmax, normalised=False),
     _class("normface", losses.NormFaceLoss, slow.normface),
     _class("normface_fixed", losses.NormFaceLoss, slow.normface, scale=9.0),
     _class("sphereface", losses.SphereFaceLoss, slow.sphereface, scale=6.0, margin=3),

@@ -206,6 +206,10 @@ def l2softmax(rows, labels, weight, scale):
     return cross_entropies([[scale * dot(unit(row), w) for w in weight] for row in rows], labels)
 
 
+def modified_softmax(rows, labels, weight):
+    return cross_entropies([[dot(row, unit(w)) for w in weight] for row in rows], labels)
+
+
 def with_margin(rows, labels, weight, scale, harder):
     logits = []
     for row, label in zip(rows, labels, strict=True):

@@ -69,6 +69,7 @@ def test_a_cell_that_stands_in_two_tables_is_the_same_but_for_the_source_s_own_d
         ("angular", 5, "angular (α = 45°)", "R@1", 66.4),
         ("normface", 2, "C-triplet", "accuracy", (99.11, 0.008)),
         ("normface", 3, "C-contrastive", "rank 1 at 1 % false alarms", 68.14),
+        ("normface", 5, "C-triplet and centre loss", "with HIK-SVM", 94.58),
         ("sft", 1, "multi-similarity + SFT", "CUB-200-2011 F1", 40.4),
         ("sft", 4, "ArcFace", "at 0.001 %", None),
         ("sft", 5, "classes with few images", "unbalanced training", 82.32),

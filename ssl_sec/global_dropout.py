@@ -1,0 +1,68 @@
+"""Dropout whose draws do not depend on the number of workers.
+
+In training an entry is 0 with probability p, and 1 / (1 − p) times itself otherwise (Srivastava et al. 2014). Which of
+them is a function of the seed, the step and the row's place in the global batch alone, by `ssl_sec.seeding.mix`: each
+worker computes what its own rows keep, on its device, and no other draw is disturbed.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ssl_sec.seeding import derived_seed, mix
+
+
+class GlobalDropout(nn.Module):
+    """Dropout of [rows, width]; in training, `draw` is called before each step.
+
+    Args:
+        probability: p, in [0, 1); with 0 nothing is drawn, and no call changes anything.
+        width: of the rows.
+        seed: the run's.
+    """
+
+    # A buffer, which may change from step to step without another compilation.
+    kept: Tensor | None
+
+    def __init__(self, probability: float, width: int, seed: int) -> None:
+        super().__init__()
+        self.probability = probability
+        self.width = width
+        self.seed = seed
+        self.register_buffer("kept", None, persistent=False)
+
+    def extra_repr(self) -> str:
+        """The values that define the draws."""
+        return f"probability={self.probability}, width={self.width}, seed={self.seed}"
+
+    def draw(self, step: int, rows: slice, num_views: int, device: torch.device) -> None:
+        """Draws which entries a step keeps of this worker's rows.
+
+        Args:
+            step: 0-based global step.
+            rows: which rows of the global batch they are.
+            num_views: views of each, all first views before all second ones.
+            device: where the rows will be.
+        """
+        if self.probability == 0:
+            return
+        views = torch.arange(num_views, device=device) + derived_seed(self.seed, "dropout", step)
+        places = torch.arange(rows.start, rows.stop, device=device)
+        each_row = mix(mix(views).unsqueeze(1) + places).flatten()
+        bits = mix(each_row.unsqueeze(1) + torch.arange(self.width, device=device))
+        # All int64 are equally likely.
+        self.kept = bits >= int(self.probability * 2**64) - 2**63
+
+    def forward(self, values: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+        """The entries that are kept, scaled, in training; the values in evaluation."""
+        if self.probability == 0 or not self.training:
+            return values
+        assert self.kept is not None and self.kept.shape == values.shape, "a step's draw comes before it"
+        return values * self.kept * (1 / (1 - self.probability))
+
+
+def draw_dropout(module: nn.Module, step: int, rows: slice, num_views: int, device: torch.device) -> None:
+    """Draws for every dropout in `module`; arguments as for `GlobalDropout.draw`."""
+    for layer in module.modules():
+        if isinstance(layer, GlobalDropout):
+            layer.draw(step, rows, num_views, device)
