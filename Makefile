@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo test test-all coverage lint audit format ui image image-cpu clean
+.PHONY: help install install-dev demo test test-all coverage bench bench-gpu lint audit format ui image image-cpu clean
 
 help:           ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -42,6 +42,13 @@ test-all: install-dev                 ## all tests that a CPU can run
 
 coverage: install-dev                 ## the fast tests, with the statement coverage of the core
 	$(PYTEST) -m "not slow and not gpu" --cov --cov-report=term-missing
+
+bench: install-dev                    ## speed and memory beside the peers, on the CPU, in under ten minutes
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m benchmarks
+
+# Needs what pyproject.toml lists but Ray, MLflow, Hydra and OmegaConf. Without .venv, PYTHON takes what a GPU machine has.
+bench-gpu:                            ## the same on a GPU in eight minutes, in one file: make bench-gpu IMAGES=<folder>
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu $(if $(IMAGES),--images $(IMAGES))
 
 lint: install-dev                     ## ruff, pyright, import-linter
 	$(BIN)/ruff format --check .
