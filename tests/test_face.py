@@ -52,10 +52,8 @@ def run(folder, machine=None, state=None, **changes):
     return machine, store
 
 
-@pytest.fixture(scope="module")
-def tested(tmp_path_factory):
-    """A benchmark of test digits: a folder of ten people, and a table of pairs in two folds."""
-    root = tmp_path_factory.mktemp("people")
+def write_pairs(root):
+    """A table of pairs of test digits in two folds, and the folder of the ten people."""
     digits = open_digits("test")
     names = []
     for number, label in enumerate(digits.labels[:80].tolist()):
@@ -70,7 +68,14 @@ def tested(tmp_path_factory):
             (number % 2, names[number], names[-step]) for number in range(40) for step in range(1, 20)
         ):
             writer.writerow([first, second, int(one == other), fold])
-    return {"name": "pairs", "title": "digits", "pairs": str(root / "pairs.csv"), "images": str(root / "images")}
+    return root / "pairs.csv", root / "images"
+
+
+@pytest.fixture(scope="module")
+def tested(tmp_path_factory):
+    """A benchmark of test digits."""
+    pairs, images = write_pairs(tmp_path_factory.mktemp("people"))
+    return {"name": "pairs", "title": "digits", "pairs": str(pairs), "images": str(images)}
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +223,9 @@ def test_pair_losses_take_batches_of_classes(tmp_path):
         ({"transform": {"name": "sft", "tail_below": 5}}, ConfigError, "transform.tail_below: found 5, must part"),
         ({"benchmarks": [{"name": "bin", "path": "nowhere.bin"}]}, DataError, "nowhere.bin"),
         ({"benchmarks": 2 * [{"name": "bin", "path": "x.bin"}]}, ConfigError, "benchmarks.title: found 'x'"),
+        ({"benchmarks": [{"name": "bin", "path": "x (1).bin"}]}, ConfigError, r"benchmarks.title: found 'x \(1\)'"),
         ({"evaluation": {"fars": [2.0]}}, ConfigError, "evaluation.fars"),
+        ({"evaluation": {"pca": 17}}, ConfigError, "evaluation.pca: found 17, must be 1 to 16, the dimension of the "),
         ({"share_classes_from": 1}, ConfigError, "share_classes_from"),
     ],
 )
