@@ -134,6 +134,21 @@ def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole, tested):
     assert_identical(resumed.last_state(), whole[0].last_state())
 
 
+def test_an_image_of_a_benchmark_that_cannot_be_read_costs_no_training(tmp_path, whole):
+    """Images that do not fit into memory are read when they are measured."""
+    table, images = write_pairs(tmp_path)
+    benchmark = {"name": "pairs", "title": "digits", "pairs": str(table), "images": str(images)}
+    path = next(images.glob("digit 3/*.png"))
+    content = path.read_bytes()
+    path.write_bytes(content[:60])
+    runtime = FakeRuntime()
+    with pytest.raises(DataError, match=f"{path}: "):
+        run(tmp_path, runtime, benchmarks=[{**benchmark, "resident_limit_mib": 0}])
+    path.write_bytes(content)
+    mended, _ = run(tmp_path, state=runtime.last_state(), benchmarks=[{**benchmark, "resident_limit_mib": 0}])
+    assert [report[:2] for report in mended.reports] == [whole[0].reports[-1][:2]]
+
+
 def test_the_reports_come_at_their_pace(whole):
     runtime, _ = whole
     steps_per_epoch = 1437 // 300
