@@ -1,4 +1,3 @@
-import csv
 import json
 
 import pytest
@@ -17,6 +16,7 @@ from ssl_sec.face import build_recipe, drawn_pairs, recognise_faces
 from ssl_sec.face_config import FaceConfig
 from ssl_sec.losses import normalized_softmax_lower_bound
 from ssl_sec.settings import from_values
+from tests.data.files import write_digit_pairs
 from tests.fakes import FakeRuntime, FakeStore, assert_identical
 from tests.test_pretraining import assert_the_same_curve, figures
 from tests.workers import on_workers
@@ -52,29 +52,10 @@ def run(folder, machine=None, state=None, **changes):
     return machine, store
 
 
-def write_pairs(root):
-    """A table of pairs of test digits in two folds, and the folder of the ten people."""
-    digits = open_digits("test")
-    names = []
-    for number, label in enumerate(digits.labels[:80].tolist()):
-        path = root / "images" / f"digit {label}" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(digits.read(torch.tensor([number])).images[0, 0].numpy()).save(path)
-        names.append((f"digit {label}/{number}.png", label))
-    with (root / "pairs.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["first", "second", "same", "fold"])
-        for fold, (first, one), (second, other) in (
-            (number % 2, names[number], names[-step]) for number in range(40) for step in range(1, 20)
-        ):
-            writer.writerow([first, second, int(one == other), fold])
-    return root / "pairs.csv", root / "images"
-
-
 @pytest.fixture(scope="module")
 def tested(tmp_path_factory):
     """A benchmark of test digits."""
-    pairs, images = write_pairs(tmp_path_factory.mktemp("people"))
+    pairs, images = write_digit_pairs(tmp_path_factory.mktemp("people"))
     return {"name": "pairs", "title": "digits", "pairs": str(pairs), "images": str(images)}
 
 
@@ -136,7 +117,7 @@ def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole, tested):
 
 def test_an_image_of_a_benchmark_that_cannot_be_read_costs_no_training(tmp_path, whole):
     """Images that do not fit into memory are read when they are measured."""
-    table, images = write_pairs(tmp_path)
+    table, images = write_digit_pairs(tmp_path)
     benchmark = {"name": "pairs", "title": "digits", "pairs": str(table), "images": str(images)}
     path = next(images.glob("digit 3/*.png"))
     content = path.read_bytes()

@@ -25,31 +25,20 @@ from ssl_sec.edges.driver import run_face
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.face_config import FaceConfig
 from ssl_sec.settings import from_values
+from tests.data.files import write_digit_pairs
+from tests.edges.conftest import QUICK_FACE
 from tests.edges.faulty import Once, figures, folder_of, steps_so_far
-from tests.test_face import write_pairs
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
-# Eight steps, four an epoch; SEC-EMA, whose μ a resume must restore, and templates that the workers share out.
+# The workers share out the templates.
 RUN = (
-    "recipe=digits",
+    *QUICK_FACE,
     "run_name=it",
-    "encoder=ir18",
-    "encoder.width=0.0625",
-    "head.dim=16",
-    "loss.scale=16",
-    "constraint=sec_ema",
-    "optimiser.decay_at_epochs=[1.5]",
-    "epochs=2",
-    "global_batch_size=300",
-    "log_every_steps=1",
-    "monitor.max_pairs=40",
     "share_classes_from=10",
     "runtime=ray",
     "runtime.num_workers=2",
     "runtime.cpus_per_worker=1",
-    "tracking.register_model=false",
-    "tracking.system_metrics=false",
 )
 EXACT = "runtime.precision=float64"
 
@@ -60,13 +49,6 @@ def cluster():
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def benchmarks(tmp_path_factory) -> str:
-    """One of pairs of test digits, as the command line has it."""
-    table, images = write_pairs(tmp_path_factory.mktemp("people"))
-    return f"benchmarks=[{{name:pairs,title:digits,pairs:{table},images:{images}}}]"
 
 
 def config_of(folder: Path, *changes: str) -> FaceConfig:
@@ -175,7 +157,7 @@ def test_ctrl_c_stops_the_run_and_one_worker_goes_on_with_what_two_held(benchmar
     ],
 )
 def test_bad_input_is_one_line_and_an_exit_code(cluster, tmp_path, capfd, changes, code, message):
-    table, images = write_pairs(tmp_path)
+    table, images = write_digit_pairs(tmp_path)
     with table.open("a") as file:
         file.write("digit 0/none.png,digit 0/0.png,1,0\n")
     benchmark = f"benchmarks=[{{name:pairs,pairs:{table},images:{images}}}]"
@@ -186,7 +168,7 @@ def test_bad_input_is_one_line_and_an_exit_code(cluster, tmp_path, capfd, change
 
 
 def test_a_training_set_that_has_grown_is_refused_on_resume(cluster, tmp_path, capfd):
-    _, images = write_pairs(tmp_path)
+    _, images = write_digit_pairs(tmp_path)
     images.rename(tmp_path / "train")
     arguments = [*RUN, f"output_dir={tmp_path / 'runs'}", "data=folder", f"data.root={tmp_path}", "data.num_channels=1"]
     arguments += ["global_batch_size=40", "epochs=1"]
