@@ -221,6 +221,8 @@ def load_checkpoint(path: Path, device: torch.device, held: slice | None = None)
         raise StorageError(f"checkpoint {path}: {reason}")
     state: dict[str, Any] = torch.load(path / _STATE, map_location=device, weights_only=True)
     if held is not None:
+        if held.stop > (saved := state.get("num_classes", held.stop)):
+            raise StorageError(f"checkpoint {path}: its run had {saved} classes, and this one has {held.stop} or more")
         for name, rows in _held_rows(path, held).items():
             *above, key = json.loads(name)
             place = state

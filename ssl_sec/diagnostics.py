@@ -36,6 +36,8 @@ _CLASS_COLOURS = (
 )
 _CLASS_MARKERS = ("o", "^")
 _MOST_NAMED_CLASSES = len(_CLASS_COLOURS) * len(_CLASS_MARKERS)
+# A legend of more would cover what it explains.
+_MOST_ARMS_IN_AXES = 3
 
 # How the metrics that every run has are called on an axis; another is called by its own name.
 _AXIS_LABELS = {
@@ -296,7 +298,10 @@ def norm_distributions_figure(edges: Sequence[float], shares: Mapping[str, Seque
     for place, (arm, values) in enumerate(shares.items()):
         draw_distribution(axes, values, edges, place, arm)
     axes.set(xlabel="embedding norm (L2)", ylabel="share of embeddings in a bin (%)", title=title)
-    axes.legend(frameon=False)
+    if len(shares) <= _MOST_ARMS_IN_AXES:
+        axes.legend(frameon=False)
+    else:
+        figure.legend(loc="outside lower center", frameon=False, ncols=2)
     add_grid(axes)
     return figure
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from ssl_sec.config import PairsConfig, check_name
 from ssl_sec.data.listed_images import frames_of_videos, open_listed, paths_by_stem
 from ssl_sec.data.protocols import (
+    OpenSetTrial,
     read_blufr,
     read_megaface_list,
     read_template_faces,
@@ -104,6 +105,7 @@ class BLUFRConfig(_BenchmarkConfig):
             paths, trials = paths_by_stem(protocol.images, root, where), protocol.trials
             numbers, labels = protocol.labels.unique(return_inverse=True)
             names = tuple(map(str, numbers.tolist()))
+        _require_known_and_unknown(trials, labels, f"benchmark {self.title}")
         people = frozenset(printable(path.rpartition("/")[0]) for path in paths) - {""}
         images = open_listed(
             paths, labels, names, root, where, self.title, image_size_px, num_channels, self.resident_limit_mib
@@ -243,6 +245,9 @@ class VideosConfig(_BenchmarkConfig):
         pairs = read_video_pairs(Path(self.splits).expanduser())
         require_both_kinds(pairs.same, printable(self.splits))
         _require_folds(pairs.folds, printable(self.splits))
+        for split in pairs.folds.unique():
+            # An SVM learns from them.
+            require_both_kinds(pairs.same[pairs.folds != split], f"{printable(self.splits)} without split {split}")
         root = Path(self.root).expanduser()
         paths, video = frames_of_videos(pairs.videos, root, printable(self.splits))
         frames = open_listed(
@@ -290,3 +295,13 @@ def _each(path: str, unit: str) -> str:
 def _require_folds(folds: Int64[Tensor, " pairs"], where: str) -> None:
     if len(folds.unique()) < 2:
         raise DataError(f"{where}: all pairs are in one fold; needed: two or more, as the others choose a threshold")
+
+
+def _require_known_and_unknown(trials: Sequence[OpenSetTrial], labels: Int64[Tensor, " images"], where: str) -> None:
+    for number, (gallery, probes) in enumerate(trials, start=1):
+        num_known = int(torch.isin(labels[probes], labels[gallery]).sum())
+        if not 0 < num_known < len(probes):
+            raise DataError(
+                f"{where}: trial {number} looks up {num_known} images of people in the gallery and "
+                f"{len(probes) - num_known} of others; needed: 1 or more of each"
+            )

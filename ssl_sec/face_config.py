@@ -1,5 +1,6 @@
 """What a run of face recognition is; see `ssl_sec.config`."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -104,7 +105,8 @@ class FaceEvaluationConfig:
     Attributes:
         flips: an image's embedding is that of itself alone ("none"), or with that of its mirror image the sum of their
             directions ("sum_of_directions": each is normalised before) or of the raw two ("sum_of_embeddings").
-        pca: to how many components embeddings of pairs are reduced, fitted on the other folds; None for all.
+        pca: to how many components embeddings of pairs are reduced, fitted on the other folds, 1 to `head.dim`; None
+            for all.
         fars: the false accept rates at which true ones are told.
     """
 
@@ -153,6 +155,12 @@ class FaceConfig(TrainingConfig):
         titles = [benchmark.figures_title for benchmark in self.benchmarks]
         for title in titles:
             check(titles.count(title) == 1, "benchmarks.title", title, "another for each benchmark")
+            # What else stands in a figure's name, MLflow refuses.
+            plain = re.fullmatch(r"[\w.\- ]+", title) is not None
+            check(plain, "benchmarks.title", title, "letters, digits, spaces, and any of _ - .")
+        pca, dim = self.evaluation.pca, self.head.dim
+        if pca is not None:
+            check(pca <= dim, "evaluation.pca", pca, f"1 to {dim}, the dimension of the embeddings (head.dim)")
         if isinstance(self.loss, PairLossConfig) and isinstance(self.sampler, ShuffledSamplerConfig):
             raise ConfigError(
                 f"sampler: found 'shuffled', must be 'classes' with loss={self.loss.name}, "

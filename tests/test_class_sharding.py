@@ -149,6 +149,9 @@ def test_a_checkpoint_that_lacks_classes_is_refused(tmp_path):
     assert torch.equal(restored, loss.weight[4:9])
     with pytest.raises(StorageError, match="lacks templates of classes 4 to 20"):
         load_checkpoint(path, CPU, slice(4, 21))
+    counted = save_checkpoint(tmp_path, 2, {"num_classes": 11}, keep_last=2)
+    with pytest.raises(StorageError, match="step-000000002: its run had 11 classes, and this one has 21 or more"):
+        load_checkpoint(counted, CPU, slice(4, 21))
     (path / "rows-000000000000.safetensors").unlink()
     with pytest.raises(StorageError, match=r"rows-000000000000.safetensors is missing"):
         load_checkpoint(path, CPU)

@@ -163,6 +163,15 @@ def test_the_distribution_of_an_arm_is_the_mean_of_its_runs():
     assert figure.axes[0].get_xlabel() == "embedding norm (L2)"
 
 
+def test_a_legend_of_many_norms_stands_beside_them():
+    arms = {f"arm {place}": [norm_histogram(10 + place + draw(50).abs(), step=0)] for place in range(7)}
+    figure = norm_distributions_figure(*norm_distributions(arms), "title")
+    (legend,), (axes,) = figure.legends, figure.axes
+    assert [text.get_text() for text in legend.get_texts()] == list(arms)
+    assert len(rendered(figure)) > 1000
+    assert legend.get_window_extent().y1 < axes.get_window_extent().y0
+
+
 def test_compared_curves_have_a_panel_for_each_metric_and_one_legend():
     spread = Curve([0, 5, 9], [1.0, 2.0, 4.0], [0.5, 0.5, 1.0])
     panels = {

@@ -1,4 +1,3 @@
-import csv
 import json
 
 import pytest
@@ -17,6 +16,7 @@ from ssl_sec.face import build_recipe, drawn_pairs, recognise_faces
 from ssl_sec.face_config import FaceConfig
 from ssl_sec.losses import normalized_softmax_lower_bound
 from ssl_sec.settings import from_values
+from tests.data.files import write_digit_pairs
 from tests.fakes import FakeRuntime, FakeStore, assert_identical
 from tests.test_pretraining import assert_the_same_curve, figures
 from tests.workers import on_workers
@@ -54,23 +54,9 @@ def run(folder, machine=None, state=None, **changes):
 
 @pytest.fixture(scope="module")
 def tested(tmp_path_factory):
-    """A benchmark of test digits: a folder of ten people, and a table of pairs in two folds."""
-    root = tmp_path_factory.mktemp("people")
-    digits = open_digits("test")
-    names = []
-    for number, label in enumerate(digits.labels[:80].tolist()):
-        path = root / "images" / f"digit {label}" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(digits.read(torch.tensor([number])).images[0, 0].numpy()).save(path)
-        names.append((f"digit {label}/{number}.png", label))
-    with (root / "pairs.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["first", "second", "same", "fold"])
-        for fold, (first, one), (second, other) in (
-            (number % 2, names[number], names[-step]) for number in range(40) for step in range(1, 20)
-        ):
-            writer.writerow([first, second, int(one == other), fold])
-    return {"name": "pairs", "title": "digits", "pairs": str(root / "pairs.csv"), "images": str(root / "images")}
+    """A benchmark of test digits."""
+    pairs, images = write_digit_pairs(tmp_path_factory.mktemp("people"))
+    return {"name": "pairs", "title": "digits", "pairs": str(pairs), "images": str(images)}
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +113,21 @@ def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole, tested):
     resumed, _ = run(tmp_path, state=runtime.last_state(), benchmarks=[tested])
     assert figures([r[:2] for r in runtime.reports + resumed.reports]) == figures([r[:2] for r in whole[0].reports])
     assert_identical(resumed.last_state(), whole[0].last_state())
+
+
+def test_an_image_of_a_benchmark_that_cannot_be_read_costs_no_training(tmp_path, whole):
+    """Images that do not fit into memory are read when they are measured."""
+    table, images = write_digit_pairs(tmp_path)
+    benchmark = {"name": "pairs", "title": "digits", "pairs": str(table), "images": str(images)}
+    path = next(images.glob("digit 3/*.png"))
+    content = path.read_bytes()
+    path.write_bytes(content[:60])
+    runtime = FakeRuntime()
+    with pytest.raises(DataError, match=f"{path}: "):
+        run(tmp_path, runtime, benchmarks=[{**benchmark, "resident_limit_mib": 0}])
+    path.write_bytes(content)
+    mended, _ = run(tmp_path, state=runtime.last_state(), benchmarks=[{**benchmark, "resident_limit_mib": 0}])
+    assert [report[:2] for report in mended.reports] == [whole[0].reports[-1][:2]]
 
 
 def test_the_reports_come_at_their_pace(whole):
@@ -218,7 +219,9 @@ def test_pair_losses_take_batches_of_classes(tmp_path):
         ({"transform": {"name": "sft", "tail_below": 5}}, ConfigError, "transform.tail_below: found 5, must part"),
         ({"benchmarks": [{"name": "bin", "path": "nowhere.bin"}]}, DataError, "nowhere.bin"),
         ({"benchmarks": 2 * [{"name": "bin", "path": "x.bin"}]}, ConfigError, "benchmarks.title: found 'x'"),
+        ({"benchmarks": [{"name": "bin", "path": "x (1).bin"}]}, ConfigError, r"benchmarks.title: found 'x \(1\)'"),
         ({"evaluation": {"fars": [2.0]}}, ConfigError, "evaluation.fars"),
+        ({"evaluation": {"pca": 17}}, ConfigError, "evaluation.pca: found 17, must be 1 to 16, the dimension of the "),
         ({"share_classes_from": 1}, ConfigError, "share_classes_from"),
     ],
 )

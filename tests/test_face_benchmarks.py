@@ -383,6 +383,12 @@ def test_a_missing_image_is_named_with_its_list(tmp_path, kind, missing, told):
         ("pairs", "pairs.csv", (",fold", ",group"), "benchmark pairs: all pairs are in one fold"),
         ("videos", "splits.txt", (r"(?m)^\d", "0"), "splits.txt: all pairs are in one fold"),
         ("videos", "splits.txt", (r"(?m)\d$", "1"), "splits.txt: all 16 pairs show one person"),
+        (
+            "videos",
+            "splits.txt",
+            (r"(?m)^([123].*)\d$", r"\g<1>1"),
+            "splits.txt without split 0: all 12 pairs show one person; both are needed",
+        ),
         ("videos", "splits.txt", ("Person_3/0", "../ytf/Person_3/0"), "leads out of"),
         (
             "templates",
@@ -408,4 +414,7 @@ def test_too_few_distractors_and_too_few_people(root):
     assert told == f"{root / 'distractors.json'}: 20 images, but benchmarks.sizes asks for 21"
     assert "a gallery of 9 people; 8 have two images or more" in line(
         lambda: opened("drawn", root, num_gallery=9, num_training_people=0)
+    )
+    assert "trial 1 looks up 16 images of people in the gallery and 0 of others; needed: 1 or more of each" in line(
+        lambda: opened("drawn", root, num_gallery=8, num_training_people=0)
     )

@@ -195,8 +195,8 @@ class Progress:
             tqdm.write(record["message"], file=self._stream)
 
     def _worth_a_line(self, record: Record) -> bool:
-        epoch = record["metrics"].get("probe/epoch")
-        return epoch is None or epoch % 10 == 0
+        epoch = record["metrics"].get("probe/epoch", 0)
+        return bool(self._figures(record["metrics"])) and epoch % 10 == 0
 
     def _place(self) -> float:
         """How far the run is, in its unit."""
@@ -216,6 +216,8 @@ class Progress:
             "val/rankme": ("RankMe", ".1f"),
             "val/recall_at_1": ("held-out R@1 %", ".2f"),
             "train/recall_at_1": ("training R@1 %", ".2f"),
+            "val/verification_accuracy": ("held-out verification %", ".2f"),
+            "train/verification_accuracy": ("training verification %", ".2f"),
             "retrieval/recall_at_1": ("R@1 %", ".2f"),
             "retrieval/nmi": ("NMI %", ".2f"),
             "retrieval/f1": ("F1 %", ".2f"),

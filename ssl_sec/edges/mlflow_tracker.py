@@ -172,6 +172,11 @@ class TrackedRun:
             history = self.client.get_metric_history(self.run_id, key)
             self._newest_step[key] = max(point.step for point in history)
 
+    @property
+    def _last_step(self) -> int:
+        # MLflow counts the figures of the machine by itself.
+        return max((step for key, step in self._newest_step.items() if not key.startswith("system/")), default=0)
+
     def log_data(self, name: str, description: str, profile: Mapping[str, int]) -> None:
         """Names the data set, with its counts, as an input of the run."""
         digest = hashlib.sha256(f"{description}:{profile}".encode()).hexdigest()[:8]
@@ -193,6 +198,8 @@ class TrackedRun:
     def log_network(self, network: nn.Module, image_shape: tuple[int, ...], width: int, name: str | None) -> None:
         """Logs a network as a model (an exported program, no pickle), and registers it as `name` if given.
 
+        The figures of the run's last step become the model's.
+
         Args:
             network: images in [0, 1] -> features or embeddings, on the CPU.
             image_shape: channels, height and width that it was trained on.
@@ -208,6 +215,7 @@ class TrackedRun:
             log_model(
                 network.float().eval(),
                 name="encoder",
+                step=self._last_step,
                 signature=signature,
                 input_example=example,
                 pip_requirements=[f"torch=={torch.__version__.split('+')[0]}", f"numpy=={np.__version__}"],

@@ -78,7 +78,13 @@ def _trainer(
     scaling: ScalingConfig,
     global_batch_size: int | None,
 ) -> TorchTrainer:
-    settings = {"job": job, "values": dict(values), "folder": str(folder.path), "launch": folder.note_launch()}
+    settings = {
+        "job": job,
+        "values": dict(values),
+        "folder": str(folder.path),
+        "launch": folder.note_launch(),
+        "working_folder": os.getcwd(),
+    }
     common: dict[str, Any] = {
         "train_loop_config": settings,
         "torch_config": TorchConfig(backend="nccl" if scaling.use_gpu else "gloo", timeout_s=options.timeout_s),
@@ -251,6 +257,9 @@ def _worker(settings: dict[str, Any]) -> None:
     """Runs in each of Ray's worker processes."""
     context = train.get_context()
     RunFolder(Path(settings["folder"])).require_launch(settings["launch"])
+    # Ray puts its workers into a folder of its own, while paths of a configuration start where the driver was started.
+    with contextlib.suppress(OSError):  # another machine may not have it
+        os.chdir(settings["working_folder"])
     handler = _FolderHandler(RunFolder(Path(settings["folder"])), context.get_world_rank())
     logging.getLogger("ssl_sec").addHandler(handler)
     logging.getLogger("ssl_sec").setLevel(logging.INFO)

@@ -1,5 +1,6 @@
-"""Small image files, good and bad, and Parquet files that hold them."""
+"""Small image files, good and bad, Parquet files that hold them, and pairs of them."""
 
+import csv
 import json
 import struct
 import zlib
@@ -9,7 +10,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from PIL import Image
+
+from ssl_sec.data.sources import open_digits
 
 
 def encode(image: Image.Image, image_format: str = "PNG", **options) -> bytes:
@@ -65,3 +69,22 @@ def write_folder(root: Path, images: dict[str, bytes]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(image)
     return root
+
+
+def write_digit_pairs(root: Path) -> tuple[Path, Path]:
+    """A table of pairs of test digits in two folds, and the folder of the ten people."""
+    digits = open_digits("test")
+    names = []
+    for number, label in enumerate(digits.labels[:80].tolist()):
+        path = root / "images" / f"digit {label}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(digits.read(torch.tensor([number])).images[0, 0].numpy()).save(path)
+        names.append((f"digit {label}/{number}.png", label))
+    with (root / "pairs.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["first", "second", "same", "fold"])
+        for fold, (first, one), (second, other) in (
+            (number % 2, names[number], names[-step]) for number in range(40) for step in range(1, 20)
+        ):
+            writer.writerow([first, second, int(one == other), fold])
+    return root / "pairs.csv", root / "images"

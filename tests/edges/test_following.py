@@ -130,6 +130,14 @@ def test_progress_writes_a_line_for_each_report_without_a_terminal():
     assert lines[2:] == ["WARNING: worker 0: one image is bad"]
 
 
+def test_a_report_without_a_figure_that_is_shown_is_no_line():
+    stream = io.StringIO()
+    progress = Progress(total=4, name="run", stream=stream)
+    progress([{"step": 7, "metrics": {"train/verification_accuracy": 81.25, "train/verification_eer": 20.0}}])
+    progress([{"step": 8, "metrics": {"face/lfw_norm_std": 3.0}}])
+    assert stream.getvalue() == "run: epoch 0.00/4  step 7  training verification % 81.25\n"
+
+
 def test_progress_draws_one_bar_on_a_terminal():
     class Terminal(io.StringIO):
         def isatty(self):

@@ -8,9 +8,10 @@ from PIL import Image
 
 from ssl_sec.config import PretrainConfig
 from ssl_sec.edges.composition import compose
-from ssl_sec.edges.driver import run_pretraining
+from ssl_sec.edges.driver import run_face, run_pretraining
+from ssl_sec.face_config import FaceConfig
 from ssl_sec.settings import from_values
-from tests.edges.conftest import QUICK
+from tests.edges.conftest import QUICK, QUICK_FACE
 from tests.edges.servers import mlflow_server
 
 pytestmark = pytest.mark.slow
@@ -21,6 +22,14 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     overrides = (*QUICK, "runtime=local", f"output_dir={folder}", "run_name=seen", "log_every_steps=1")
     return run_pretraining(from_values(PretrainConfig, compose("pretrain", overrides)))
+
+
+@pytest.fixture(scope="module")
+def face_run(run, benchmarks):
+    """A run of faces in the same store."""
+    folder = run.folder.path.parents[1]
+    overrides = (*QUICK_FACE, "runtime=local", f"output_dir={folder}", "run_name=faces", benchmarks)
+    return run_face(from_values(FaceConfig, compose("face", overrides)))
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +49,25 @@ def ui(run, tmp_path_factory):
     ],
 )
 def test_the_pages_of_a_run_show_what_it_is(ui, run, tmp_path, page, shown):
+    assert_shown(f"{ui}/#/experiments/{run.experiment_id}/runs/{run.run_id}{page}", shown, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("page", "shown"),
+    [
+        ("", ["faces", "Finished", "jobs.face", "face/digits_accuracy", "train/verification_accuracy"]),
+        ("/artifacts/plots/hardest_digits.png", ["plots", "hardest_digits.png", "head.safetensors"]),
+    ],
+)
+def test_the_pages_of_a_face_run_show_its_benchmarks(ui, face_run, tmp_path, page, shown):
+    assert_shown(f"{ui}/#/experiments/{face_run.experiment_id}/runs/{face_run.run_id}{page}", shown, tmp_path)
+
+
+def assert_shown(address, shown, tmp_path):
+    """The page is drawn, and has these texts."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("no Chromium on this machine: apt-get install chromium")
-    address = f"{ui}/#/experiments/{run.experiment_id}/runs/{run.run_id}{page}"
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
     options += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}"]
     options += ["--window-size=1400,1600", "--virtual-time-budget=60000", "--timeout=120000"]
