@@ -11,7 +11,6 @@ Writes benchmarks/results/gpu.json (on a machine without one, gpu-missing.json: 
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,10 @@ import torch
 
 from benchmarks import evaluation, growth, throughput
 from benchmarks.measure import RESULTS, command_line, environment
-from benchmarks.simclr import Contender, Ours, Setting
-from ssl_sec.data.image_set import ResidentImages
+from benchmarks.options import of_augmentations, of_steps
+from benchmarks.simclr import Setting
 
 MINUTES = 8.0
-FASTEST = throughput.OPTIONS["cuda"]
-OPTIONS: dict[str, dict[str, bool]] = {
-    "as is": {},
-    "channels_last": {"channels_last": True},
-    "compile": {"compile": True},
-    "channels_last, compile": FASTEST,
-}
 
 
 def main() -> None:
@@ -58,7 +50,8 @@ def main() -> None:
         )
         for each in settings
     }
-    parts["options"] = lambda: _options(settings[0], images, device)
+    parts["options"] = lambda: of_steps(settings[0], images, device, rounds=3)
+    parts["augmentation"] = lambda: of_augmentations(settings[0].batch, device, rounds=3)
     parts["rows"] = lambda: [growth.of_rows(count, device) for count in options.rows]
     parts["classes"] = lambda: [growth.of_classes(count, device) for count in options.classes]
     parts["evaluation"] = lambda: evaluation.measure(options.evaluated, rounds=1)
@@ -80,23 +73,6 @@ def _figures(measured: Callable[[], Any]) -> Any:
         return f"failed: {type(error).__name__}: {error}"
     finally:
         torch.cuda.empty_cache()
-
-
-def _options(setting: Setting, images: ResidentImages, device: torch.device) -> list[dict[str, Any]]:
-    """Ours with each option, and with the optimiser fused."""
-    made: dict[str, Callable[[], Contender]] = {
-        name: lambda options=options: Ours(setting, images, device, **options) for name, options in OPTIONS.items()
-    }
-
-    def fused() -> Contender:
-        ours = Ours(setting, images, device, **FASTEST)
-        groups = ours.recipe.optimiser.param_groups
-        optimiser = torch.optim.SGD(groups, lr=0.0, momentum=groups[0]["momentum"], fused=True)
-        ours.recipe = replace(ours.recipe, optimiser=optimiser)
-        return ours
-
-    made["channels_last, compile, fused optimiser"] = fused
-    return throughput.compare(setting, {name: make() for name, make in made.items()}, images, device, rounds=3)
 
 
 if __name__ == "__main__":

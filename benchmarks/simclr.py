@@ -174,7 +174,7 @@ class Lightly(_Peer):
     def pairs(self, images: ResidentImages) -> Iterator[tuple[Tensor, Tensor]]:
         """Both views as its transform makes them, an epoch after the other."""
         loader = DataLoader(
-            _PilImages(images),
+            PilImages(images),
             self._setting.batch,
             shuffle=True,
             drop_last=True,
@@ -191,7 +191,7 @@ class Lightly(_Peer):
         return self._nt_xent(first, second)
 
 
-class _PilImages(Dataset[Sequence[Any]]):
+class PilImages(Dataset[Sequence[Any]]):
     """Two views of an image that lies in memory, as torchvision's CIFAR10 hands it on."""
 
     def __init__(self, images: ResidentImages) -> None:

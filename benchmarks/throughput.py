@@ -3,9 +3,10 @@
     python -m benchmarks.throughput                                    # ResNet-18, batch 256, some minutes on two cores
     python -m benchmarks.throughput --encoder resnet18 resnet50 --batch 256 1024 4096 --images <folder of images>
 
-They take turns in one process; an image counts once, with both of its views. Beside the rates: the share of the
-machine's own rate of matrix products (model FLOP utilisation), and where a step of ours spends its time, measured in
-steps that wait for the device after each part. Without --images, the pixels are random: no rate depends on them.
+They take turns in one process; an image counts once, with both of its views. Beside the rates: the share of the highest
+rate that a product or a convolution reaches on this machine (model FLOP utilisation), and where a step of ours spends its
+time, measured in steps that wait for the device after each part. Without --images, the pixels are random: no rate
+depends on them.
 Writes benchmarks/results/throughput-{cpu,gpu}.json and a plot beside it.
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.measure import RESULTS, command_line, environment, in_turn, peak_memory, ratio, save, table, wait
@@ -110,7 +112,7 @@ def compare(
     turns = {name: (lambda name=name: trained[name].steps(counts[name])) for name in trained}
     taken = in_turn(turns, rounds, warm_up=False)
     seconds = {name: [each / counts[name] for each in taken[name]] for name in trained}
-    flops = None
+    flops, peak = None, peak_rate(device, setting.precision)
     rows = []
     for name, contender in trained.items():
         rates = [setting.batch / each for each in seconds[name]]
@@ -128,7 +130,7 @@ def compare(
         }
         if isinstance(contender, Ours):
             flops = flops or flops_per_image(contender.recipe, images)
-            row["mfu"] = row["images_per_s"] * flops / matrix_rate(device, setting.precision)
+            row["mfu"] = row["images_per_s"] * flops / peak
             row["shares"] = shares(contender.recipe, device)
         rows.append(row)
     return rows
@@ -143,15 +145,25 @@ def flops_per_image(recipe: Recipe, images: ResidentImages) -> float:
     return counter.get_total_flops()
 
 
-def matrix_rate(device: torch.device, precision: str) -> float:
-    """Operations a second of a product of two big square matrices: what the machine reaches at its best."""
-    size = 8192 if device.type == "cuda" else 2048
-    matrix = torch.randn(size, size, device=device, dtype=getattr(torch, precision))
-    taken = in_turn({"product": lambda: matrix @ matrix}, rounds=5, calls=4)["product"]
-    return 2 * size**3 / min(taken)
+def peak_rate(device: torch.device, precision: str) -> float:
+    """Operations a second that the machine reaches at its best: of a big product of matrices or a big convolution."""
+    size, maps = (8192, 256) if device.type == "cuda" else (2048, 16)
+    dtype = getattr(torch, precision)
+    matrix = torch.randn(size, size, device=device, dtype=dtype)
+    images, kernels = torch.randn(maps, 256, 32, 32), torch.randn(256, 256, 3, 3)
+    images, kernels = (
+        each.to(device, dtype).contiguous(memory_format=torch.channels_last) for each in (images, kernels)
+    )
+    taken = in_turn(
+        {"product": lambda: matrix @ matrix, "convolution": lambda: functional.conv2d(images, kernels, padding=1)},
+        rounds=5,
+        calls=4,
+    )
+    operations = {"product": 2 * size**3, "convolution": 2 * maps * 32**2 * 256**2 * 9}
+    return max(operations[name] / min(seconds) for name, seconds in taken.items())
 
 
-def shares(recipe: Recipe, device: torch.device, steps: int = 3) -> dict[str, float]:
+def shares(recipe: Recipe, device: torch.device, steps: int = 2) -> dict[str, float]:
     """The parts of a step as shares of it: one that waits for the device after each part."""
     recipe.model.train()
     spent: dict[str, float] = {}

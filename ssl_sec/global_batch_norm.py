@@ -25,37 +25,47 @@ from ssl_sec.encoders.frozen import replace_batch_norm, through_children
 class _GlobalBatchNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, ...]:
-        axes = [0, *range(2, images.dim())]
-        values = images if images.dtype == torch.float64 else images.float()
-        count = values.new_full((1,), float(values.numel() // values.shape[1]))
-        variance, mean = torch.var_mean(values, axes, correction=0)
+        count, mean, variance = _statistics(images)
         # One gather carries all that a worker has to say.
         mine = torch.cat([count, mean, variance * count])
         counts, means, deviations = gather_rows(mine.unsqueeze(0)).split([1, len(mean), len(mean)], dim=1)
         total = counts.sum()
         mean = (counts * means).sum(0) / total
         variance = (deviations + counts * (means - mean).square()).sum(0) / total
-        scale = torch.rsqrt(variance + eps)
-        shape = [1, -1, *[1] * (images.dim() - 2)]
-        normalised = (values - mean.view(shape)) * scale.view(shape)
-        ctx.save_for_backward(images, weight, mean, scale, total)
-        outputs = (normalised * weight.view(shape) + bias.view(shape)).to(images.dtype)
+        ctx.save_for_backward(images, weight, mean, variance, total)
+        ctx.eps = eps
+        outputs, _, _ = torch.native_batch_norm(images, weight, bias, mean, variance, False, 0.0, eps)
         ctx.mark_non_differentiable(mean, variance, total)
         return outputs, mean, variance, total
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        images, weight, mean, scale, total = ctx.saved_tensors
-        axes = [0, *range(2, images.dim())]
-        shape = [1, -1, *[1] * (images.dim() - 2)]
-        grad = grad_outputs[0].to(mean.dtype)
-        normalised = (images.to(mean.dtype) - mean.view(shape)) * scale.view(shape)
-        grad_bias = grad.sum(axes)
-        grad_weight = (grad * normalised).sum(axes)
+        images, weight, mean, variance, total = ctx.saved_tensors
+        # By statistics that are given, as in evaluation, the gradients of weight and bias are the two sums.
+        _, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
+            grad_outputs[0], images, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
+        )
         sum_bias, sum_weight = sum_over_workers(torch.stack([grad_bias, grad_weight])) / total
-        centred = grad - sum_bias.view(shape) - normalised * sum_weight.view(shape)
-        grad_images = (centred * (weight * scale).view(shape)).to(images.dtype)
-        return grad_images, grad_weight, grad_bias, None
+        # The formula of the module, as a sum of multiples of ∂y and x.
+        scale = torch.rsqrt(variance + ctx.eps)
+        of_grad = weight * scale
+        of_images = -of_grad * scale * sum_weight
+        offset = -of_grad * sum_bias - of_images * mean
+        shape = [1, -1, *[1] * (images.dim() - 2)]
+        of_grad, of_images, offset = (each.view(shape) for each in (of_grad, of_images, offset))
+        grad_images = offset + of_images * images.to(mean.dtype)
+        grad_images.addcmul_(of_grad, grad_outputs[0].to(mean.dtype))
+        return grad_images.to(images.dtype), grad_weight, grad_bias, None
+
+
+def _statistics(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Number of values a channel, with shape (1,), and their means and variances, in float32 or better."""
+    values = images if images.dtype == torch.float64 else images.float()
+    if images.device.type == "cpu":
+        mean, variance = torch.batch_norm_update_stats(values, None, None, 0.0)  # ten times as fast as var_mean
+    else:
+        variance, mean = torch.var_mean(values, [0, *range(2, images.dim())], correction=0)
+    return mean.new_full((1,), float(values.numel() // values.shape[1])), mean, variance
 
 
 class GlobalBatchNorm(_BatchNorm):

@@ -140,8 +140,7 @@ sys.modules.update(dict.fromkeys(("ray", "mlflow", "hydra", "omegaconf")))
 from benchmarks import gpu, throughput
 throughput.SECONDS_A_TURN["cpu"] = 0.0
 throughput.OPTIONS = {"cpu": {}}
-gpu.FASTEST = {}
-gpu.OPTIONS = {"as is": {}}
+gpu.of_steps = lambda *setting, rounds: rounds
 from pathlib import Path
 gpu.RESULTS = Path(sys.argv.pop())
 gpu.main()
@@ -151,7 +150,8 @@ gpu.main()
     subprocess.run([sys.executable, "-c", code, *small, str(tmp_path)], check=True, cwd=Path(__file__).parents[1])
     figures = json.loads((tmp_path / "gpu-missing.json").read_text())
     assert len(figures["throughput, resnet18, 8"]) == 4
-    assert [row["contender"] for row in figures["options"]] == ["as is", "channels_last, compile, fused optimiser"]
+    assert figures["options"] == 3  # compiling would take minutes
+    assert len(figures["augmentation"]) == 4
     assert figures["rows"][0]["rows"] == 64 and figures["classes"][0]["classes"] == 10
     assert len(figures["evaluation"]) == 7
 

@@ -1,0 +1,143 @@
+"""What each choice brings to a step of ours: layout, compilation, optimiser, global batch norm, augmentation.
+
+    python -m benchmarks.options                       # ResNet-18, batch 64; five minutes on two CPU cores
+
+Every variant takes turns with the step as it is. Augmentation is measured alone, in views a second, and beside it what
+changes if another choice is made. benchmarks/LOG.md says what was concluded. Writes
+benchmarks/results/options-{cpu,gpu}.json.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+from typing import Any, cast
+from unittest import mock
+
+import torch
+from kornia.augmentation import ColorJitter, RandomGrayscale, RandomHorizontalFlip, RandomResizedCrop
+from kornia.augmentation.base import _AugmentationBase  # pyright: ignore[reportPrivateUsage]
+
+from benchmarks.measure import command_line, environment, in_turn, on_workers, ratio, save, table
+from benchmarks.simclr import Ours, PilImages, Setting, random_images
+from ssl_sec import assembly
+from ssl_sec.augment import SimCLRAugmentation
+from ssl_sec.data.image_set import ResidentImages
+from ssl_sec.objective import Objective
+
+SIZE_PX = 32
+AS_IS = "as is"
+
+
+def main() -> None:
+    """Measures every choice, prints the tables and writes the figures."""
+    parser = command_line("options", __doc__)
+    parser.add_argument("--encoder", default="resnet18", choices=["resnet18", "resnet50"])
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--width", type=float, default=1.0)
+    parser.add_argument("--precision", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    images = random_images(10 * options.batch, SIZE_PX)
+    figures: dict[str, Any] = {}
+    for precision in options.precision:
+        setting = Setting(encoder=options.encoder, batch=options.batch, precision=precision, width=options.width)
+        figures[f"step, {precision}"] = of_steps(setting, images, device, options.rounds)
+    figures["augmentation"] = of_augmentations(options.batch, device, options.rounds)
+    if device.type == "cpu":
+        narrow = Setting(encoder=options.encoder, batch=options.batch, precision="float32", width=options.width / 4)
+        figures["batch norm, 2 workers"] = of_batch_norms(narrow, options.rounds)
+    for name, rows in figures.items():
+        print(f"\n{name}\n{table([_shown(row) for row in rows])}")
+    print(f"\n{save('options', {'environment': environment(), 'batch': options.batch, **figures})}")
+
+
+def of_steps(setting: Setting, images: ResidentImages, device: torch.device, rounds: int) -> list[dict[str, Any]]:
+    """Steps with each choice."""
+    made: dict[str, Callable[[], Ours]] = {
+        AS_IS: lambda: Ours(setting, images, device),
+        "channels_last": lambda: Ours(setting, images, device, channels_last=True),
+        "network compiled": lambda: Ours(setting, images, device, compile=True),
+        "channels_last, network compiled": lambda: Ours(setting, images, device, channels_last=True, compile=True),
+        "channels_last, objective compiled": lambda: _objective_compiled(setting, images, device),
+        "channels_last, optimiser fused": lambda: _optimiser_fused(setting, images, device),
+    }
+    trained = {name: make() for name, make in made.items()}
+    return _compared({name: lambda ours=ours: ours.steps(1) for name, ours in trained.items()}, rounds, setting.batch)
+
+
+def _objective_compiled(setting: Setting, images: ResidentImages, device: torch.device) -> Ours:
+    ours = Ours(setting, images, device, channels_last=True)
+    compiled = cast(Objective, torch.compile(ours.recipe.objective))
+    ours.recipe = replace(ours.recipe, objective=compiled)
+    return ours
+
+
+def _optimiser_fused(setting: Setting, images: ResidentImages, device: torch.device) -> Ours:
+    ours = Ours(setting, images, device, channels_last=True)
+    groups = ours.recipe.optimiser.param_groups
+    optimiser = torch.optim.SGD(groups, lr=0.0, momentum=groups[0]["momentum"], fused=True)
+    ours.recipe = replace(ours.recipe, optimiser=optimiser)
+    return ours
+
+
+def of_augmentations(batch: int, device: torch.device, rounds: int) -> list[dict[str, Any]]:
+    """Two views of a batch, by each choice and by lightly's transform in one process."""
+    images = random_images(batch, SIZE_PX)
+    pixels = images.images.to(device)
+    everything = slice(0, batch)
+
+    def views(*transforms: _AugmentationBase) -> Callable[[], object]:
+        augmentation = SimCLRAugmentation(image_size_px=SIZE_PX, num_channels=3, seed=0)
+        for place, transform in enumerate(transforms):
+            augmentation.transforms[place] = transform
+        augmentation.to(device)
+        return lambda: augmentation(pixels, 0, everything, batch)
+
+    sides = (SIZE_PX, SIZE_PX)
+    crop = RandomResizedCrop(sides, scale=(0.08, 1.0), cropping_mode="resample", align_corners=False)
+    pil = PilImages(images)
+    turns: dict[str, Callable[[], object]] = {
+        AS_IS: views(),
+        "crops by slicing": views(RandomResizedCrop(sides, scale=(0.08, 1.0), cropping_mode="slice")),
+        "jitter without hue": views(
+            crop, RandomHorizontalFlip(), ColorJitter(0.4, 0.4, 0.4, p=0.8), RandomGrayscale(p=0.2)
+        ),
+        "lightly's transform": lambda: [pil[index] for index in range(batch)],
+    }
+    return _compared(turns, rounds, batch)
+
+
+def of_batch_norms(setting: Setting, rounds: int) -> list[dict[str, Any]]:
+    """A step of two gloo workers with the batch norm of all rows, and with each worker's own."""
+    told = on_workers(2, _with_both_batch_norms, setting.encoder, setting.batch, setting.width, rounds)
+    return told[0]
+
+
+def _with_both_batch_norms(encoder: str, batch: int, width: float, rounds: int) -> list[dict[str, Any]]:
+    setting = Setting(encoder=encoder, batch=batch, precision="float32", width=width)
+    images, device = random_images(10 * batch, SIZE_PX), torch.device("cpu")
+    ours = Ours(setting, images, device, channels_last=True)
+    with mock.patch.object(assembly, "globalise_batch_norm", lambda network: network):
+        own = Ours(setting, images, device, channels_last=True)
+    return _compared({AS_IS: lambda: ours.steps(1), "each worker's own": lambda: own.steps(1)}, rounds, batch)
+
+
+def _compared(turns: dict[str, Callable[[], object]], rounds: int, batch: int) -> list[dict[str, Any]]:
+    seconds = in_turn(turns, rounds)
+    return [
+        {"choice": name, "images_per_s": batch / median(taken), "times_as_fast": ratio(seconds[AS_IS], taken)}
+        for name, taken in seconds.items()
+    ]
+
+
+def _shown(row: dict[str, Any]) -> dict[str, str]:
+    return {
+        "": row["choice"],
+        "images/s": f"{row['images_per_s']:,.1f}",
+        "times as fast": f"{row['times_as_fast']:.2f}",
+    }
+
+
+if __name__ == "__main__":
+    main()
