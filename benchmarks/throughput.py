@@ -4,8 +4,8 @@
     python -m benchmarks.throughput --encoder resnet18 resnet50 --batch 256 1024 4096 --images <folder of images>
 
 They take turns in one process; an image counts once, with both of its views. Beside the rates: the share of the highest
-rate that a product or a convolution reaches on this machine (model FLOP utilisation), and where a step of ours spends its
-time, measured in steps that wait for the device after each part. Without --images, the pixels are random: no rate
+rate that a product or a convolution reaches on this machine (model FLOP utilisation), and where a step of ours spends
+its time, measured in steps that wait for the device after each part. Without --images, the pixels are random: no rate
 depends on them.
 Writes benchmarks/results/throughput-{cpu,gpu}.json and a plot beside it.
 """
