@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from ssl_sec import collectives
+from ssl_sec.allocation import keep_freed_memory
 from ssl_sec.config import PretrainConfig
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.diagnostics import NormHistogram
@@ -114,6 +115,8 @@ class Ours:
     """The product's loop."""
 
     def __init__(self, setting: Setting, images: ResidentImages, device: torch.device, **runtime: object) -> None:
+        if device.type == "cpu":
+            keep_freed_memory()  # as a worker does
         self.recipe, _ = recipe_of(setting, images, device, **runtime)
         self._runtime = Alone(device)
         self._taken = 0

@@ -3,18 +3,20 @@
     python -m benchmarks.throughput                                    # ResNet-18, batch 256, some minutes on two cores
     python -m benchmarks.throughput --encoder resnet18 resnet50 --batch 256 1024 4096 --images <folder of images>
 
-They take turns in one process; an image counts once, with both of its views. Beside the rates: the share of the highest
-rate that a product or a convolution reaches on this machine (model FLOP utilisation), and where a step of ours spends
-its time, measured in steps that wait for the device after each part. Without --images, the pixels are random: no rate
-depends on them.
+They take turns, on a CPU each in a process of its own; an image counts once, with both of its views. Beside the rates:
+the share of the highest rate that a product or a convolution reaches on this machine (model FLOP utilisation), and where
+a step of ours spends its time, measured in steps that wait for the device after each part. Without --images, the pixels
+are random: no rate depends on them.
 Writes benchmarks/results/throughput-{cpu,gpu}.json and a plot beside it.
 """
 
+import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,7 @@ def main() -> None:
         for precision in options.precision:
             for batch in options.batch:
                 setting = Setting(encoder=encoder, batch=batch, precision=precision, width=options.width)
-                rows += measure(setting, images, device, options.rounds, options.contender)
+                rows += measure(setting, images, device, options.rounds, options.contender, apart=device.type == "cpu")
                 print(table([shown(row) for row in rows[-len(options.contender) :]]), end="\n\n", flush=True)
     path = save("throughput", {"environment": environment(), "images": images.description, "rows": rows})
     draw(rows).savefig(RESULTS / path.with_suffix(".svg").name)
@@ -88,22 +90,72 @@ def contenders(device: torch.device) -> dict[str, Callable[[Setting, ResidentIma
     return made
 
 
+class Apart:
+    """A contender in a process of its own, so that how it keeps memory is nothing to the others."""
+
+    def __init__(self, name: str, setting: Setting, images: ResidentImages, device: torch.device) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, name, setting, images, device))
+        self._process.start()
+        theirs.close()
+
+    def steps(self, count: int) -> None:
+        """Takes so many steps."""
+        self._answer(count)
+
+    def parts(self) -> dict[str, Any] | None:
+        """As for `parts_of`."""
+        return self._answer("parts")
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._connection.send(None)
+        self._process.join()
+
+    def _answer(self, asked: int | str) -> Any:
+        self._connection.send(asked)
+        answer = self._connection.recv()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def _serve(connection: Connection, name: str, setting: Setting, images: ResidentImages, device: torch.device) -> None:
+    contender = contenders(device)[name](setting, images)
+    while (asked := connection.recv()) is not None:
+        try:
+            answer = parts_of(contender, device) if asked == "parts" else contender.steps(asked)
+        except Exception as error:
+            answer = error
+        connection.send(answer)
+
+
 def measure(
-    setting: Setting, images: ResidentImages, device: torch.device, rounds: int, names: Collection[str] | None = None
+    setting: Setting,
+    images: ResidentImages,
+    device: torch.device,
+    rounds: int,
+    names: Collection[str] | None = None,
+    apart: bool = False,
 ) -> list[dict[str, Any]]:
-    """The figures of contenders, all or some, at one setting."""
-    made = contenders(device)
-    trained = {name: make(setting, images) for name, make in made.items() if names is None or name in names}
-    return compare(setting, trained, images, device, rounds)
+    """The figures of contenders that take turns at one setting.
 
-
-def compare(
-    setting: Setting, trained: Mapping[str, Contender], images: ResidentImages, device: torch.device, rounds: int
-) -> list[dict[str, Any]]:
-    """The figures of contenders that take turns."""
+    Args:
+        setting: what they train.
+        images: on what.
+        device: where.
+        rounds: how often each has its turn.
+        names: of those that take part; None for all.
+        apart: whether each has a process of its own, as it would have in use.
+    """
+    made = {name: make for name, make in contenders(device).items() if names is None or name in names}
+    trained: dict[str, Contender | Apart] = {
+        name: Apart(name, setting, images, device) if apart else make(setting, images) for name, make in made.items()
+    }
     counts = {}
     for name, contender in trained.items():
-        contender.steps(2)  # compiles, starts processes, finds algorithms
+        contender.steps(1)  # compiles, starts processes, finds algorithms
         wait()
         start = time.perf_counter()
         contender.steps(1)
@@ -112,7 +164,7 @@ def compare(
     turns = {name: (lambda name=name: trained[name].steps(counts[name])) for name in trained}
     taken = in_turn(turns, rounds, warm_up=False)
     seconds = {name: [each / counts[name] for each in taken[name]] for name in trained}
-    flops, peak = None, peak_rate(device, setting.precision)
+    peak = peak_rate(device, setting.precision)
     rows = []
     for name, contender in trained.items():
         rates = [setting.batch / each for each in seconds[name]]
@@ -124,21 +176,31 @@ def compare(
             "times_as_fast_as": {
                 peer: ratio(seconds[peer], seconds[name]) for peer in PEERS if peer in seconds and peer != name
             },
-            "peak_mib": peak_memory(lambda contender=contender: contender.steps(1)) / 2**20
-            if device.type == "cuda"
-            else None,
         }
-        if isinstance(contender, Ours):
-            flops = flops or flops_per_image(contender.recipe, images)
-            row["mfu"] = row["images_per_s"] * flops / peak
-            row["shares"] = shares(contender.recipe, device)
+        if device.type == "cuda":
+            row["peak_mib"] = peak_memory(lambda contender=contender: contender.steps(1)) / 2**20
+        parts = contender.parts() if isinstance(contender, Apart) else parts_of(contender, device)
+        if parts is not None:
+            row["mfu"] = row["images_per_s"] * parts["flops_per_image"] / peak
+            row |= parts
         rows.append(row)
+    for contender in trained.values():
+        if isinstance(contender, Apart):
+            contender.close()
     return rows
 
 
-def flops_per_image(recipe: Recipe, images: ResidentImages) -> float:
+def parts_of(contender: Contender, device: torch.device) -> dict[str, Any] | None:
+    """Of ours: the operations of an image, and where a step spends its time. None of others."""
+    if not isinstance(contender, Ours):
+        return None
+    recipe = contender.recipe
+    return {"flops_per_image": flops_per_image(recipe), "shares": shares(recipe, device)}
+
+
+def flops_per_image(recipe: Recipe) -> float:
     """Operations of the forward and backward pass of both views of an image, by torch's counter."""
-    views = torch.zeros(2, *images.image_shape, device=next(recipe.encoder.parameters()).device)
+    views = torch.zeros(2, *recipe.image_set.image_shape, device=next(recipe.encoder.parameters()).device)
     with FlopCounterMode(display=False) as counter:
         recipe.head(recipe.encoder(views)).sum().backward()
     recipe.optimiser.zero_grad()

@@ -89,6 +89,18 @@ def test_contenders_take_turns_at_training(monkeypatch):
     assert throughput.draw(rows).axes[0].get_title() == "resnet18, float32"
 
 
+def test_a_contender_apart_trains_and_tells_where_a_step_goes():
+    ours = throughput.Apart("ours", SMALL, simclr.random_images(40, 16), torch.device("cpu"))
+    try:
+        ours.steps(1)
+        parts = ours.parts()
+        assert parts is not None and parts["flops_per_image"] > 0 and len(parts["shares"]) == 6
+        with pytest.raises(TypeError):
+            ours.steps("many")  # an error comes back
+    finally:
+        ours.close()
+
+
 def test_operations_of_an_image_are_those_of_its_two_views():
     ours = simclr.Ours(SMALL, simclr.random_images(40, 16), torch.device("cpu"))
     # ResNet-18 with the CIFAR stem at an eighth of the width and 16 pixels: multiply-adds of the forward pass.
@@ -103,7 +115,7 @@ def test_operations_of_an_image_are_those_of_its_two_views():
     ]
     products = 8 * 3 * 9 * 16**2 + sum(9 * out * inputs * side**2 * count for out, inputs, side, count in stages)
     products += 16 * 8 * 8**2 + 32 * 16 * 4**2 + 64 * 32 * 2**2 + 64 * 64 + 64 * 128
-    counted = throughput.flops_per_image(ours.recipe, simclr.random_images(1, 16))
+    counted = throughput.flops_per_image(ours.recipe)
     # The backward pass takes twice the forward pass, but for the images, which need no gradient.
     assert counted == 2 * (3 * 2 * products - 2 * 8 * 3 * 9 * 16**2)
 

@@ -12,6 +12,7 @@ import torch
 import yaml
 from torch import nn
 
+from ssl_sec.allocation import keep_freed_memory
 from ssl_sec.checkpoint import CheckpointWriter, newest_checkpoint, save_part, without_held_rows
 from ssl_sec.collectives import wait_for_workers
 from ssl_sec.config import MetricLearningConfig, PretrainConfig, ProbeJobConfig, TrainingConfig
@@ -129,6 +130,8 @@ def work(job: Job, values: Mapping[str, Any], folder_path: str, worker: Worker) 
     if folder.error() is not None:
         return  # the driver tells it; starting again cannot mend it
     folder.note_worker(worker.rank, worker.world_size, worker.node)
+    if worker.device.type == "cpu":
+        keep_freed_memory()
     try:
         config = from_values(CONFIGS[job], values)
         if isinstance(config, ProbeJobConfig):
@@ -188,4 +191,4 @@ def load_encoder(trained: TrainingConfig, image_shape: tuple[int, ...], weights:
 
 def load_head(trained: TrainingConfig, num_features: int, weights: Path) -> nn.Module:
     """The head of a run, with its final weights."""
-    return replace(trained.head, weights=str(weights)).build(num_features)
+    return replace(trained.head, weights=str(weights)).build(num_features, trained.seed)
