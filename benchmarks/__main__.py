@@ -2,8 +2,8 @@
 
     python -m benchmarks        # or: make bench
 
-Each leaves its figures in `results/`. Those that take longer are run alone: benchmarks.classes, .invariance and
-.overhead.
+Each leaves its figures in `results/`. Those that take longer are run alone: benchmarks.throughput at full width,
+.options, .classes, .invariance and .overhead.
 """
 
 import subprocess
@@ -11,7 +11,7 @@ import sys
 import time
 
 COMMANDS = (
-    "benchmarks.throughput --rounds 2",
+    "benchmarks.throughput --width 0.5",
     "benchmarks.losses",
     "benchmarks.growth",
     "benchmarks.evaluation",

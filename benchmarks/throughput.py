@@ -4,10 +4,10 @@
     python -m benchmarks.throughput --encoder resnet18 resnet50 --batch 256 1024 4096 --images <folder of images>
 
 They take turns, on a CPU each in a process of its own; an image counts once, with both of its views. Beside the rates:
-the share of the highest rate that a product or a convolution reaches on this machine (model FLOP utilisation), and where
-a step of ours spends its time, measured in steps that wait for the device after each part. Without --images, the pixels
-are random: no rate depends on them.
-Writes benchmarks/results/throughput-{cpu,gpu}.json and a plot beside it.
+the share of the highest rate that a product or a convolution reaches here (model FLOP utilisation), and where a step of
+ours spends its time, measured in steps that wait for the device after each part. Without --images, the pixels are
+random: no rate depends on them.
+Writes benchmarks/results/throughput-{cpu,gpu}.json (with --width 0.5, throughput-x0.5-…) and a plot beside it.
 """
 
 import multiprocessing
@@ -64,7 +64,8 @@ def main() -> None:
                 setting = Setting(encoder=encoder, batch=batch, precision=precision, width=options.width)
                 rows += measure(setting, images, device, options.rounds, options.contender, apart=device.type == "cpu")
                 print(table([shown(row) for row in rows[-len(options.contender) :]]), end="\n\n", flush=True)
-    path = save("throughput", {"environment": environment(), "images": images.description, "rows": rows})
+    name = "throughput" if options.width == 1 else f"throughput-x{options.width:g}"
+    path = save(name, {"environment": environment(), "images": images.description, "rows": rows})
     draw(rows).savefig(RESULTS / path.with_suffix(".svg").name)
     print(path)
 

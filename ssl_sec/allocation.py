@@ -10,7 +10,7 @@ def keep_freed_memory() -> None:
     """Has glibc keep what is freed for the next allocation, instead of giving it back to the system.
 
     By default each large tensor is mapped anew, and the system clears its pages one by one: a third of the time of a
-    step of ResNet-18 with 256 images on two cores. The peak of the memory may grow by a third, as free parts lie between
+    step of ResNet-18 with 256 images on two cores. The peak of the memory may grow by a third, as free parts lie among
     used ones. Does nothing where there is no glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
