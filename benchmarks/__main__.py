@@ -11,7 +11,7 @@ import sys
 import time
 
 COMMANDS = (
-    "benchmarks.throughput --width 0.5",
+    "benchmarks.throughput --width 0.5 --rounds 2",
     "benchmarks.losses",
     "benchmarks.growth",
     "benchmarks.evaluation",

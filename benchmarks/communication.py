@@ -9,14 +9,15 @@ channels in all. Per step it takes part in
     batch norm        L gathers of (2C_l + 1) · W values, and L sums of 2C_l in the backward pass
     gradients         a mean of P values, in buckets of 25 MiB, while the backward pass goes on
 
-A ring of W moves 2 (W − 1)/W of a sum's bytes through each worker and half of it of a gather's and of a sum of
-which each gets a part; a call takes one
-latency for each of log2 W levels. What overlaps with the backward pass costs only what it takes longer.
+A ring of W moves 2 (W − 1)/W of a sum's bytes through each worker, and half of that for a gather and for a sum of which
+each gets its part; a call takes one latency for each of log2 W levels. What overlaps with the backward pass costs only
+what it takes longer.
 """
 
 import contextlib
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log2
 from typing import Any
 from unittest import mock
@@ -40,10 +41,12 @@ class Sent:
     Attributes:
         calls: of collectives, without DDP's.
         num_bytes: of the larger of what goes in and what comes out.
+        seconds: until they were done, waiting for the others included; on CPUs, where a call returns only then.
     """
 
     calls: int = 0
     num_bytes: int = 0
+    seconds: float = field(default=0.0, compare=False)
 
 
 @contextlib.contextmanager
@@ -57,7 +60,11 @@ def counted() -> Iterator[Sent]:
         def call(*arguments: Any, **options: Any) -> Any:
             sent.calls += 1
             sent.num_bytes += max(each.nbytes for each in arguments if isinstance(each, Tensor))
-            return collective(*arguments, **options)
+            start = time.perf_counter()
+            try:
+                return collective(*arguments, **options)
+            finally:
+                sent.seconds += time.perf_counter() - start
 
         return mock.patch.object(dist, name, call)
 

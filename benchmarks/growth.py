@@ -155,11 +155,13 @@ def _trained(steps: int = 5) -> dict[str, float]:
         rows = 2 * SETTING.batch // world_size()
         assert sent == communication.expected(network, rows, world_size()), "the reckoning knows of other collectives"
     start = time.perf_counter()
-    ours.steps(steps)
+    with communication.counted() as sent_in_all:
+        ours.steps(steps)
     seconds = (time.perf_counter() - start) / steps
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return {
         "ms_a_step": 1e3 * seconds,
+        "percent_in_calls": 100 * sent_in_all.seconds / steps / seconds,
         "calls": sent.calls,
         "kib_beside_gradients": sent.num_bytes / 1024,
         "gradients_kib": 4 * parameters / 1024,
