@@ -61,7 +61,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     PYTHONUNBUFFERED=1 \
     GIT_PYTHON_REFRESH=quiet \
-    RAY_USAGE_STATS_ENABLED=0
+    RAY_USAGE_STATS_ENABLED=0 \
+    RAY_worker_niceness=0
 # By number, so that Kubernetes can see that it is not root.
 USER 1000:1000
 WORKDIR /home/ssl_sec

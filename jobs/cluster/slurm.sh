@@ -52,6 +52,8 @@ trap ask_for_a_stop USR1
 
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes%%$'\n'*}
+# Ray would give its workers the least priority.
+export RAY_worker_niceness=${RAY_worker_niceness:-0}
 export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=${RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT:-300}
 
 # In the background, since bash runs a trap only between commands or while it waits.
