@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -60,7 +62,7 @@ def trained(name, shared_out, tile_entries=class_tiles.TILE_ENTRIES, first_step=
         objective=objective,
         optimiser=optimiser,
         learning_rate=Constant(0.3),
-        image_set=open_digits("test"),
+        image_set=replace(open_digits("test"), class_names=tuple(map(str, range(NUM_CLASSES)))),
         sampler=ClassBatches(labels=torch.arange(12) // 2, images_per_class=2, global_batch_size=BATCH, seed=0),
         views=already_cropped,
         row_labels=lambda batch, rows: batch.labels,
