@@ -152,8 +152,8 @@ def connect(address: str | None) -> None:
     # of a cluster the rest may tell why nothing starts.
     started_here = address is None and "RAY_ADDRESS" not in os.environ
     logging.getLogger("ray").setLevel(logging.ERROR)
-    # Ray gives its workers the least priority, so that they wait for its own services: a seventh of an epoch's time
-    # where workers fill all cores. It reads this when it starts nodes.
+    # Ray gives its workers a low priority, so that they wait for its own services where workers fill all cores. It
+    # reads this when it starts nodes.
     os.environ.setdefault("RAY_worker_niceness", "0")
     _check_listening(address or os.environ.get("RAY_ADDRESS"))
     with _own_signal_handlers():
