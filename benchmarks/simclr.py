@@ -85,10 +85,8 @@ class Alone:
         return Request.NONE
 
 
-def recipe_of(
-    setting: Setting, images: ResidentImages, device: torch.device, **runtime: object
-) -> tuple[Recipe, PretrainConfig]:
-    """The product's recipe, with options of `runtime`, and its config."""
+def recipe_of(setting: Setting, images: ResidentImages, device: torch.device, **runtime: object) -> Recipe:
+    """The product's recipe, with options of `runtime`."""
     values: dict[str, object] = {
         "recipe": "throughput",
         "epochs": 1_000_000,
@@ -108,7 +106,7 @@ def recipe_of(
         "runtime": {"name": "local", "precision": setting.precision, **runtime},
     }
     config = from_values(PretrainConfig, values)
-    return build_recipe(config, images.to(device), Alone(device)), config
+    return build_recipe(config, images.to(device), Alone(device))
 
 
 class Ours:
@@ -117,7 +115,7 @@ class Ours:
     def __init__(self, setting: Setting, images: ResidentImages, device: torch.device, **runtime: object) -> None:
         if device.type == "cpu":
             keep_freed_memory()  # as a worker does
-        self.recipe, _ = recipe_of(setting, images, device, **runtime)
+        self.recipe = recipe_of(setting, images, device, **runtime)
         self._runtime = Alone(device)
         self._taken = 0
 
@@ -133,7 +131,7 @@ class _Peer:
     """What the two peers share: the network, SGD, and a step on two batches of views."""
 
     def __init__(self, setting: Setting, images: ResidentImages, device: torch.device) -> None:
-        recipe, _ = recipe_of(setting, images, device)  # for a network that starts as ours
+        recipe = recipe_of(setting, images, device)  # for a network that starts as ours
         self._model = nn.Sequential(recipe.encoder, recipe.head).train()
         self._optimiser = torch.optim.SGD(
             self._model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
