@@ -3,7 +3,7 @@
     python -m benchmarks        # or: make bench
 
 Each leaves its figures in `results/`. Those that take longer are run alone: benchmarks.throughput at full width,
-.options, .classes, .invariance and .overhead.
+.options, .launchers, .classes, .invariance and .overhead.
 """
 
 import subprocess
@@ -15,7 +15,6 @@ COMMANDS = (
     "benchmarks.losses",
     "benchmarks.growth",
     "benchmarks.evaluation",
-    "benchmarks.launchers --rounds 1",
 )
 
 

@@ -1,25 +1,23 @@
 """What Ray Train costs beside torchrun: the same job on two gloo workers, started by one and by the other.
 
-    python -m benchmarks.launchers      # some 5 minutes on two CPU cores
+    python -m benchmarks.launchers      # some 4 minutes on two CPU cores
 
-Both start `ssl_sec.edges.worker.work` with one thread a worker, in turn. Epochs a second are those between the end of
-the run's second epoch and its last, by the clock of whoever reads the run's figures; the time to the first step is from
-the launch. Writes benchmarks/results/launchers-cpu.json.
+Both start `ssl_sec.edges.worker.work` with one thread a worker, and train on while they are measured: one runs for some
+seconds while all processes of the other are halted, Ray's services too, and so in turn. How fast a shared machine is
+changes from minute to minute, by more than what is looked for; between two neighbouring turns it changes less. With as
+many workers as cores Ray's services take their time from the workers; with fewer they have a core to themselves. The
+time to the first step is from the launch, Ray's own start with it. Writes benchmarks/results/launchers-cpu.json.
 """
 
-import argparse
-import contextlib
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 import yaml
@@ -31,129 +29,154 @@ from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.worker import Worker, work
 from ssl_sec.settings import from_values, to_values
 
-WORKERS = 2
+WORKERS = (2, 1)
 RECIPE = (
     "experiment=digits",
     "constraint=sec_ema",
     "encoder.width=0.25",
-    "epochs=30",
-    "log_every_steps=1000",
-    "monitor.every_epochs=1000",
-    f"runtime.num_workers={WORKERS}",
+    "epochs=100000",
+    "log_every_steps=1",
+    "monitor.every_epochs=100000",
+    "checkpoint.every_epochs=100000",
     "runtime.device=cpu",
 )
+SECONDS_A_TURN = 5.0
+SETTLED_AFTER_STEPS = 10
+START_TIMEOUT_S = 180.0
 POLL_S = 0.002
+HERE = [sys.executable, "-m", "benchmarks.launchers"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+LAUNCHERS = ("torchrun", "Ray Train")
 
 
 def main() -> None:
     """Measures, prints the table and writes the figures."""
     parser = command_line("launchers", __doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)  # how torchrun starts us
+    parser.add_argument("--rounds", type=int, default=12, help="two or more")
+    parser.add_argument("--workers", nargs="+", type=int, default=WORKERS)
+    for role in ("--worker", "--driver"):  # how torchrun and we ourselves start us
+        parser.add_argument(role, type=Path, help="the folder of a run that is measured; for the benchmark itself")
     options = parser.parse_args()
     if options.worker is not None:
         _worker(options.worker)
-        return
-    os.environ["OMP_NUM_THREADS"] = "1"
-    launchers = {"torchrun": _torchrun, "Ray Train": _ray}
-    rates: dict[str, list[float]] = {name: [] for name in launchers}
-    starts: dict[str, list[float]] = {name: [] for name in launchers}
-    with tempfile.TemporaryDirectory() as folder, _ray_session():
-        for turn in range(options.rounds):
-            order = [*launchers.items()][:: 1 if turn % 2 else -1]
-            for name, launch in order:
-                rate, start = _timed(launch, Path(folder) / f"{turn}-{name.split()[0]}")
-                rates[name].append(rate)
-                starts[name].append(start)
+    elif options.driver is not None:
+        _driver(options.driver)
+    else:
+        measured = [_measured(workers, options.rounds) for workers in options.workers]
+        print(save("launchers", {"environment": environment(), "recipe": RECIPE, "rows": measured}))
+
+
+def _measured(workers: int, rounds: int) -> dict[str, Any]:
+    """The rates of both, and how much longer an epoch takes on Ray."""
+    rates: dict[str, list[float]] = {name: [] for name in LAUNCHERS}
+    runs: dict[str, _Run] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for name in LAUNCHERS:
+                runs[name] = _Run(name, workers, Path(folder) / name.split()[0])
+                runs[name].halt()
+            for turn in range(rounds):
+                for name in LAUNCHERS[:: 1 if turn % 2 else -1]:
+                    runs[name].go_on()
+                    rates[name].append(runs[name].rate())
+                    runs[name].halt()
+        finally:
+            for run in runs.values():
+                run.end()
     overheads = [100 * (plain / ours - 1) for plain, ours in zip(rates["torchrun"], rates["Ray Train"], strict=True)]
     rows = [
         {
             "launcher": name,
+            "workers": f"{workers}",
             "epochs/s": f"{statistics.median(rates[name]):.2f}",
-            "s to the first step": f"{statistics.median(starts[name]):.1f}",
+            "s to the first step": f"{runs[name].s_to_first_step:.1f}",
         }
-        for name in launchers
+        for name in LAUNCHERS
     ]
+    least, middle, most = statistics.quantiles(overheads)
     print(table(rows))
-    least, most = min(overheads), max(overheads)
-    print(f"Ray Train takes {statistics.median(overheads):+.1f} % longer an epoch ({least:+.1f} to {most:+.1f} %)")
-    values = {
-        "environment": environment(),
-        "recipe": RECIPE,
+    print(f"Ray Train takes {middle:+.1f} % longer an epoch (quartiles {least:+.1f} and {most:+.1f} %)\n", flush=True)
+    return {
+        "workers": workers,
         "epochs_per_s": rates,
-        "s_to_first_step": starts,
-        "overhead_percent": overheads,
+        "s_to_first_step": {name: run.s_to_first_step for name, run in runs.items()},
+        "overhead_percent": {"quartiles": [least, middle, most], "each": overheads},
     }
-    print(save("launchers", values))
 
 
-def _timed(launch: Callable[[RunFolder, Mapping[str, Any]], None], path: Path) -> tuple[float, float]:
-    """Epochs a second of a run, and seconds to its first step."""
-    values = to_values(from_values(PretrainConfig, compose("pretrain", [*RECIPE])))
-    folder = RunFolder(path)
-    folder.start(values)
-    epoch_ends: list[tuple[float, float]] = []
-    done = threading.Event()
-    reader = threading.Thread(target=_read, args=(folder.metrics_path, epoch_ends, done))
-    start = time.perf_counter()
-    reader.start()
-    try:
-        launch(folder, values)
-    finally:
-        done.set()
-        reader.join()
-    seconds, epochs = zip(*epoch_ends, strict=True)
-    second = next(place for place, epoch in enumerate(epochs) if epoch >= 2)
-    return (epochs[-1] - epochs[second]) / (seconds[-1] - seconds[second]), seconds[0] - start
+class _Run:
+    """A run with all of its processes, past its first steps."""
+
+    def __init__(self, launcher: str, workers: int, path: Path) -> None:
+        self._folder = RunFolder(path)
+        config = from_values(PretrainConfig, compose("pretrain", [*RECIPE, f"runtime.num_workers={workers}"]))
+        self._folder.start(to_values(config))
+        torchrun = [*TORCHRUN, f"--nproc-per-node={workers}", "-m", "benchmarks.launchers", "--worker"]
+        command = torchrun if launcher == "torchrun" else [*HERE, "--driver"]
+        start = time.perf_counter()
+        self._root = psutil.Popen([*command, str(path)], env={**os.environ, "OMP_NUM_THREADS": "1"})
+        self._await_steps(1)
+        self.s_to_first_step = time.perf_counter() - start
+        self._await_steps(SETTLED_AFTER_STEPS)
+
+    def halt(self) -> None:
+        """Takes all processes off the cores."""
+        for process in self._processes():
+            process.suspend()
+
+    def go_on(self) -> None:
+        """Lets them go on."""
+        for process in self._processes():
+            process.resume()
+
+    def rate(self) -> float:
+        """Epochs a second, between two ends of steps; the first step after a halt does not count."""
+        first, begin = self._await_steps(2)
+        time.sleep(SECONDS_A_TURN)
+        last, end = self._await_steps(1)
+        return (last - first) / (end - begin)
+
+    def end(self) -> None:
+        """Has the run stop as a user would."""
+        self.go_on()
+        self._folder.stop_path.touch()
+        self._root.wait()
+
+    def _processes(self) -> list[psutil.Process]:
+        return [self._root, *self._root.children(recursive=True)]
+
+    def _await_steps(self, count: int) -> tuple[float, float]:
+        """Waits for so many more steps: (epochs so far, seconds on the clock)."""
+        size, deadline = self._size(), time.monotonic() + START_TIMEOUT_S
+        for _ in range(count):
+            while (now := self._size()) == size:
+                if self._root.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit("a run ended early, or takes no steps: see above")
+                time.sleep(POLL_S)
+            size = now
+        seconds = time.perf_counter()
+        return self._folder.records()[-1]["metrics"]["train/epoch"], seconds
+
+    def _size(self) -> int:
+        return self._folder.metrics_path.stat().st_size if self._folder.metrics_path.exists() else 0
 
 
-def _read(path: Path, epoch_ends: list[tuple[float, float]], done: threading.Event) -> None:
-    """Notes when figures of an epoch appear: (seconds, epoch)."""
-    seen = 0
-    while not done.wait(POLL_S):
-        size = path.stat().st_size if path.exists() else 0
-        if size == seen:
-            continue
-        now, seen = time.perf_counter(), size
-        records = RunFolder(path.parent).records()
-        if records and (not epoch_ends or records[-1]["metrics"].get("train/epoch", 0) > epoch_ends[-1][1]):
-            epoch_ends.append((now, records[-1]["metrics"]["train/epoch"]))
-
-
-def _ray(folder: RunFolder, values: Mapping[str, Any]) -> None:
+def _driver(path: Path) -> None:
+    """The driver of a run on a Ray of its own."""
     from ssl_sec.edges.ray_runtime import run_with_ray
 
+    values = yaml.safe_load(RunFolder(path).config_path.read_text())
     config = from_values(PretrainConfig, values)
     assert isinstance(config.runtime, RayConfig)
-    run_with_ray("pretrain", values, folder, config.runtime, config.global_batch_size)
-
-
-def _torchrun(folder: RunFolder, values: Mapping[str, Any]) -> None:
-    (folder.path / "values.yaml").write_text(yaml.safe_dump(dict(values)))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORKERS}"]
-    subprocess.run([*torchrun, "-m", "benchmarks.launchers", "--worker", str(folder.path)], check=True)
+    run_with_ray("pretrain", values, RunFolder(path), config.runtime, config.global_batch_size)
 
 
 def _worker(path: Path) -> None:
     """A worker that torchrun started."""
     dist.init_process_group("gloo")
     worker = Worker(rank=dist.get_rank(), world_size=dist.get_world_size(), device=torch.device("cpu"))
-    work("pretrain", yaml.safe_load((path / "values.yaml").read_text()), str(path), worker)
+    work("pretrain", yaml.safe_load(RunFolder(path).config_path.read_text()), str(path), worker)
     dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def _ray_session() -> Iterator[None]:
-    """Ray is started before its first run, as on a cluster that is there."""
-    import ray
-
-    from ssl_sec.edges.ray_runtime import connect
-
-    connect(None)
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from ssl_sec import collectives
-from ssl_sec.allocation import keep_freed_memory
 from ssl_sec.config import PretrainConfig
+from ssl_sec.cpu import keep_freed_memory
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.diagnostics import NormHistogram
 from ssl_sec.pretraining import build_recipe

@@ -19,6 +19,7 @@ from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, 
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
 from ssl_sec.config import RayConfig
+from ssl_sec.cpu import ENVIRONMENT
 from ssl_sec.data.samplers import worker_counts, worker_rows
 from ssl_sec.edges.ray_policies import ElasticPolicy, ElasticTrainer, FailureWatch
 from ssl_sec.edges.run_folder import RunFolder
@@ -96,6 +97,7 @@ def _trainer(
             callbacks=[FailureWatch(folder.path, options.max_failures)],
             # The watch tells what failed, in a line; Ray's log files have the rest.
             logging_config=LoggingConfig(log_level="CRITICAL"),
+            worker_runtime_env={} if scaling.use_gpu else {"env_vars": ENVIRONMENT},
         ),
     }
     if isinstance(scaling.num_workers, int):

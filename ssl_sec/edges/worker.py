@@ -12,10 +12,10 @@ import torch
 import yaml
 from torch import nn
 
-from ssl_sec.allocation import keep_freed_memory
 from ssl_sec.checkpoint import CheckpointWriter, newest_checkpoint, save_part, without_held_rows
 from ssl_sec.collectives import wait_for_workers
 from ssl_sec.config import MetricLearningConfig, PretrainConfig, ProbeJobConfig, TrainingConfig
+from ssl_sec.cpu import keep_freed_memory, schedule_as_batch
 from ssl_sec.diagnostics import NormHistogram
 from ssl_sec.edges.run_folder import SCORES, RunFolder
 from ssl_sec.encoders import Encoder
@@ -132,6 +132,8 @@ def work(job: Job, values: Mapping[str, Any], folder_path: str, worker: Worker) 
     folder.note_worker(worker.rank, worker.world_size, worker.node)
     if worker.device.type == "cpu":
         keep_freed_memory()
+        if worker.world_size > 1:
+            schedule_as_batch()
     try:
         config = from_values(CONFIGS[job], values)
         if isinstance(config, ProbeJobConfig):

@@ -5,9 +5,11 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ssl_sec.config import PretrainConfig, RayConfig
+from ssl_sec.cpu import ENVIRONMENT
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_pretraining
 from ssl_sec.edges.ray_runtime import connect, scaling_for, shortage
@@ -29,6 +31,10 @@ def cluster():
 
 def config_of(*overrides: str) -> PretrainConfig:
     return from_values(PretrainConfig, compose("pretrain", overrides))
+
+
+def train_workers() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children(recursive=True) if "RayTrainWorker" in " ".join(each.cmdline())]
 
 
 @pytest.mark.distributed
@@ -64,8 +70,10 @@ def test_a_stop_saves_on_all_workers(cluster, quick, monkeypatch):
     def interrupt_once_it_trains() -> None:
         while not figures.exists() and waiting.is_set():
             done.wait(0.1)
+        environments.extend(worker.environ() for worker in train_workers())
         signal.raise_signal(signal.SIGINT)
 
+    environments: list[dict[str, str]] = []
     waiting, done = threading.Event(), threading.Event()
     waiting.set()
     thread = threading.Thread(target=interrupt_once_it_trains)
@@ -78,6 +86,7 @@ def test_a_stop_saves_on_all_workers(cluster, quick, monkeypatch):
         thread.join()
     (checkpoint,) = (figures.parent / "checkpoints").glob("step-*")
     assert int(checkpoint.name.removeprefix("step-")) >= 1
+    assert [ENVIRONMENT.items() <= each.items() for each in environments] == [True, True]
 
 
 def test_more_workers_than_the_cluster_has_are_refused():
