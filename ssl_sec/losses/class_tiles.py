@@ -11,8 +11,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-# Rows times classes of a tile: 64 MiB in float32.
+# Rows times classes of what is made at once: 64 MiB in float32.
 TILE_ENTRIES = 1 << 24
+# Beyond it: a tile that stays in the cache is reduced faster than a larger one, while a GPU wants few launches.
+CPU_TILE_CLASSES = 2048
 
 Part = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -36,6 +38,8 @@ def over_tiles(
     step = max(1, TILE_ENTRIES // max(1, len(rows)))
     if len(templates) <= step:
         return part(rows, templates, places, own).unsqueeze(1)
+    if not rows.is_cuda:
+        step = min(step, CPU_TILE_CLASSES)
     result = _OverTiles.apply(part, step, rows, templates, places, own)
     assert isinstance(result, Tensor)
     return result
