@@ -140,8 +140,8 @@ def save(name: str, values: Mapping[str, Any]) -> Path:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """The rows, aligned; the keys of the first are the heading."""
-    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    """The rows, aligned; the keys of the first are the heading, and a row may lack some."""
+    lines = [list(rows[0]), *([row.get(key, "-") for key in rows[0]] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(rows[0]))]
     heading, *others = (
         "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])

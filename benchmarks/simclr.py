@@ -28,7 +28,8 @@ from ssl_sec.pretraining import build_recipe
 from ssl_sec.settings import from_values
 from ssl_sec.training import Cadence, Precision, Recipe, Request, autocast, train
 
-TEMPERATURE, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.5, 0.03, 0.9, 1e-4
+# So low a rate that no network diverges on random pixels, however many steps it takes.
+TEMPERATURE, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.5, 1e-4, 0.9, 1e-4
 NEVER = 10**9
 
 

@@ -7,7 +7,8 @@ They take turns, on a CPU each in a process of its own; an image counts once, wi
 the share of the highest rate that a product or a convolution reaches here (model FLOP utilisation), and where a step of
 ours spends its time, measured in steps that wait for the device after each part. Without --images, the pixels are
 random: no rate depends on them.
-Writes benchmarks/results/throughput-{cpu,gpu}.json (with --width 0.5, throughput-x0.5-…) and a plot beside it.
+Writes benchmarks/results/throughput-{cpu,gpu}.json (with --encoder resnet50 --width 0.5,
+throughput-resnet50-x0.5-…) and a plot beside it.
 """
 
 import multiprocessing
@@ -64,7 +65,8 @@ def main() -> None:
                 setting = Setting(encoder=encoder, batch=batch, precision=precision, width=options.width)
                 rows += measure(setting, images, device, options.rounds, options.contender, apart=device.type == "cpu")
                 print(table([shown(row) for row in rows[-len(options.contender) :]]), end="\n\n", flush=True)
-    name = "throughput" if options.width == 1 else f"throughput-x{options.width:g}"
+    others = [encoder for encoder in options.encoder if encoder != "resnet18"]
+    name = "-".join(["throughput", *others, *([] if options.width == 1 else [f"x{options.width:g}"])])
     path = save(name, {"environment": environment(), "images": images.description, "rows": rows})
     draw(rows).savefig(RESULTS / path.with_suffix(".svg").name)
     print(path)
