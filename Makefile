@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 MLFLOW_PORT ?= 5000
 DOCKER ?= docker
-# A file's tests stay together: they share what is slow to set up.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+# A file's tests stay together: they share what is slow to set up. In their own order, the long files come early.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
