@@ -3,11 +3,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
-from benchmarks import communication, evaluation, gpu, growth, launchers, losses, measure, simclr, throughput
+from benchmarks import communication, evaluation, gpu, growth, losses, measure, simclr, throughput
 
 
 def test_functions_take_turns():
@@ -175,18 +174,3 @@ def test_the_gpu_run_ends_when_its_time_is_over(tmp_path, monkeypatch):
     gpu.main()
     figures = json.loads((tmp_path / "gpu-missing.json").read_text())
     assert figures["rows"] == figures["evaluation"] == "left out: the time was over"
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_ray_and_torchrun_take_turns_and_leave_no_process(monkeypatch):
-    monkeypatch.setattr(launchers, "SECONDS_A_TURN", 0.5)
-    before = {process.pid for process in psutil.process_iter()}
-    row = launchers._measured(workers=1, rounds=2)
-    assert [len(rates) for rates in row["epochs_per_s"].values()] == [2, 2]
-    assert min(rate for rates in row["epochs_per_s"].values() for rate in rates) > 0
-    assert min(row["s_to_first_step"].values()) > 0
-    left = [
-        each for each in psutil.process_iter() if each.pid not in before and "benchmarks.launchers" in each.cmdline()
-    ]
-    assert left == []
