@@ -12,13 +12,14 @@ kNN         against lightly's, k = 200
 Recall@K    against faiss's exact search for as many neighbours as the protocol needs: 1,000 for SOP, 8 for CUB
 k-means     against scikit-learn's KMeans from the same start, 20 iterations
 
-What each finds is shown beside its time. Writes benchmarks/results/evaluation-{cpu,gpu}.json.
+What each finds is shown beside its time, and the limit: the time that the products of matrices alone would take at the
+best rate of this machine. Writes benchmarks/results/evaluation-{cpu,gpu}.json.
 """
 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import sqrt
+from math import log, sqrt
 from statistics import median
 from typing import Any
 
@@ -29,9 +30,10 @@ from sklearn.linear_model import LogisticRegression, SGDClassifier
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.flop_counter import FlopCounterMode
 from torchvision.transforms.functional import to_pil_image, to_tensor
 
-from benchmarks.measure import command_line, environment, in_turn, ratio, save, table
+from benchmarks.measure import command_line, environment, in_turn, peak_rate, ratio, save, table
 from benchmarks.simclr import random_images
 from ssl_sec.config import ResNetConfig
 from ssl_sec.data.image_set import ResidentImages
@@ -47,6 +49,7 @@ RETRIEVED_A_CLASS = 5.35  # images of a class in SOP's test set
 PROTOCOLS = {"SOP": (1, 10, 100, 1000), "CUB": (1, 2, 4, 8)}
 RATES, PROBE_EPOCHS = (1.0, 2.0, 5.0, 10.0), 10
 NEIGHBOURS = 200
+ITERATIONS = 20  # of k-means
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +61,14 @@ class Comparison:
         size: what it is measured on, for people.
         peer: who it is compared with.
         finding: what both return.
+        operations: of the products of matrices alone, as few as will do.
     """
 
     part: str
     size: str
     peer: str
     finding: str
+    operations: float
     ours: Callable[[], float]
     theirs: Callable[[], float]
 
@@ -84,8 +89,9 @@ def measure(num_images: int, rounds: int) -> list[dict[str, Any]]:
     warnings.filterwarnings("ignore")  # scikit-learn's, that so few epochs do not converge
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     faiss.omp_set_num_threads(torch.get_num_threads())
+    peak = peak_rate(device, "float32")
     return [
-        _measured(each, rounds)
+        _measured(each, rounds, peak)
         for each in (
             _features(num_images, device),
             *_probes(num_images, device),
@@ -96,7 +102,7 @@ def measure(num_images: int, rounds: int) -> list[dict[str, Any]]:
     ]
 
 
-def _measured(comparison: Comparison, rounds: int) -> dict[str, Any]:
+def _measured(comparison: Comparison, rounds: int, peak: float) -> dict[str, Any]:
     found: dict[str, float] = {}
     seconds = in_turn(
         {
@@ -114,6 +120,7 @@ def _measured(comparison: Comparison, rounds: int) -> dict[str, Any]:
         "ours_s": median(seconds["ours"]),
         "peer_s": median(seconds["peer"]),
         "times_as_fast": ratio(seconds["peer"], seconds["ours"]),
+        "limit_s": comparison.operations / peak,
         "finding": comparison.finding,
         "ours_finding": found["ours"],
         "peer_finding": found["peer"],
@@ -137,6 +144,8 @@ def _features(num_images: int, device: torch.device) -> Comparison:
     images = random_images(num_images, 32)
     encoder = ResNetConfig(name="resnet18", width=0.25).build(3, 32).to(device).eval()
     resident, loader = images.to(device), DataLoader(_PilImages(images), 512)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        encoder(torch.zeros(1, *images.image_shape, device=device))
 
     def ours() -> float:
         rows, _ = extract_features(encoder, resident, torch.arange(num_images), device)
@@ -152,6 +161,7 @@ def _features(num_images: int, device: torch.device) -> Comparison:
         size=f"{num_images:,} images, 3 x 32 x 32",
         peer="torch's DataLoader",
         finding="mean norm, hundredths",
+        operations=num_images * counter.get_total_flops(),
         ours=ours,
         theirs=theirs,
     )
@@ -200,8 +210,17 @@ def _probes(num_images: int, device: torch.device, num_classes: int = 10) -> lis
 
     size = f"{num_images:,} x {DIM}, {num_classes} classes, 4 rates"
     peers = {"scikit-learn's SGD": theirs_by_sgd, "scikit-learn's L-BFGS": theirs_by_lbfgs}
+    products = 2 * PROBE_EPOCHS * train.stop + num_images - train.stop  # forward and backward; and the test
     return [
-        Comparison(part="linear probe", size=size, peer=peer, finding="best top-1, %", ours=ours, theirs=theirs)
+        Comparison(
+            part="linear probe",
+            size=size,
+            peer=peer,
+            finding="best top-1, %",
+            operations=2 * DIM * num_classes * len(RATES) * products,
+            ours=ours,
+            theirs=theirs,
+        )
         for peer, theirs in peers.items()
     ]
 
@@ -233,6 +252,7 @@ def _neighbours(num_images: int, device: torch.device, num_classes: int = 100) -
         size=f"{num_images - held:,} x {DIM}, {held:,} queries, k = {NEIGHBOURS}",
         peer="lightly",
         finding="top-1, %",
+        operations=2 * DIM * held * (num_images - held),
         ours=ours,
         theirs=theirs,
     )
@@ -248,6 +268,7 @@ def _recalls(num_images: int, device: torch.device) -> list[Comparison]:
             size=f"{num_images:,} x {DIM}, K to {max(ks):,}",
             peer="faiss",
             finding="R@1, %",
+            operations=DIM * num_images**2,  # each pair once
             ours=lambda ks=ks: 100 * recall_at_k(rows, labels, ks)[1],
             theirs=lambda ks=ks: 100 * _searched_recall(rows, labels, ks)[1],
         )
@@ -275,7 +296,7 @@ def _clusters(num_images: int, num_classes: int = 100) -> Comparison:
     def theirs() -> float:
         directions = functional.normalize(rows).numpy()
         centres, _ = kmeans_plusplus(directions, num_classes, random_state=0)
-        options: dict[str, Any] = {"init": centres, "n_init": 1, "max_iter": 20, "tol": 0}
+        options: dict[str, Any] = {"init": centres, "n_init": 1, "max_iter": ITERATIONS, "tol": 0}
         kmeans = KMeans(num_classes, **options).fit(directions)
         return 100 * nmi_f1(torch.from_numpy(kmeans.labels_), labels)[0]
 
@@ -284,7 +305,8 @@ def _clusters(num_images: int, num_classes: int = 100) -> Comparison:
         size=f"{num_images:,} x {DIM}, {num_classes} clusters",
         peer="scikit-learn",
         finding="NMI, %",
-        ours=lambda: 100 * nmi_f1(kmeans_assignments(rows, num_classes, seed=0), labels)[0],
+        operations=2 * DIM * num_images * num_classes * (2 + int(log(num_classes)) + ITERATIONS + 1),
+        ours=lambda: 100 * nmi_f1(kmeans_assignments(rows, num_classes, seed=0, num_iterations=ITERATIONS), labels)[0],
         theirs=theirs,
     )
 
@@ -298,6 +320,7 @@ def shown(row: dict[str, Any]) -> dict[str, str]:
         "ours, s": f"{row['ours_s']:.2f}",
         "peer, s": f"{row['peer_s']:.2f}",
         "times as fast": f"{row['times_as_fast']:.2f}",
+        "limit, s": f"{row['limit_s']:.2f}",
         "found": row["finding"],
         "ours": f"{row['ours_finding']:.3f}",
         "peer's": f"{row['peer_finding']:.3f}",

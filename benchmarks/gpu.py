@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks import evaluation, growth, throughput
-from benchmarks.measure import RESULTS, command_line, environment
+from benchmarks.measure import RESULTS, command_line, environment, peak_rate
 from benchmarks.options import of_augmentations, of_steps
 from benchmarks.simclr import Setting
 
@@ -52,8 +52,9 @@ def main() -> None:
     }
     parts["options"] = lambda: of_steps(settings[0], images, device, rounds=3)
     parts["augmentation"] = lambda: of_augmentations(settings[0].batch, device, rounds=3)
-    parts["rows"] = lambda: [growth.of_rows(count, device) for count in options.rows]
-    parts["classes"] = lambda: [growth.of_classes(count, device) for count in options.classes]
+    peak = peak_rate(device, "float32")
+    parts["rows"] = lambda: [growth.of_rows(count, device, peak) for count in options.rows]
+    parts["classes"] = lambda: [growth.of_classes(count, device, peak) for count in options.classes]
     parts["evaluation"] = lambda: evaluation.measure(options.evaluated, rounds=1)
     path = RESULTS / ("gpu.json" if device.type == "cuda" else "gpu-missing.json")
     figures: dict[str, Any] = {"environment": environment(), "images": images.description}

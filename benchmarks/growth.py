@@ -27,6 +27,7 @@ from benchmarks.measure import (
     in_turn,
     on_workers,
     peak_memory,
+    peak_rate,
     save,
     table,
 )
@@ -55,9 +56,10 @@ def main() -> None:
     parser.add_argument("--classes", nargs="+", type=int, default=[1000, 10_000, 100_000])
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    peak = peak_rate(device, "float32")
     measured = {
-        "rows": [of_rows(count, device) for count in options.rows],
-        "classes": [of_classes(count, device) for count in options.classes],
+        "rows": [of_rows(count, device, peak) for count in options.rows],
+        "classes": [of_classes(count, device, peak) for count in options.classes],
         "images": [of_images(count) for count in options.images],
         "workers": [of_workers(count) for count in options.workers] if device.type == "cpu" else [],
     }
@@ -71,8 +73,11 @@ def main() -> None:
     print(f"\n{path}")
 
 
-def of_rows(num_rows: int, device: torch.device) -> dict[str, Any]:
-    """Forward and backward of NT-Xent: ours, and all cosines at once."""
+def of_rows(num_rows: int, device: torch.device, peak: float) -> dict[str, Any]:
+    """Forward and backward of NT-Xent: ours, and all cosines at once.
+
+    The limit is the time of the products at the machine's best rate: the cosine of each pair once, and the gradient.
+    """
     generator = torch.Generator().manual_seed(0)
     embeddings = (torch.randn(num_rows, DIM, generator=generator) / sqrt(DIM)).to(device).requires_grad_()
     labels = torch.arange(num_rows // 2, device=device).repeat(2)
@@ -88,11 +93,15 @@ def of_rows(num_rows: int, device: torch.device) -> dict[str, Any]:
         logits = (rows @ rows.T / 0.5).masked_fill(torch.eye(num_rows, dtype=torch.bool, device=device), float("-inf"))
         functional.cross_entropy(logits, torch.arange(num_rows, device=device).roll(num_rows // 2)).backward()
 
-    return {"rows": num_rows, **_time_and_memory(ours, dense if num_rows <= MOST_DENSE_ROWS else None)}
+    figures = _time_and_memory(ours, dense if num_rows <= MOST_DENSE_ROWS else None)
+    return {"rows": num_rows, **figures, "limit_ms": 1e3 * 3 * num_rows**2 * DIM / peak}
 
 
-def of_classes(num_classes: int, device: torch.device) -> dict[str, Any]:
-    """Forward and backward of ArcFace on one worker: ours, and torch's cross-entropy of all logits."""
+def of_classes(num_classes: int, device: torch.device, peak: float) -> dict[str, Any]:
+    """Forward and backward of ArcFace on one worker: ours, and torch's cross-entropy of all logits.
+
+    The limit is the time of three products at the machine's best rate: the cosines and both gradients.
+    """
     torch.manual_seed(0)
     loss = losses.ArcFaceLoss(num_classes, FACE_DIM).to(device)
     embeddings = torch.randn(FACE_ROWS, FACE_DIM).to(device).requires_grad_()
@@ -107,7 +116,8 @@ def of_classes(num_classes: int, device: torch.device) -> dict[str, Any]:
         cosines = functional.linear(functional.normalize(embeddings), functional.normalize(loss.weight))
         functional.cross_entropy(64.0 * cosines, labels).backward()
 
-    return {"classes": num_classes, **_time_and_memory(ours, dense)}
+    limit_ms = 1e3 * 3 * 2 * FACE_ROWS * num_classes * FACE_DIM / peak
+    return {"classes": num_classes, **_time_and_memory(ours, dense), "limit_ms": limit_ms}
 
 
 def _time_and_memory(ours: Callable[[], None], dense: Callable[[], None] | None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""What Ray Train costs beside torchrun: the same job on two gloo workers, started by one and by the other.
+"""What Ray Train costs beside torchrun: the same job on gloo workers, started by one and by the other.
 
-    python -m benchmarks.launchers      # some 4 minutes on two CPU cores
+    python -m benchmarks.launchers      # six minutes on two CPU cores: two workers, then one
 
 Both start `ssl_sec.edges.worker.work` with one thread a worker, and train on while they are measured: one runs for some
 seconds while all processes of the other are halted, Ray's services too, and so in turn. How fast a shared machine is
@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ RECIPE = (
 SECONDS_A_TURN = 5.0
 SETTLED_AFTER_STEPS = 10
 START_TIMEOUT_S = 180.0
+END_TIMEOUT_S = 60.0
 POLL_S = 0.002
 HERE = [sys.executable, "-m", "benchmarks.launchers"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -74,6 +76,7 @@ def _measured(workers: int, rounds: int) -> dict[str, Any]:
         try:
             for name in LAUNCHERS:
                 runs[name] = _Run(name, workers, Path(folder) / name.split()[0])
+                runs[name].settle()
                 runs[name].halt()
             for turn in range(rounds):
                 for name in LAUNCHERS[:: 1 if turn % 2 else -1]:
@@ -105,7 +108,7 @@ def _measured(workers: int, rounds: int) -> dict[str, Any]:
 
 
 class _Run:
-    """A run with all of its processes, past its first steps."""
+    """A run with all of its processes."""
 
     def __init__(self, launcher: str, workers: int, path: Path) -> None:
         self._folder = RunFolder(path)
@@ -113,21 +116,26 @@ class _Run:
         self._folder.start(to_values(config))
         torchrun = [*TORCHRUN, f"--nproc-per-node={workers}", "-m", "benchmarks.launchers", "--worker"]
         command = torchrun if launcher == "torchrun" else [*HERE, "--driver"]
-        start = time.perf_counter()
+        self._launched = time.perf_counter()
         self._root = psutil.Popen([*command, str(path)], env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    def settle(self) -> None:
+        """Waits until the first steps are taken."""
         self._await_steps(1)
-        self.s_to_first_step = time.perf_counter() - start
+        self.s_to_first_step = time.perf_counter() - self._launched
         self._await_steps(SETTLED_AFTER_STEPS)
 
     def halt(self) -> None:
         """Takes all processes off the cores."""
         for process in self._processes():
-            process.suspend()
+            with suppress(psutil.NoSuchProcess):  # one that has just ended
+                process.suspend()
 
     def go_on(self) -> None:
         """Lets them go on."""
         for process in self._processes():
-            process.resume()
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
 
     def rate(self) -> float:
         """Epochs a second, between two ends of steps; the first step after a halt does not count."""
@@ -137,13 +145,17 @@ class _Run:
         return (last - first) / (end - begin)
 
     def end(self) -> None:
-        """Has the run stop as a user would."""
+        """Has the run stop as a user would, and none of its processes outlive it."""
         self.go_on()
+        processes = self._processes()
         self._folder.stop_path.touch()
-        self._root.wait()
+        _, left = psutil.wait_procs(processes, timeout=END_TIMEOUT_S)
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def _processes(self) -> list[psutil.Process]:
-        return [self._root, *self._root.children(recursive=True)]
+        return [] if self._root.poll() is not None else [self._root, *self._root.children(recursive=True)]
 
     def _await_steps(self, count: int) -> tuple[float, float]:
         """Waits for so many more steps: (epochs so far, seconds on the clock)."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 RESULTS = Path(__file__).parent / "results"
@@ -78,6 +79,24 @@ def peak_memory(function: Callable[[], object]) -> int:
         held += event["args"]["Bytes"]
         height = max(height, held)
     return height
+
+
+def peak_rate(device: torch.device, precision: str) -> float:
+    """Operations a second that the machine reaches at its best: of a big product of matrices or a big convolution."""
+    size, maps = (8192, 256) if device.type == "cuda" else (2048, 16)
+    dtype = getattr(torch, precision)
+    matrix = torch.randn(size, size, device=device, dtype=dtype)
+    images, kernels = torch.randn(maps, 256, 32, 32), torch.randn(256, 256, 3, 3)
+    images, kernels = (
+        each.to(device, dtype).contiguous(memory_format=torch.channels_last) for each in (images, kernels)
+    )
+    taken = in_turn(
+        {"product": lambda: matrix @ matrix, "convolution": lambda: functional.conv2d(images, kernels, padding=1)},
+        rounds=5,
+        calls=4,
+    )
+    operations = {"product": 2 * size**3, "convolution": 2 * maps * 32**2 * 256**2 * 9}
+    return max(operations[name] / min(seconds) for name, seconds in taken.items())
 
 
 def on_workers(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:

@@ -9,6 +9,7 @@ benchmarks/results/options-{cpu,gpu}.json.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any, cast
 from unittest import mock
@@ -16,6 +17,7 @@ from unittest import mock
 import torch
 from kornia.augmentation import ColorJitter, RandomGrayscale, RandomHorizontalFlip, RandomResizedCrop
 from kornia.augmentation.base import _AugmentationBase  # pyright: ignore[reportPrivateUsage]
+from torch import Tensor
 
 from benchmarks.measure import command_line, environment, in_turn, on_workers, ratio, save, table
 from benchmarks.simclr import Ours, PilImages, Setting, random_images
@@ -23,6 +25,7 @@ from ssl_sec import assembly
 from ssl_sec.augment import SimCLRAugmentation
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.objective import Objective
+from ssl_sec.training import Recipe
 
 SIZE_PX = 32
 AS_IS = "as is"
@@ -61,7 +64,10 @@ def of_steps(setting: Setting, images: ResidentImages, device: torch.device, rou
         "channels_last, network compiled": lambda: Ours(setting, images, device, channels_last=True, compile=True),
         "channels_last, objective compiled": lambda: _objective_compiled(setting, images, device),
         "channels_last, optimiser fused": lambda: _optimiser_fused(setting, images, device),
+        "channels_last, augmentation ahead": lambda: _augmented_ahead(setting, images, device),
     }
+    if device.type == "cuda":
+        made["channels_last, network in CUDA graphs"] = lambda: _in_graphs(setting, images, device)
     trained = {name: make() for name, make in made.items()}
     return _compared({name: lambda ours=ours: ours.steps(1) for name, ours in trained.items()}, rounds, setting.batch)
 
@@ -79,6 +85,41 @@ def _optimiser_fused(setting: Setting, images: ResidentImages, device: torch.dev
     optimiser = torch.optim.SGD(groups, lr=0.0, momentum=groups[0]["momentum"], fused=True)
     ours.recipe = replace(ours.recipe, optimiser=optimiser)
     return ours
+
+
+def _augmented_ahead(setting: Setting, images: ResidentImages, device: torch.device) -> Ours:
+    ours = Ours(setting, images, device, channels_last=True)
+    ours.recipe = replace(ours.recipe, views=ViewsAhead(ours.recipe, device))
+    return ours
+
+
+class ViewsAhead:
+    """A recipe's views, those of the next step made beside this one: on a GPU on a stream of their own."""
+
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        self._recipe = recipe
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._made: dict[int, Tensor] = {}
+
+    def __call__(self, images: Tensor, step: int, rows: slice, global_batch_size: int) -> Tensor:
+        """The views of this step, from before if it follows the last one."""
+        views = self._made.pop(step, None)
+        if views is None:
+            views = self._recipe.views(images, step, rows, global_batch_size)
+        elif self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+            views.record_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            following = self._recipe.image_set.read(self._recipe.sampler.indices(step + 1)[rows]).to(images.device)
+            self._made = {step + 1: self._recipe.views(following.images, step + 1, rows, global_batch_size)}
+        return views
+
+
+def _in_graphs(setting: Setting, images: ResidentImages, device: torch.device) -> Ours:
+    """The network compiled, its launches recorded once and replayed."""
+    recorded = partial(torch.compile, mode="reduce-overhead")
+    with mock.patch.object(assembly.torch, "compile", recorded):
+        return Ours(setting, images, device, channels_last=True, compile=True)
 
 
 def of_augmentations(batch: int, device: torch.device, rounds: int) -> list[dict[str, Any]]:

@@ -23,10 +23,20 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.measure import RESULTS, command_line, environment, in_turn, peak_memory, ratio, save, table, wait
+from benchmarks.measure import (
+    RESULTS,
+    command_line,
+    environment,
+    in_turn,
+    peak_memory,
+    peak_rate,
+    ratio,
+    save,
+    table,
+    wait,
+)
 from benchmarks.simclr import Contender, Lightly, Ours, Plain, Setting, random_images
 from ssl_sec.batch import Batch
 from ssl_sec.config import FolderConfig
@@ -208,24 +218,6 @@ def flops_per_image(recipe: Recipe) -> float:
         recipe.head(recipe.encoder(views)).sum().backward()
     recipe.optimiser.zero_grad()
     return counter.get_total_flops()
-
-
-def peak_rate(device: torch.device, precision: str) -> float:
-    """Operations a second that the machine reaches at its best: of a big product of matrices or a big convolution."""
-    size, maps = (8192, 256) if device.type == "cuda" else (2048, 16)
-    dtype = getattr(torch, precision)
-    matrix = torch.randn(size, size, device=device, dtype=dtype)
-    images, kernels = torch.randn(maps, 256, 32, 32), torch.randn(256, 256, 3, 3)
-    images, kernels = (
-        each.to(device, dtype).contiguous(memory_format=torch.channels_last) for each in (images, kernels)
-    )
-    taken = in_turn(
-        {"product": lambda: matrix @ matrix, "convolution": lambda: functional.conv2d(images, kernels, padding=1)},
-        rounds=5,
-        calls=4,
-    )
-    operations = {"product": 2 * size**3, "convolution": 2 * maps * 32**2 * 256**2 * 9}
-    return max(operations[name] / min(seconds) for name, seconds in taken.items())
 
 
 def shares(recipe: Recipe, device: torch.device, steps: int = 2) -> dict[str, float]:
