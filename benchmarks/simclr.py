@@ -6,7 +6,7 @@ the device, kornia's batched transforms, NT-Xent as the cross-entropy of all cos
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -64,6 +64,10 @@ class Contender(Protocol):
 
     def steps(self, count: int) -> None:
         """Takes so many steps."""
+        ...
+
+    def close(self) -> None:
+        """Ends the processes that it started."""
         ...
 
 
@@ -127,6 +131,9 @@ class Ours:
         cadence = Cadence(log_every_steps=NEVER, save_every_steps=NEVER, monitor_every_steps=NEVER)
         train(recipe, self._runtime, cadence, lambda _: {}, first)
 
+    def close(self) -> None:
+        """It started none."""
+
 
 class _Peer:
     """What the two peers share: the network, SGD, and a step on two batches of views."""
@@ -141,7 +148,7 @@ class _Peer:
         self._device = device
         self._pairs = self.pairs(images)
 
-    def pairs(self, images: ResidentImages) -> Iterator[tuple[Tensor, Tensor]]:
+    def pairs(self, images: ResidentImages) -> Generator[tuple[Tensor, Tensor]]:
         """Endless batches of first and second views."""
         raise NotImplementedError
 
@@ -162,6 +169,10 @@ class _Peer:
             self.loss(*embeddings.float().chunk(2)).backward()
             self._optimiser.step()
 
+    def close(self) -> None:
+        """Ends the loader's processes, which would live until the cycle of references is found."""
+        self._pairs.close()
+
 
 class Lightly(_Peer):
     """lightly's recipe, with so many processes for its transform."""
@@ -173,7 +184,7 @@ class Lightly(_Peer):
         self._nt_xent = NTXentLoss(TEMPERATURE)
         super().__init__(setting, images, device)
 
-    def pairs(self, images: ResidentImages) -> Iterator[tuple[Tensor, Tensor]]:
+    def pairs(self, images: ResidentImages) -> Generator[tuple[Tensor, Tensor]]:
         """Both views as its transform makes them, an epoch after the other."""
         loader = DataLoader(
             PilImages(images),
@@ -212,7 +223,7 @@ class PilImages(Dataset[Sequence[Any]]):
 class Plain(_Peer):
     """A plain PyTorch loop with its images on the device."""
 
-    def pairs(self, images: ResidentImages) -> Iterator[tuple[Tensor, Tensor]]:
+    def pairs(self, images: ResidentImages) -> Generator[tuple[Tensor, Tensor]]:
         """Both views by kornia, each of a batch at once."""
         pixels: UInt8[Tensor, "images 3 height width"] = images.images.to(self._device)
         size = images.image_shape[1]

@@ -142,6 +142,7 @@ def _serve(connection: Connection, name: str, setting: Setting, images: Resident
         except Exception as error:
             answer = error
         connection.send(answer)
+    contender.close()
 
 
 def measure(
@@ -198,8 +199,7 @@ def measure(
             row |= parts
         rows.append(row)
     for contender in trained.values():
-        if isinstance(contender, Apart):
-            contender.close()
+        contender.close()
     return rows
 
 

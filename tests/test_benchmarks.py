@@ -1,4 +1,5 @@
 import json
+import multiprocessing
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,7 @@ def test_contenders_take_turns_at_training(monkeypatch):
     assert sum(parts.values()) == pytest.approx(1.0, abs=0.05)
     assert rows[0]["mfu"] > 0 and "mfu" not in rows[3]
     assert throughput.draw(rows).axes[0].get_title() == "resnet18, float32"
+    assert not multiprocessing.active_children()  # lightly's loader has ended
 
 
 def test_a_contender_apart_trains_and_tells_where_a_step_goes():

@@ -76,9 +76,11 @@ def _kill_workers() -> None:
 
 
 def end_workers() -> None:
-    """Ends the processes; the end of its input is a worker's end."""
+    """Ends the processes. They are told: a process that was forked meanwhile may hold the other end of their input."""
     while _warm:
-        _warm.pop().communicate()
+        worker = _warm.pop()
+        pickle.dump(None, worker.stdin)
+        worker.communicate()
 
 
 def _worker(rank: int) -> subprocess.Popen:
@@ -102,11 +104,7 @@ def _serve() -> None:
 
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed must not run into the answers
-    while True:
-        try:
-            task = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
+    while (task := _task()) is not None:
         try:
             answer = None, pickle.dumps(_work(*task))
         except NotJoinedError:
@@ -115,6 +113,14 @@ def _serve() -> None:
             answer = traceback.format_exc(), None
         pickle.dump(answer, answers)
         answers.flush()
+
+
+def _task() -> tuple[int, int, str, bytes] | None:
+    """The next one; None at the end, also that of a test process that was killed."""
+    try:
+        return pickle.load(sys.stdin.buffer)
+    except EOFError:
+        return None
 
 
 def _work(rank: int, world_size: int, rendezvous: str, call: bytes) -> Any:
