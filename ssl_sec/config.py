@@ -51,12 +51,12 @@ from ssl_sec.encoders.architecture import (
     TorchvisionResNet,
 )
 from ssl_sec.encoders.bn_inception import CAFFE_MEAN, CAFFE_STD
-from ssl_sec.encoders.export import FormatName
 from ssl_sec.encoders.face_maps import FACE_MEAN, FACE_STD
 from ssl_sec.encoders.googlenet import GOOGLENET_MEAN, GOOGLENET_STD
 from ssl_sec.encoders.ir import IRName
 from ssl_sec.encoders.timm import timm_arguments, timm_scaling
 from ssl_sec.errors import ConfigError
+from ssl_sec.exporting import FormatName
 from ssl_sec.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead, MaxoutHead, ProjectionHead
 from ssl_sec.loss_config import NoTransformConfig, PairLossConfig, TransformConfig
 from ssl_sec.losses import SphericalConstraint
@@ -1420,11 +1420,11 @@ class ProbeJobConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """The encoder of a run that MLflow knows, in files that others read.
+    """The encoder of a run that MLflow knows, in files that others read; with its head if embeddings were trained.
 
     Attributes:
-        run: the MLflow run id of the pretraining.
-        format: of the files; see `ssl_sec.encoders.export`.
+        run: the MLflow run id of the training.
+        format: of the files; see `ssl_sec.exporting`.
         output: a folder that is made; None takes one in output_dir/exports.
         overwrite: whether an export that is there is replaced.
         data: where the images of the check come from; None takes the data set of the run.

@@ -121,3 +121,42 @@ class MaxoutHead(nn.Module):
     def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
         """Raw embeddings."""
         return self.dropout(max_feature_map(self.fc(features)))
+
+
+def building(head: nn.Module) -> str:
+    """Python that makes `head` of torch alone, in evaluation the same with the same key names, weights yet to come.
+
+    Args:
+        head: one of this module's.
+    """
+    lines = ["from collections import OrderedDict"]
+    kind = "torch.nn.Sequential"
+    if isinstance(head, MaxoutHead):
+        kind = "Maxout"
+        lines += [
+            "",
+            "class Maxout(torch.nn.Sequential):",
+            "    def forward(self, features):",
+            "        return torch.maximum(*super().forward(features).chunk(2, dim=1))",
+            "",
+        ]
+    # Every head applies its layers in the order in which it has them; dropout is nothing in evaluation.
+    layers = [
+        f"{name}={_layer(layer)}" for name, layer in head.named_children() if not isinstance(layer, GlobalDropout)
+    ]
+    return "\n".join([*lines, f"head = {kind}(OrderedDict({', '.join(layers)}))"])
+
+
+def _layer(layer: nn.Module) -> str:
+    match layer:
+        case nn.Linear():
+            bias = "" if layer.bias is not None else ", bias=False"
+            return f"torch.nn.Linear({layer.in_features}, {layer.out_features}{bias})"
+        case nn.BatchNorm1d():
+            return f"torch.nn.BatchNorm1d({layer.num_features})"
+        case nn.ReLU():
+            return "torch.nn.ReLU()"
+        case nn.Sequential():
+            return f"torch.nn.Sequential({', '.join(_layer(each) for each in layer)})"
+        case _:
+            raise AssertionError(f"no head has a {type(layer).__name__}")

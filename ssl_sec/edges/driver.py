@@ -8,7 +8,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -166,12 +166,20 @@ def run_probe(config: ProbeJobConfig) -> Finished:
     """
     output_dir = Path(config.output_dir).expanduser().resolve()
     with tempfile.TemporaryDirectory() as downloads:
-        trained = download_run(connected(tracking_uri(config.tracking, output_dir)), config.run, Path(downloads))
+        client = connected(tracking_uri(config.tracking, output_dir))
+        trained = download_run(client, config.run, Path(downloads), ("pretrain",))
+        assert isinstance(trained, PretrainConfig)
         return _probe(config, Path(downloads), trained)
 
 
-def download_run(client: MlflowClient, run_id: str, folder: Path) -> PretrainConfig:
-    """Lays `config.yaml` and `encoder.safetensors` of a finished pretraining run into a folder.
+def download_run(client: MlflowClient, run_id: str, folder: Path, jobs: Sequence[Job]) -> RecipeConfig:
+    """Lays `config.yaml` and `encoder.safetensors` of a finished training run, and an embedding's head, into a folder.
+
+    Args:
+        client: of the store.
+        run_id: the run's.
+        folder: that exists.
+        jobs: whose runs will do.
 
     Returns:
         The run's configuration.
@@ -180,21 +188,26 @@ def download_run(client: MlflowClient, run_id: str, folder: Path) -> PretrainCon
         ConfigError: if the store has no such run, or the run no encoder.
     """
     try:
-        job = client.get_run(run_id).data.tags.get("job")
-        if job in ("metric_learning", "face"):  # its encoder is not what it is for, without its head
-            raise ConfigError(f"run: found {run_id!r}, a run of jobs.{job}; allowed: a run of jobs.pretrain")
-        for artifact in ("config.yaml", "encoder.safetensors"):
+        found = client.get_run(run_id).data.tags.get("job")
+        job: Job | None = next((job for job in jobs if job == found), None)
+        if job is None:
+            allowed = " or ".join(f"jobs.{job}" for job in jobs)
+            raise ConfigError(f"run: found {run_id!r}, a run of jobs.{found}; allowed: a run of {allowed}")
+        head = ["head.safetensors"] if job in ("metric_learning", "face") else []
+        for artifact in ("config.yaml", "encoder.safetensors", *head):
             client.download_artifacts(run_id, artifact, str(folder))
     except (MlflowException, OSError) as error:
         raise unknown_run(client, run_id) from error
-    return from_values(PretrainConfig, yaml.safe_load((folder / "config.yaml").read_text()))
+    config = from_values(CONFIGS[job], yaml.safe_load((folder / "config.yaml").read_text()))
+    assert not isinstance(config, ProbeJobConfig)
+    return config
 
 
 def unknown_run(client: MlflowClient, run_id: str) -> ConfigError:
-    """What to tell of a run id that the store does not know, or not as a finished pretraining."""
+    """What to tell of a run id that the store does not know, or not as a finished training."""
     return ConfigError(
-        f"run: found {run_id!r}, but MLflow at {client.tracking_uri} has no finished pretraining run of that id; "
-        "allowed: a run id that jobs.pretrain printed, with tracking.uri or MLFLOW_TRACKING_URI set to its store"
+        f"run: found {run_id!r}, but MLflow at {client.tracking_uri} has no finished training run of that id; "
+        "allowed: a run id that a job printed, with tracking.uri or MLFLOW_TRACKING_URI set to its store"
     )
 
 

@@ -1,4 +1,4 @@
-"""The encoder of a run in files that others read, with a check of them and a model card."""
+"""The encoder of a run, and the head of an embedding, in files that others read; with a check and a model card."""
 
 import os
 import shutil
@@ -16,13 +16,14 @@ from mlflow.tracking import MlflowClient
 from torch import Tensor
 
 from ssl_sec.augment import unit_range
-from ssl_sec.config import ExportConfig
+from ssl_sec.config import DataConfig, ExportConfig, MetricLearningConfig, PretrainConfig
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.driver import download_run, unknown_run
 from ssl_sec.edges.mlflow_tracker import child_probes, connected, tracking_uri
 from ssl_sec.edges.model_card import model_card
-from ssl_sec.edges.worker import load_encoder
-from ssl_sec.encoders.export import (
+from ssl_sec.edges.worker import RecipeConfig, load_encoder, load_head
+from ssl_sec.errors import ConfigError, StorageError, first_line
+from ssl_sec.exporting import (
     FILE_NAMES,
     FORMATS,
     Check,
@@ -31,7 +32,7 @@ from ssl_sec.encoders.export import (
     check_export,
     require_packages,
 )
-from ssl_sec.errors import ConfigError, StorageError, first_line
+from ssl_sec.face_config import FaceConfig
 
 _CHECKED_IMAGES = 64
 
@@ -58,8 +59,8 @@ class Exported:
         return "\n".join(
             [
                 f"exported: {self.exportable.architecture.title} as {self.form.name}",
-                f"check: read back without this package, {self.check.num_images} images; largest difference of a "
-                f"feature {self.check.largest_difference:.3g} (features up to {self.check.largest_feature:.3g}, "
+                f"check: read back without this package, {self.check.num_images} images; largest difference "
+                f"{self.check.largest_difference:.3g} ({self.exportable.output} up to {self.check.largest_value:.3g}, "
                 f"{self.check.allowed:.3g} allowed)",
                 f"folder: {self.folder}",
                 "",
@@ -69,11 +70,11 @@ class Exported:
 
 
 def run_export(config: ExportConfig) -> Exported:
-    """Exports the encoder of a pretraining run that MLflow knows.
+    """Exports the encoder of a training run that MLflow knows; with the head where embeddings were trained.
 
     Raises:
         ConfigError: if there is no such run, the format cannot hold its encoder, the output is there already, or the
-            files do not give the encoder's features.
+            files do not give the trained network's features or embeddings.
         DataError: if the images of the check cannot be had.
         StorageError: if the store cannot be used or the files cannot be written.
     """
@@ -82,16 +83,22 @@ def run_export(config: ExportConfig) -> Exported:
     output_dir = Path(config.output_dir).expanduser().resolve()
     client, run, probes = _found(tracking_uri(config.tracking, output_dir), config.run)
     with tempfile.TemporaryDirectory() as downloads:
-        trained = download_run(client, config.run, Path(downloads))
+        trained = download_run(client, config.run, Path(downloads), ("pretrain", "metric_learning", "face"))
         default = output_dir / "exports" / f"{trained.recipe}-{config.run[:8]}-{form.name}"
         output = default if config.output is None else Path(config.output).expanduser().resolve()
         _refuse_existing(output, config.overwrite)
-        image_set = (config.data or trained.data).open("test")
+        image_set = _image_set(trained, config.data or trained.data)
         channels, height, width = image_set.image_shape
+        encoder = load_encoder(trained, image_set.image_shape, Path(downloads) / "encoder.safetensors").eval()
+        head = None
+        if not isinstance(trained, PretrainConfig):
+            head = load_head(trained, encoder.num_features, Path(downloads) / "head.safetensors").eval()
         exportable = Exportable(
-            encoder=load_encoder(trained, image_set.image_shape, Path(downloads) / "encoder.safetensors").eval(),
+            encoder=encoder,
             architecture=trained.encoder.architecture(channels, min(height, width)),
             image_shape=(channels, height, width),
+            head=head,
+            dim=encoder.num_features if head is None else trained.head.dim,
         )
     images = _some_images(image_set)
     with _laid_out(output, config.overwrite) as folder:
@@ -121,6 +128,17 @@ def _found(uri: str, run_id: str) -> tuple[MlflowClient, Run, list[Run]]:
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise unknown_run(client, run_id) from error
         raise _unusable(uri, error) from error
+
+
+def _image_set(trained: RecipeConfig, data: DataConfig) -> ImageSet:
+    """Where the images of the check come from, as the network is given them in evaluation."""
+    match trained:
+        case PretrainConfig():
+            return data.open("test")
+        case MetricLearningConfig():
+            return data.open_by_class("test", trained.augment.centre_crop())
+        case FaceConfig():
+            return data.open("train")  # its tests are the benchmarks
 
 
 def _unusable(uri: str, error: Exception) -> StorageError:

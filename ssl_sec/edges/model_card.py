@@ -1,4 +1,4 @@
-"""The model card of an exported encoder, from what MLflow knows of its run."""
+"""The model card of an exported network, from what MLflow knows of its run."""
 
 import json
 import platform
@@ -10,8 +10,8 @@ from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
 from ssl_sec import __version__
 from ssl_sec.edges.summary import FIGURES
-from ssl_sec.encoders.export import Check, Exportable, Format, versions
 from ssl_sec.errors import printable
+from ssl_sec.exporting import Check, Exportable, Format, versions
 
 _RECIPE_KEYS = (
     "recipe",
@@ -32,13 +32,30 @@ _FIGURES = {
     "train/norm_mean": "mean norm of the embeddings",
     "train/norm_std": "standard deviation of the norms",
 }
+# What the network of a job is, and the Hub's tags of it.
+_KINDS: Mapping[str, tuple[str, Sequence[str]]] = {
+    "pretrain": (
+        "An image encoder, pretrained without labels by a contrastive loss; {} features an image.",
+        ("self-supervised-learning", "contrastive-learning"),
+    ),
+    "metric_learning": (
+        "An embedding of images by deep metric learning, in {} dimensions: two of one class are to have a greater "
+        "cosine than two of different classes, also where no class was trained on.",
+        ("metric-learning", "image-retrieval"),
+    ),
+    "face": (
+        "An embedding of aligned faces in {} dimensions: two of one person are to have a greater cosine than two of "
+        "different people, whom it was not trained on.",
+        ("metric-learning", "face-recognition"),
+    ),
+}
 
 
 def model_card(run: Run, probes: Sequence[Run], form: Format, exportable: Exportable, check: Check) -> str:
     """Markdown with the Hugging Face Hub's metadata block.
 
     Args:
-        run: the pretraining.
+        run: the training.
         probes: of its encoder, newest first.
         form: of the files.
         exportable: the encoder.
@@ -46,24 +63,24 @@ def model_card(run: Run, probes: Sequence[Run], form: Format, exportable: Export
     """
     tags, parameters = run.data.tags, run.data.params
     recipe = parameters.get("recipe", tags.get("recipe", "custom"))
+    kind, hub_tags = _KINDS[tags["job"]]
     inputs = [item.dataset for item in run.inputs.dataset_inputs] if run.inputs else []
     channels, height, width = exportable.image_shape
     metadata = {
         "library_name": form.library,
         "pipeline_tag": "image-feature-extraction",
-        "tags": ["self-supervised-learning", "contrastive-learning", "image-feature-extraction", form.name],
+        "tags": [*hub_tags, "image-feature-extraction", form.name],
         **({"datasets": list(dict.fromkeys(data.name.partition("/")[0] for data in inputs))} if inputs else {}),
         **({"metrics": ["accuracy"]} if probes or "val/knn_top1" in run.data.metrics else {}),
     }
-    used = exportable.encoder.num_features
     kept = {key: value for key, value in sorted(parameters.items()) if key.startswith(_RECIPE_KEYS)}
     parts = [
         f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---",
         f"# {_cell(recipe)}: {_cell(exportable.architecture.title)}",
-        f"An image encoder, pretrained without labels by a contrastive loss; {used} features an image.",
+        kind.format(exportable.dim),
         "## Input",
         f"float32 [batch, {channels}, {height}, {width}], pixels in [0, 1], any batch size; the images of the training "
-        f"had {height} x {width} pixels. {form.input_contract(exportable)} Output: float32 [batch, {used}].",
+        f"had {height} x {width} pixels. {form.input_contract(exportable)} Output: float32 [batch, {exportable.dim}].",
         "## Use",
         f"In this folder, with `images` as {'a numpy array' if form.takes_numpy else 'a torch tensor'}:",
         f"```python\n{form.loading(exportable)}\n{form.use(exportable)}\n```",
@@ -71,8 +88,8 @@ def model_card(run: Run, probes: Sequence[Run], form: Format, exportable: Export
         _results(run, probes),
         "## Check of this export",
         f"Read back by the lines above in a process without the package that trained it, on {check.num_images} images "
-        "of the test split at once and on one alone: the largest difference of a feature from the trained encoder's is "
-        f"{check.largest_difference:.3g}. Features are up to {check.largest_feature:.3g}; {check.allowed:.3g} "
+        "of its data at once and on one alone: the largest difference of a value from the trained network's is "
+        f"{check.largest_difference:.3g}. Values are up to {check.largest_value:.3g}; {check.allowed:.3g} "
         f"({form.tolerance:g} of that) was allowed.",
         "## Data",
         "\n".join(_told_of_data(data.name, data.source, data.profile) for data in inputs) or "MLflow has no record.",
@@ -107,14 +124,17 @@ def _results(run: Run, probes: Sequence[Run]) -> str:
         labels = probe.data.params.get("probe.labels_per_class", "None")
         what = f"probe {probe.info.run_id[:8]}, {'all labels' if labels == 'None' else f'{labels} labels a class'}"
         rows += [(what, *row) for row in _figures(probe.data.metrics)]
-    told = "" if probes else "The encoder was not evaluated by a linear probe.\n\n"
+    unprobed = not probes and run.data.tags["job"] == "pretrain"
+    told = "The encoder was not evaluated by a linear probe.\n\n" if unprobed else ""
     if not rows:
         return f"{told}Not evaluated."
     return f"{told}Last values of each figure:\n\n{_table(('run', 'figure', 'value'), rows)}"
 
 
 def _figures(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    return [(f"{label} (`{key}`)", f"{metrics[key]:.4g}") for key, label in _FIGURES.items() if key in metrics]
+    told = {f"{label} (`{key}`)": metrics[key] for key, label in _FIGURES.items() if key in metrics}
+    told |= {f"`{key}`": value for key, value in sorted(metrics.items()) if key.startswith("face/")}
+    return [(label, f"{value:.4g}") for label, value in told.items()]
 
 
 def _told_of_data(name: str, source: str, profile: str | None) -> str:

@@ -12,18 +12,19 @@ import yaml
 from mlflow.tracking import MlflowClient
 
 from jobs.export import export
+from ssl_sec import exporting as formats
 from ssl_sec.config import ExportConfig, PretrainConfig
 from ssl_sec.data.sources import open_digits
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition import compose
-from ssl_sec.edges.driver import run_pretraining
+from ssl_sec.edges.driver import run_face, run_pretraining
 from ssl_sec.edges.export import run_export
 from ssl_sec.edges.model_card import model_card
 from ssl_sec.edges.worker import load_encoder
-from ssl_sec.encoders import export as formats
 from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.face_config import FaceConfig
 from ssl_sec.settings import from_values
-from tests.edges.conftest import QUICK
+from tests.edges.conftest import QUICK, QUICK_FACE
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +125,21 @@ def test_the_job_tells_the_check_and_how_to_read(exported):
     assert f"folder: {exported['onnx'].folder}" in told
 
 
+def test_faces_are_exported_with_their_head_under_the_figures_of_their_benchmarks(finished, benchmarks, tmp_path: Path):
+    output_dir = finished.folder.path.parent.parent
+    overrides = [*QUICK_FACE, "epochs=0", "runtime=local", f"output_dir={output_dir}", benchmarks]
+    faces = run_face(from_values(FaceConfig, compose("face", overrides)))
+    output = tmp_path / "faces"
+    exported = run_export(export_config(faces, "torchscript", f"output={output}"))
+    assert exported.exportable.dim == 16
+    card = (output / "README.md").read_text()
+    assert "An embedding of aligned faces in 16 dimensions" in card
+    assert "embeddings = encoder(images)" in card
+    assert f"`face/digits_accuracy` | {faces.metrics['face/digits_accuracy']:.4g} |" in card
+    with pytest.raises(ConfigError, match="format: found 'timm', .* a head; allowed for this run: safetensors"):
+        run_export(export_config(faces, "timm", f"output={tmp_path / 'timm'}"))
+
+
 def test_the_only_version_is_the_best(finished):
     assert MlflowClient(finished.uri).get_model_version_by_alias("digits-encoder", "best").run_id == finished.run_id
 
@@ -154,7 +170,7 @@ def test_an_export_that_fails_its_check_leaves_nothing_and_what_was_there(finish
             backbone.conv1.weight -= 1
 
     monkeypatch.setattr(formats, "save_weights", other)
-    with pytest.raises(ConfigError, match="safetensors was written, but differs from the encoder by"):
+    with pytest.raises(ConfigError, match="safetensors was written, but differs from the trained network by"):
         run_export(export_config(finished, "safetensors", f"output={tmp_path / 'new'}"))
     assert list(tmp_path.iterdir()) == []
 
@@ -175,7 +191,7 @@ def test_an_unwritable_output_is_a_storage_error(finished, tmp_path: Path):
 
 def test_a_run_without_figures_is_told_as_not_evaluated(finished, exported):
     client = MlflowClient(finished.uri)
-    bare = client.get_run(client.create_run("0", run_name="a | b").info.run_id)
+    bare = client.get_run(client.create_run("0", run_name="a | b", tags={"job": "pretrain"}).info.run_id)
     one = exported["safetensors"]
     card = model_card(bare, [], one.form, one.exportable, one.check)
     assert "Not evaluated." in card
@@ -189,7 +205,7 @@ def test_a_run_without_figures_is_told_as_not_evaluated(finished, exported):
 @pytest.mark.parametrize(
     ("overrides", "code", "message"),
     [
-        (["run=abc", "format=torchscript"], 2, "run: found 'abc', but MLflow at .* has no finished pretraining run"),
+        (["run=abc", "format=torchscript"], 2, "run: found 'abc', but MLflow at .* has no finished training run"),
         (["run={run}", "format=torchscrip"], 2, "format: found 'torchscrip'; did you mean 'torchscript'"),
         (["run={run}"], 2, "format: missing"),
         (["run={run}", "format=onnx", "outptu=x"], 2, "outptu: unknown key; did you mean 'output'"),

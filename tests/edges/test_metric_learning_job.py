@@ -8,10 +8,11 @@ from mlflow.tracking import MlflowClient
 from torch import nn
 
 from jobs.metric_learning import metric_learning
-from ssl_sec.config import MetricLearningConfig, ProbeJobConfig, ReplayConfig
+from ssl_sec.config import ExportConfig, MetricLearningConfig, ProbeJobConfig, ReplayConfig
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_metric_learning, run_probe, run_replay
+from ssl_sec.edges.export import run_export
 from ssl_sec.edges.summary import summary
 from ssl_sec.edges.worker import load_encoder, load_head
 from ssl_sec.errors import ConfigError
@@ -100,6 +101,19 @@ def test_a_probe_of_its_encoder_says_that_it_is_no_pretraining(finished):
     )
     with pytest.raises(ConfigError, match=r"^run: found .*jobs.metric_learning; allowed: a run of jobs.pretrain$"):
         run_probe(from_values(ProbeJobConfig, values))
+
+
+def test_its_export_gives_embeddings_elsewhere(finished, tmp_path):
+    output_dir, output = finished.folder.path.parents[1], tmp_path / "out"
+    given = [f"run={finished.run_id}", "format=safetensors", f"output_dir={output_dir}", f"output={output}"]
+    exported = run_export(from_values(ExportConfig, compose("export", given)))
+    assert {path.name for path in output.iterdir()} == {"README.md", "encoder.safetensors", "head.safetensors"}
+    assert exported.exportable.dim == 64
+    card = (output / "README.md").read_text()
+    assert "An embedding of images by deep metric learning, in 64 dimensions" in card
+    assert "embeddings = head(encoder(images))" in card
+    assert f"(`retrieval/recall_at_1`) | {finished.metrics['retrieval/recall_at_1']:.4g} |" in card
+    assert "linear probe" not in card
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Encoders in files that others read: safetensors, TorchScript, ONNX and timm's folder.
+"""Encoders, alone or with a head, in files that others read: safetensors, TorchScript, ONNX and timm's folder.
 
 Each format writes into a folder, and states the Python that reads it back there without this package. The check of
 an export runs that very text in a process of its own, so that what a model card says has been done.
@@ -20,12 +20,13 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ssl_sec.encoders.architecture import Architecture
 from ssl_sec.encoders.encoder import Encoder
 from ssl_sec.encoders.weights import save_weights
 from ssl_sec.errors import ConfigError, StorageError, first_line
+from ssl_sec.heads import building
 
 FormatName = Literal["safetensors", "torchscript", "onnx", "timm"]
 
@@ -34,17 +35,31 @@ _CHECK_TIMEOUT_S = 600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exportable:
-    """An encoder with what its file says of it.
+    """An encoder, and a head where its embeddings are asked for, with what their files say of them.
 
     Attributes:
         encoder: on the CPU, float32, in evaluation mode.
         architecture: of its backbone.
         image_shape: channels, height and width that it was trained on.
+        head: likewise, features -> embeddings; None where the features are what is asked for.
+        dim: of the features or embeddings.
     """
 
     encoder: Encoder
     architecture: Architecture
     image_shape: tuple[int, int, int]
+    head: nn.Module | None = None
+    dim: int
+
+    @property
+    def network(self) -> nn.Module:
+        """Images in [0, 1] -> features or embeddings."""
+        return self.encoder if self.head is None else nn.Sequential(self.encoder, self.head).eval()
+
+    @property
+    def output(self) -> str:
+        """What the network makes of images, and the name of it in the Python that uses the files."""
+        return "features" if self.head is None else "embeddings"
 
     @property
     def mean(self) -> list[float]:
@@ -96,7 +111,7 @@ class Format(Protocol):
         ...
 
     def use(self, exportable: Exportable) -> str:
-        """A line that makes `features` from `images`, pixels in [0, 1]."""
+        """A line that makes features or embeddings, under that name, from `images`, pixels in [0, 1]."""
         ...
 
     def input_contract(self, exportable: Exportable) -> str:
@@ -114,7 +129,7 @@ class Safetensors:
     tolerance: ClassVar[float] = 1e-5
 
     def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
-        """Writes encoder.safetensors; its header has the architecture, the mean and the standard deviation."""
+        """Writes encoder.safetensors, whose header has the architecture, mean and standard deviation; and the head."""
         about = {
             "architecture": exportable.architecture.title,
             "image_shape": json.dumps(exportable.image_shape),
@@ -122,6 +137,8 @@ class Safetensors:
             "std": json.dumps(exportable.std),
         }
         save_weights(exportable.encoder.backbone, folder / "encoder.safetensors", about)
+        if exportable.head is not None:
+            save_weights(exportable.head, folder / "head.safetensors")
 
     def loading(self, exportable: Exportable) -> str:
         """Builds the model with its own library, then loads the weights, every name of which must fit."""
@@ -133,13 +150,20 @@ class Safetensors:
             'encoder.load_state_dict(load_file("encoder.safetensors"))',
             "encoder.eval()",
         ]
+        if exportable.head is not None:
+            lines += [
+                *building(exportable.head).splitlines(),
+                'head.load_state_dict(load_file("head.safetensors"))',
+                "head.eval()",
+            ]
         if not exportable.leaves_pixels:
             lines.append(f"mean, std = torch.tensor([{exportable.mean}, {exportable.std}])[..., None, None]")
         return "\n".join(lines)
 
     def use(self, exportable: Exportable) -> str:
         """Scales the pixels where the encoder does."""
-        return f"features = encoder({'images' if exportable.leaves_pixels else '(images - mean) / std'})"
+        features = f"encoder({'images' if exportable.leaves_pixels else '(images - mean) / std'})"
+        return f"features = {features}" if exportable.head is None else f"embeddings = head({features})"
 
     def input_contract(self, exportable: Exportable) -> str:
         """The file has weights alone."""
@@ -166,7 +190,7 @@ class TorchScript:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             try:
-                traced = torch.jit.trace(exportable.encoder, images[:2], check_trace=False)
+                traced = torch.jit.trace(exportable.network, images[:2], check_trace=False)
             except Exception as error:  # whatever a model of timm does that cannot be recorded
                 raise _cannot_hold(self.name, exportable, error) from error
             assert isinstance(traced, torch.jit.ScriptModule)
@@ -181,10 +205,10 @@ class TorchScript:
 
     def use(self, exportable: Exportable) -> str:
         """The encoder scales the pixels itself."""
-        return "features = encoder(images)"
+        return f"{exportable.output} = encoder(images)"
 
     def input_contract(self, exportable: Exportable) -> str:
-        """The file has the whole encoder."""
+        """The file has the whole network."""
         return _contains_scaling(exportable)
 
 
@@ -205,11 +229,11 @@ class ONNX:
             warnings.simplefilter("ignore")
             try:
                 program = torch.onnx.export(
-                    exportable.encoder,
+                    exportable.network,
                     (images[:2],),
                     dynamo=True,
                     input_names=["images"],
-                    output_names=["features"],
+                    output_names=[exportable.output],
                     dynamic_shapes=({0: torch.export.Dim("batch")},),
                     verbose=False,
                 )
@@ -227,10 +251,10 @@ class ONNX:
 
     def use(self, exportable: Exportable) -> str:
         """The encoder scales the pixels itself."""
-        return '(features,) = encoder.run(["features"], {"images": images})'
+        return f'({exportable.output},) = encoder.run(["{exportable.output}"], {{"images": images}})'
 
     def input_contract(self, exportable: Exportable) -> str:
-        """The file has the whole encoder."""
+        """The file has the whole network."""
         return _contains_scaling(exportable)
 
 
@@ -245,6 +269,11 @@ class TimmFolder:
 
     def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
         """Writes both files; mean and standard deviation are where timm's transforms look for them."""
+        if exportable.head is not None:
+            raise ConfigError(
+                "format: found 'timm', but its folder holds a backbone alone, and this run's embeddings are those of a "
+                "head; allowed for this run: safetensors, torchscript, onnx"
+            )
         model, arguments = exportable.architecture.timm_model()
         import timm  # its registry takes a second to import
 
@@ -307,7 +336,15 @@ FORMATS: Mapping[FormatName, Format] = {
 
 # What an export's folder may hold, and so what overwriting may remove.
 FILE_NAMES = frozenset(
-    {"README.md", "encoder.safetensors", "encoder.pt", "encoder.onnx", "config.json", "model.safetensors"}
+    {
+        "README.md",
+        "encoder.safetensors",
+        "head.safetensors",
+        "encoder.pt",
+        "encoder.onnx",
+        "config.json",
+        "model.safetensors",
+    }
 )
 
 
@@ -332,34 +369,34 @@ def versions(form: Format) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """An export that was read back and gave our features.
+    """An export that was read back and gave our features or embeddings.
 
     Attributes:
         num_images: it was done on; their batch is another than the one that was recorded.
-        largest_difference: of a feature, absolute.
-        largest_feature: of ours, absolute.
+        largest_difference: of one of their values, absolute.
+        largest_value: of ours, absolute.
         allowed: the difference that would have passed.
     """
 
     num_images: int
     largest_difference: float
-    largest_feature: float
+    largest_value: float
     allowed: float
 
 
 def check_export(
     form: Format, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path
 ) -> Check:
-    """Reads an export back in a process without this package, and compares its features with the encoder's.
+    """Reads an export back in a process without this package, and compares its output with the trained network's.
 
     All images are given at once, and the first alone. A difference passes up to the format's tolerance times the
-    largest feature.
+    largest value.
 
     Raises:
-        ConfigError: if it cannot be read back or gives other features.
+        ConfigError: if it cannot be read back or gives other values.
     """
     with torch.no_grad():
-        ours = exportable.encoder(images).numpy()
+        ours = exportable.network(images).numpy()
     try:
         theirs, first = _features_elsewhere(form, exportable, images.numpy(), folder)
     except _Unreadable as error:
@@ -367,20 +404,20 @@ def check_export(
             f"format: {form.name} was written, but reading it back fails: {error}; nothing is kept; "
             "allowed: another format"
         ) from error
-    largest_feature = float(np.abs(ours).max())
-    allowed = form.tolerance * largest_feature
+    largest_value = float(np.abs(ours).max())
+    allowed = form.tolerance * largest_value
     if theirs.shape != ours.shape or first.shape != ours[:1].shape:
-        found = f"has features of shape {theirs.shape} instead of {ours.shape}"
+        found = f"has {exportable.output} of shape {theirs.shape} instead of {ours.shape}"
     else:
         difference = float(max(np.abs(theirs - ours).max(), np.abs(first - ours[:1]).max()))
         if difference <= allowed:  # false for NaN
             return Check(
                 num_images=len(images),
                 largest_difference=difference,
-                largest_feature=largest_feature,
+                largest_value=largest_value,
                 allowed=allowed,
             )
-        found = f"differs from the encoder by {difference:.3g}, and {allowed:.3g} is allowed"
+        found = f"differs from the trained network by {difference:.3g}, and {allowed:.3g} is allowed"
     raise ConfigError(f"format: {form.name} was written, but {found}; nothing is kept; allowed: another format")
 
 
@@ -400,7 +437,7 @@ def _features_elsewhere(form: Format, exportable: Exportable, images: np.ndarray
             "results = []",
             "for images in (array, array[:1]):",
             f"    {form.use(exportable)}",
-            "    results.append(numpy.asarray(features))",
+            f"    results.append(numpy.asarray({exportable.output}))",
             "assert 'ssl_sec' not in sys.modules",
             "numpy.savez(sys.argv[2], *results)",
         ]
@@ -426,9 +463,9 @@ def _features_elsewhere(form: Format, exportable: Exportable, images: np.ndarray
 
 def _contains_scaling(exportable: Exportable) -> str:
     if exportable.leaves_pixels:
-        return "The file holds the whole encoder, which takes pixels in [0, 1] as they are."
+        return "The file holds the whole network, which takes pixels in [0, 1] as they are."
     return (
-        "The file holds the whole encoder: give it pixels in [0, 1], it subtracts the mean "
+        "The file holds the whole network: give it pixels in [0, 1], it subtracts the mean "
         f"{exportable.mean} and divides by {exportable.std} itself."
     )
 

@@ -1,6 +1,7 @@
 import importlib.util
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ from torch import nn
 from ssl_sec.encoders import (
     Encoder,
     bn_inception,
-    export,
     googlenet,
     ir,
     light_cnn,
@@ -19,11 +19,12 @@ from ssl_sec.encoders import (
     timm_backbone,
 )
 from ssl_sec.encoders.architecture import OwnNetwork, TimmModel, TorchvisionGoogLeNet, TorchvisionResNet
-from ssl_sec.encoders.export import FORMATS, Exportable, check_export, require_packages
 from ssl_sec.encoders.timm import timm_arguments
 from ssl_sec.errors import ConfigError
+from ssl_sec.exporting import FILE_NAMES, FORMATS, Exportable, check_export, require_packages
+from ssl_sec.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead, MaxoutHead, ProjectionHead
 
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[1] / "README.md"
 
 
 def exportable_resnet(depth, stem, width, num_channels, size=8, mean=(0.0,), std=(1.0,)):
@@ -33,6 +34,7 @@ def exportable_resnet(depth, stem, width, num_channels, size=8, mean=(0.0,), std
         encoder=trained(Encoder(backbone, num_features, mean, std)),
         architecture=TorchvisionResNet(depth=depth, stem=stem, width=width, num_channels=num_channels),
         image_shape=(num_channels, size, size),
+        dim=num_features,
     )
 
 
@@ -43,6 +45,7 @@ def exportable_timm(model, num_channels, size, mean=(0.0,), std=(1.0,)):
         encoder=trained(Encoder(backbone, num_features, mean, std)),
         architecture=TimmModel(model=model, arguments=timm_arguments(model, num_channels, size)),
         image_shape=(num_channels, size, size),
+        dim=num_features,
     )
 
 
@@ -53,6 +56,7 @@ def exportable_googlenet(num_channels):
         encoder=trained(Encoder(backbone, num_features, (0.5,), (0.5,))),
         architecture=TorchvisionGoogLeNet(num_channels=num_channels),
         image_shape=(num_channels, 32, 32),
+        dim=num_features,
     )
 
 
@@ -63,6 +67,7 @@ def exportable_bn_inception():
         encoder=trained(Encoder(backbone, num_features, **SCALED)),
         architecture=OwnNetwork(title="BN-Inception"),
         image_shape=(3, 33, 33),
+        dim=num_features,
     )
 
 
@@ -71,6 +76,7 @@ def exportable_face(backbone, num_features):
         encoder=trained(Encoder(backbone, num_features, (0.5,), (128 / 255,))),
         architecture=OwnNetwork(title="a network of faces"),
         image_shape=(3, 32, 32),
+        dim=num_features,
     )
 
 
@@ -89,13 +95,18 @@ def exportable_light_cnn():
     return exportable_face(*light_cnn(0.125, num_channels=3, image_size_px=32))
 
 
-def trained(encoder):
+def exportable_embedding(head, stem="cifar"):
+    exportable = exportable_resnet(18, stem, 0.125, 1, mean=(0.3,), std=(0.2,))
+    return replace(exportable, head=trained(head), dim=5)
+
+
+def trained(network):
     """As if: running statistics that are not those of a new batch norm."""
-    for module in encoder.modules():
-        if isinstance(module, nn.BatchNorm2d):
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             nn.init.normal_(module.running_mean, std=0.1)
             nn.init.uniform_(module.running_var, 0.5, 2)
-    return encoder.eval()
+    return network.eval()
 
 
 def some_images(exportable, count=5):
@@ -117,6 +128,13 @@ CASES = {
     "timm torchscript": ("torchscript", lambda: exportable_timm("test_vit", 3, 32, **SCALED)),
     "timm onnx": ("onnx", lambda: exportable_timm("test_vit", 3, 32, **SCALED)),
     "timm timm": ("timm", lambda: exportable_timm("test_vit.r160_in1k", 3, 32, **SCALED)),
+    "mlp safetensors": ("safetensors", lambda: exportable_embedding(ProjectionHead(64, 7, 5, num_layers=3))),
+    "bn_fc safetensors": ("safetensors", lambda: exportable_embedding(BatchNormLinearHead(64, 5))),
+    "fc safetensors": ("safetensors", lambda: exportable_embedding(LinearHead(64, 5, dropout=0.3))),
+    "fc_bn safetensors": ("safetensors", lambda: exportable_embedding(LinearBatchNormHead(64, 5, dropout=0.3))),
+    "maxout safetensors": ("safetensors", lambda: exportable_embedding(MaxoutHead(64, 5, dropout=0.3))),
+    "maxout torchscript": ("torchscript", lambda: exportable_embedding(MaxoutHead(64, 5, dropout=0.3))),
+    "fc_bn onnx": ("onnx", lambda: exportable_embedding(LinearBatchNormHead(64, 5, dropout=0.3))),
     "resnet timm": ("timm", lambda: exportable_resnet(18, "imagenet", 1.0, 1, 32, mean=(0.3,), std=(0.2,))),
 }
 
@@ -125,16 +143,16 @@ CASES = {
     "case",
     [pytest.param(case, marks=pytest.mark.slow if case in ("bn_inception onnx", "ir onnx") else ()) for case in CASES],
 )
-def test_what_is_read_back_elsewhere_gives_the_encoders_features(case, tmp_path):
+def test_what_is_read_back_elsewhere_gives_the_networks_output(case, tmp_path):
     name, made = CASES[case]
     exportable = made()
     images = some_images(exportable)
     FORMATS[name].write(exportable, images, tmp_path)
     check = check_export(FORMATS[name], exportable, images, tmp_path)
     assert check.num_images == 5
-    assert check.largest_difference <= check.allowed == FORMATS[name].tolerance * check.largest_feature
-    assert check.largest_feature > 0
-    assert {path.name for path in tmp_path.iterdir()} <= export.FILE_NAMES
+    assert check.largest_difference <= check.allowed == FORMATS[name].tolerance * check.largest_value
+    assert check.largest_value > 0
+    assert {path.name for path in tmp_path.iterdir()} <= FILE_NAMES
 
 
 def readme_snippets():
@@ -172,6 +190,14 @@ def test_a_resnet_that_timm_cannot_build_is_refused_with_the_formats_that_hold_i
         FORMATS["timm"].write(exportable, some_images(exportable), tmp_path)
 
 
+def test_a_head_is_refused_by_timm(tmp_path):
+    exportable = exportable_embedding(LinearHead(64, 5), stem="imagenet")
+    with pytest.raises(
+        ConfigError, match="format: found 'timm', .* a head; allowed .*: safetensors, torchscript, onnx$"
+    ):
+        FORMATS["timm"].write(exportable, some_images(exportable), tmp_path)
+
+
 def test_a_googlenet_is_refused_by_timm(tmp_path):
     exportable = exportable_googlenet(3)
     with pytest.raises(ConfigError, match="format: found 'timm', .* allowed .*: safetensors, torchscript, onnx$"):
@@ -194,7 +220,9 @@ def test_other_features_do_not_pass(tmp_path):
     FORMATS["torchscript"].write(exportable, some_images(exportable), tmp_path)
     with torch.no_grad():
         exportable.encoder.backbone.layer4[1].bn2.bias += 0.01
-    with pytest.raises(ConfigError, match="torchscript was written, but differs from the encoder by .* is allowed"):
+    with pytest.raises(
+        ConfigError, match="torchscript was written, but differs from the trained network by .* is allowed"
+    ):
         check_export(FORMATS["torchscript"], exportable, some_images(exportable), tmp_path)
 
 
@@ -203,7 +231,7 @@ def test_features_that_are_no_numbers_do_not_pass(tmp_path):
     with torch.no_grad():
         exportable.encoder.backbone.layer4[1].bn2.bias.fill_(float("nan"))
     FORMATS["torchscript"].write(exportable, some_images(exportable), tmp_path)
-    with pytest.raises(ConfigError, match="differs from the encoder by nan"):
+    with pytest.raises(ConfigError, match="differs from the trained network by nan"):
         check_export(FORMATS["torchscript"], exportable, some_images(exportable), tmp_path)
 
 
@@ -226,6 +254,7 @@ def test_an_encoder_that_a_format_cannot_hold_is_one_line(tmp_path):
         encoder=Encoder(Unexportable(), 3).eval(),
         architecture=TimmModel(model="odd", arguments={}),
         image_shape=(3, 8, 8),
+        dim=3,
     )
     with pytest.raises(ConfigError, match="cannot hold timm's odd: no such operator; try: safetensors, onnx, timm$"):
         FORMATS["torchscript"].write(exportable, some_images(exportable), tmp_path)
