@@ -1174,7 +1174,7 @@ class TrainingConfig:
         recipe: names the experiment in MLflow and the folder of its runs.
         run_name: None makes one from the time and the seed.
         output_dir: where run folders are made.
-        resume: take up the run of this name where it stopped.
+        resume: take up the run of this name where it stopped; "auto" starts it where there is none.
         seed: of weights, order and augmentation.
         global_batch_size: images of all workers together in a step.
         log_every_steps: how often figures are reported.
@@ -1190,7 +1190,7 @@ class TrainingConfig:
     seed: int = 0
     run_name: str | None = None
     output_dir: str = "runs"
-    resume: bool = False
+    resume: bool | Literal["auto"] = False
     log_every_steps: int = 10
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
@@ -1202,7 +1202,7 @@ class TrainingConfig:
         if self.run_name is not None:
             check_name("run_name", self.run_name)
         if self.resume:
-            check(self.run_name is not None, "resume", True, "given together with the run_name to take up")
+            check(self.run_name is not None, "resume", self.resume, "given together with the run_name to take up")
         if isinstance(self.runtime, RayConfig):
             self.runtime.check_shares(self.global_batch_size)
 

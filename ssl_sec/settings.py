@@ -115,4 +115,9 @@ def _member(options: tuple[Any, ...], value: Any, path: str) -> Any:
                 return _value(member, value, path)
             except ConfigError:
                 continue
-    raise ConfigError(f"{path}: found {value!r}, must be {' or '.join(_PLAIN.get(m, 'a list') for m in members)}")
+    raise ConfigError(f"{path}: found {value!r}, must be {' or '.join(map(_described, members))}")
+
+
+def _described(hint: Any) -> str:
+    """What a value of this type is, for messages."""
+    return " or ".join(map(repr, get_args(hint))) if get_origin(hint) is Literal else _PLAIN.get(hint, "a list")

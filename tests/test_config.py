@@ -88,6 +88,8 @@ WRONG = [
     ("run_name", "../elsewhere", "a plain name without slashes"),
     ("run_name", "a\0b", "a plain name without slashes"),
     ("resume", True, "given together with the run_name to take up"),
+    ("resume", "auto", "given together with the run_name to take up"),
+    ("resume", "always", "true or false or 'auto'"),
     ("data.max_images", 0, "> 0"),
     ("data.num_train_classes", 0, "> 0"),
     ("augment.min_scale", 0.0, "in (0, 1]"),

@@ -27,7 +27,7 @@ set -euo pipefail
 
 output_dir=${OUTPUT_DIR:-/shared/runs}
 run_name=slurm-$SLURM_JOB_ID # the id outlives a requeue
-overrides=("$@" "output_dir=$output_dir" "run_name=$run_name" "runtime=ray")
+overrides=("$@" "output_dir=$output_dir" "run_name=$run_name" "runtime=ray" "resume=auto")
 
 # Whoever reaches the head's port could run code as this user.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
@@ -36,9 +36,6 @@ export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray
 # The folder is <output_dir>/<recipe>/<run_name>; only the job itself knows its recipe.
 recipe=$(python -m jobs.pretrain "${overrides[@]}" --cfg job | sed -n 's/^recipe: //p')
 run_folder=$output_dir/$recipe/$run_name
-if [[ -f $run_folder/config.yaml ]]; then
-    overrides+=("resume=true")
-fi
 
 # A stop is asked for as Ctrl-C does it: the workers see this file after a step, save, and the job ends with 130.
 # shellcheck disable=SC2329  # the trap calls it

@@ -138,7 +138,8 @@ def _train(
     output_dir = Path(config.output_dir).expanduser().resolve()
     folder = RunFolder(output_dir / config.recipe / config.run_name)
     values = to_values(config)
-    (folder.resume if config.resume else folder.start)(values)
+    goes_on = folder.holds_run if config.resume == "auto" else config.resume
+    (folder.resume if goes_on else folder.start)(values)
     run = _Run(
         job=job,
         recipe=config.recipe,

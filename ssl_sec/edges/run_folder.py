@@ -161,6 +161,11 @@ class RunFolder:
         """What workers failed with, one JSON object for each failure, with its traceback."""
         return self.path / "failures.jsonl"
 
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run was started here."""
+        return self.config_path.is_file()
+
     def start(self, values: Mapping[str, Any]) -> None:
         """Makes the folder for a new run.
 
@@ -168,7 +173,7 @@ class RunFolder:
             ConfigError: if it holds a run already.
             StorageError: if it cannot be made.
         """
-        if self.config_path.exists():
+        if self.holds_run:
             raise ConfigError(
                 f"run_name: {self.path} already holds a run; allowed: another run_name, or resume=true to go on with it"
             )
@@ -184,8 +189,8 @@ class RunFolder:
         Raises:
             ConfigError: if it holds none, or one with other settings.
         """
-        if not self.config_path.is_file():
-            raise ConfigError(f"resume: {self.path} holds no run; allowed: resume=false, or the run_name of a run")
+        if not self.holds_run:
+            raise ConfigError(f"resume: {self.path} holds no run; allowed: resume=auto or false, or a run's run_name")
         before = flattened(yaml.safe_load(self.config_path.read_text()))
         now = flattened(masked_values(values))
         for key in sorted(before.keys() | now.keys()):

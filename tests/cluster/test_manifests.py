@@ -372,11 +372,12 @@ def test_a_slurm_job_is_stopped_before_its_time_limit_requeued_and_resumed(tmp_p
     first = slurm.command()
     assert first[:4] == ["python", "-m", "jobs.pretrain", "experiment=digits"]
     config = from_values(PretrainConfig, compose("pretrain", first[3:]))
+    assert config.resume == "auto"
     assert RunFolder(Path(config.output_dir) / config.recipe / str(config.run_name)) == slurm.run
 
     slurm.requeued.unlink()
     assert slurm.start(outcome="0").wait(timeout=60) == 0
-    assert slurm.command() == [*first, "resume=true"]
+    assert slurm.command() == first
     assert not slurm.requeued.exists()
 
 

@@ -165,7 +165,7 @@ def test_a_run_name_in_use_is_refused(finished):
 
 def test_a_stopped_run_saves_says_killed_and_ends_as_if_it_had_not_stopped(quick, tmp_path: Path, monkeypatch):
     config = pretrain_config([*quick, "run_name=stopped", "log_every_steps=1"])
-    expected = run_pretraining(replace(config, run_name="unstopped"))
+    expected = run_pretraining(replace(config, run_name="unstopped", resume="auto"))  # there is none: it starts
 
     report = worker.FolderRuntime.report
 
@@ -181,7 +181,7 @@ def test_a_stopped_run_saves_says_killed_and_ends_as_if_it_had_not_stopped(quick
     client = MlflowClient(expected.uri)
     assert client.get_run(run_id).info.status == "KILLED"
 
-    resumed = run_pretraining(replace(config, resume=True))
+    resumed = run_pretraining(replace(config, resume="auto"))
     assert resumed.run_id == run_id
     assert client.get_run(run_id).info.status == "FINISHED"
     weights, wanted = load_file(resumed.folder.encoder_path), load_file(expected.folder.encoder_path)
