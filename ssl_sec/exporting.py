@@ -142,8 +142,9 @@ class Safetensors:
 
     def loading(self, exportable: Exportable) -> str:
         """Builds the model with its own library, then loads the weights, every name of which must fit."""
+        used = "torch" if exportable.head is None else "collections, torch"
         lines = [
-            f"import torch, {exportable.architecture.imports}",
+            f"import {used}, {exportable.architecture.imports}",
             "from safetensors.torch import load_file",
             "",
             exportable.architecture.building(),

@@ -126,15 +126,16 @@ class MaxoutHead(nn.Module):
 def building(head: nn.Module) -> str:
     """Python that makes `head` of torch alone, in evaluation the same with the same key names, weights yet to come.
 
+    It uses the modules `torch` and `collections`.
+
     Args:
         head: one of this module's.
     """
-    lines = ["from collections import OrderedDict"]
+    lines: list[str] = []
     kind = "torch.nn.Sequential"
     if isinstance(head, MaxoutHead):
         kind = "Maxout"
         lines += [
-            "",
             "class Maxout(torch.nn.Sequential):",
             "    def forward(self, features):",
             "        return torch.maximum(*super().forward(features).chunk(2, dim=1))",
@@ -144,7 +145,7 @@ def building(head: nn.Module) -> str:
     layers = [
         f"{name}={_layer(layer)}" for name, layer in head.named_children() if not isinstance(layer, GlobalDropout)
     ]
-    return "\n".join([*lines, f"head = {kind}(OrderedDict({', '.join(layers)}))"])
+    return "\n".join([*lines, f"head = {kind}(collections.OrderedDict({', '.join(layers)}))"])
 
 
 def _layer(layer: nn.Module) -> str:

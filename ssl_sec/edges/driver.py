@@ -192,24 +192,27 @@ def download_run(client: MlflowClient, run_id: str, folder: Path, jobs: Sequence
         found = client.get_run(run_id).data.tags.get("job")
         job: Job | None = next((job for job in jobs if job == found), None)
         if job is None:
-            allowed = " or ".join(f"jobs.{job}" for job in jobs)
-            raise ConfigError(f"run: found {run_id!r}, a run of jobs.{found}; allowed: a run of {allowed}")
+            raise ConfigError(f"run: found {run_id!r}, a run of jobs.{found}; allowed: a run of {_either(jobs)}")
         head = ["head.safetensors"] if job in ("metric_learning", "face") else []
         for artifact in ("config.yaml", "encoder.safetensors", *head):
             client.download_artifacts(run_id, artifact, str(folder))
     except (MlflowException, OSError) as error:
-        raise unknown_run(client, run_id) from error
+        raise unknown_run(client, run_id, jobs) from error
     config = from_values(CONFIGS[job], yaml.safe_load((folder / "config.yaml").read_text()))
     assert not isinstance(config, ProbeJobConfig)
     return config
 
 
-def unknown_run(client: MlflowClient, run_id: str) -> ConfigError:
-    """What to tell of a run id that the store does not know, or not as a finished training."""
+def unknown_run(client: MlflowClient, run_id: str, jobs: Sequence[Job]) -> ConfigError:
+    """What to tell of a run id that the store does not know, or not as a finished run of these jobs."""
     return ConfigError(
-        f"run: found {run_id!r}, but MLflow at {client.tracking_uri} has no finished training run of that id; "
-        "allowed: a run id that a job printed, with tracking.uri or MLFLOW_TRACKING_URI set to its store"
+        f"run: found {run_id!r}, but MLflow at {client.tracking_uri} has no finished run of that id; allowed: a run id "
+        f"that {_either(jobs)} printed, with tracking.uri or MLFLOW_TRACKING_URI set to its store"
     )
+
+
+def _either(jobs: Sequence[Job]) -> str:
+    return " or ".join(f"jobs.{job}" for job in jobs)
 
 
 def run_replay(config: ReplayConfig) -> Finished:

@@ -21,7 +21,7 @@ from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.driver import download_run, unknown_run
 from ssl_sec.edges.mlflow_tracker import child_probes, connected, tracking_uri
 from ssl_sec.edges.model_card import model_card
-from ssl_sec.edges.worker import RecipeConfig, load_encoder, load_head
+from ssl_sec.edges.worker import Job, RecipeConfig, load_encoder, load_head
 from ssl_sec.errors import ConfigError, StorageError, first_line
 from ssl_sec.exporting import (
     FILE_NAMES,
@@ -35,6 +35,7 @@ from ssl_sec.exporting import (
 from ssl_sec.face_config import FaceConfig
 
 _CHECKED_IMAGES = 64
+_TRAININGS: tuple[Job, ...] = ("pretrain", "metric_learning", "face")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +84,7 @@ def run_export(config: ExportConfig) -> Exported:
     output_dir = Path(config.output_dir).expanduser().resolve()
     client, run, probes = _found(tracking_uri(config.tracking, output_dir), config.run)
     with tempfile.TemporaryDirectory() as downloads:
-        trained = download_run(client, config.run, Path(downloads), ("pretrain", "metric_learning", "face"))
+        trained = download_run(client, config.run, Path(downloads), _TRAININGS)
         default = output_dir / "exports" / f"{trained.recipe}-{config.run[:8]}-{form.name}"
         output = default if config.output is None else Path(config.output).expanduser().resolve()
         _refuse_existing(output, config.overwrite)
@@ -126,7 +127,7 @@ def _found(uri: str, run_id: str) -> tuple[MlflowClient, Run, list[Run]]:
         return client, run, child_probes(client, run.data.tags.get("recipe", "")).get(run_id, [])
     except MlflowException as error:
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            raise unknown_run(client, run_id) from error
+            raise unknown_run(client, run_id, _TRAININGS) from error
         raise _unusable(uri, error) from error
 
 
