@@ -16,6 +16,7 @@ What each finds is shown beside its time, and the limit: the time that the produ
 best rate of this machine. Writes benchmarks/results/evaluation-{cpu,gpu}.json.
 """
 
+import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from torchvision.transforms.functional import to_pil_image, to_tensor
 
 from benchmarks.measure import command_line, environment, in_turn, peak_rate, ratio, save, table
 from benchmarks.simclr import random_images
-from ssl_sec.config import ResNetConfig
+from ssl_sec.config import LocalConfig, ResNetConfig
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.features import extract_features
@@ -143,12 +144,15 @@ class _PilImages(Dataset[Tensor]):
 def _features(num_images: int, device: torch.device) -> Comparison:
     images = random_images(num_images, 32)
     encoder = ResNetConfig(name="resnet18", width=0.25).build(3, 32).to(device).eval()
+    laid_out = copy.deepcopy(encoder)
+    if LocalConfig().uses_channels_last(device):
+        laid_out.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     resident, loader = images.to(device), DataLoader(_PilImages(images), 512)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         encoder(torch.zeros(1, *images.image_shape, device=device))
 
     def ours() -> float:
-        rows, _ = extract_features(encoder, resident, torch.arange(num_images), device)
+        rows, _ = extract_features(laid_out, resident, torch.arange(num_images), device)
         return 100 * rows.norm(dim=1).mean().item()
 
     @torch.no_grad()

@@ -78,7 +78,7 @@ def assembled(
     if runtime.world_size > 1:
         network = globalise_batch_norm(network)
     network.to(runtime.device, torch.float64 if options.precision == "float64" else torch.float32)
-    if options.channels_last:
+    if options.uses_channels_last(runtime.device):
         network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     if options.precision == "float64":
         objective.double()

@@ -996,19 +996,23 @@ class _RuntimeConfig:
     Attributes:
         device: "auto" takes a GPU if there is one.
         precision: of the forward pass; bfloat16 is autocast.
-        channels_last: whether activations are laid out so.
+        channels_last: whether activations are laid out so; None for on CPUs.
         compile: whether the network is compiled.
         num_loader_workers: processes a worker that decode a streamed set.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Precision = "float32"
-    channels_last: bool = False
+    channels_last: bool | None = None
     compile: bool = False
     num_loader_workers: int = 2
 
     def __post_init__(self) -> None:
         check(self.num_loader_workers >= 0, "runtime.num_loader_workers", self.num_loader_workers, "≥ 0")
+
+    def uses_channels_last(self, device: torch.device) -> bool:
+        """Whether activations are laid out so on a device."""
+        return device.type == "cpu" if self.channels_last is None else self.channels_last
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,7 +107,7 @@ def build_recipe(config: FaceConfig, image_set: ImageSet, runtime: Runtime) -> R
         row_labels=lambda batch, rows: batch.labels,
         total_steps=total_steps,
         precision=options.precision,
-        channels_last=options.channels_last,
+        channels_last=options.uses_channels_last(runtime.device),
         num_loader_workers=options.num_loader_workers,
         more_figures=lambda: _loss_figures(loss),
     )

@@ -117,7 +117,7 @@ def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Run
         row_labels=lambda batch, rows: batch.labels,
         total_steps=config.steps,
         precision=options.precision,
-        channels_last=options.channels_last,
+        channels_last=options.uses_channels_last(runtime.device),
         num_loader_workers=options.num_loader_workers,
     )
 

@@ -71,7 +71,7 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
         row_labels=partial(image_labels, num_views=NUM_VIEWS),
         total_steps=total_steps,
         precision=options.precision,
-        channels_last=options.channels_last,
+        channels_last=options.uses_channels_last(runtime.device),
         num_loader_workers=options.num_loader_workers,
     )
 

@@ -74,6 +74,8 @@ def linear_evaluation(
         runtime: this worker's.
     """
     encoder.eval()
+    if options.uses_channels_last(runtime.device):
+        encoder.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     full = replace(data, max_images=None)
     train_set, test_set = (on_device(full.open(split), runtime.device) for split in ("train", "test"))
     kept, held_out = stratified_split(train_set.labels, HELD_OUT_SHARE, seed=config.seed)

@@ -564,6 +564,14 @@ def test_the_rate_warms_up_over_whole_epochs():
     assert [rate(0), rate(9), rate(10), rate(55)] == pytest.approx([0.1, 1.0, 1.0, 0.5])
 
 
+def test_cpus_compute_in_channels_last_unless_told_otherwise():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert LocalConfig().uses_channels_last(cpu) and not LocalConfig().uses_channels_last(gpu)
+    for asked in (True, False):
+        options = from_values(LocalConfig, {"name": "local", "channels_last": asked})
+        assert options.uses_channels_last(cpu) == options.uses_channels_last(gpu) == asked
+
+
 def test_the_device_is_the_one_asked_for_or_found(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert LocalConfig().resolve_device() == LocalConfig(device="cpu").resolve_device() == torch.device("cpu")

@@ -196,8 +196,8 @@ def test_a_run_that_diverges_names_its_step(tmp_path):
     assert not (tmp_path / "encoder.safetensors").exists()
 
 
-def test_bfloat16_and_channels_last_train_about_as_well(tmp_path, whole):
-    options = {"name": "local", "device": "cpu", "precision": "bfloat16", "channels_last": True}
+def test_bfloat16_and_the_other_layout_train_about_as_well(tmp_path, whole):
+    options = {"name": "local", "device": "cpu", "precision": "bfloat16", "channels_last": False}
     runtime, _ = run(tmp_path, runtime=options)
     mine, exact = runtime.series("train/loss"), whole[0].series("train/loss")
     assert mine[0] == pytest.approx(exact[0], rel=0.02)
