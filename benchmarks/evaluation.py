@@ -13,7 +13,7 @@ Recall@K    against faiss's exact search for as many neighbours as the protocol 
 k-means     against scikit-learn's KMeans from the same start, 20 iterations
 
 What each finds is shown beside its time, and the limit: the time that the products of matrices alone would take at the
-best rate of this machine. Writes benchmarks/results/evaluation-{cpu,gpu}.json.
+best rate of this machine. Writes benchmarks/results/evaluation-{cpu,gpu}.json; with --images 60502, evaluation-60502-….
 """
 
 import copy
@@ -44,7 +44,7 @@ from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.linear_probe import shuffled, top_k_accuracy, train_linear_probes
 from ssl_sec.evaluation.retrieval import recall_at_k
 
-DIM = 512
+NUM_IMAGES, DIM = 10_000, 512
 NOISE = 2.3  # of a row about its class's centre, both as vectors of about that length
 RETRIEVED_A_CLASS = 5.35  # images of a class in SOP's test set
 PROTOCOLS = {"SOP": (1, 10, 100, 1000), "CUB": (1, 2, 4, 8)}
@@ -77,12 +77,13 @@ class Comparison:
 def main() -> None:
     """Measures every part, prints the table and writes the figures."""
     parser = command_line("evaluation", __doc__)
-    parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--images", type=int, default=NUM_IMAGES)
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
     rows = measure(options.images, options.rounds)
     print(table([shown(row) for row in rows]))
-    print(f"\n{save('evaluation', {'environment': environment(), 'images': options.images, 'rows': rows})}")
+    name = "evaluation" if options.images == NUM_IMAGES else f"evaluation-{options.images}"
+    print(f"\n{save(name, {'environment': environment(), 'images': options.images, 'rows': rows})}")
 
 
 def measure(num_images: int, rounds: int) -> list[dict[str, Any]]:

@@ -214,7 +214,7 @@ def test_a_run_without_figures_is_told_as_not_evaluated(finished, exported):
             4,
             "tracking.uri: MLflow at .* cannot",
         ),
-        (["run={run}", "format=onnx", "data={{name:cifar10,root:/none}}"], 3, "cifar"),
+        (["run={run}", "format=onnx", "data=cifar10", "data.root=/none"], 3, "cifar"),
     ],
 )
 def test_a_mistake_is_one_line_and_its_exit_code(overrides, code, message, finished, capsys, tmp_path: Path):
