@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ssl_sec.edges.composition import composed_yaml, experiments, options
+from ssl_sec.edges.composition import composed_yaml, experiments, groups, options
 from ssl_sec.errors import Stopped, UserError
 from ssl_sec.masking import masked
 
@@ -83,15 +83,11 @@ def _help(job: str) -> str:
         "",
     ]
     primary = composed_yaml(job, [])
-    groups = {
-        group: found
-        for group, found in {**options(), "experiment": experiments(job)}.items()
-        if f"\n{group}:" in f"\n{primary}" or (group == "experiment" and found)
-    }
-    for group in sorted(groups, key=lambda name: (name not in _PRIMARY_GROUPS, name)):
+    known = {**options(), "experiment": experiments(job)}
+    for group in sorted(groups(job), key=lambda name: (name not in _PRIMARY_GROUPS, name)):
         lines.append(f"{group}=")
-        width = max(map(len, groups[group]))
-        lines += [f"    {option:<{width}}  {explanation}".rstrip() for option, explanation in groups[group].items()]
+        width = max(map(len, known[group]))
+        lines += [f"    {option:<{width}}  {explanation}".rstrip() for option, explanation in known[group].items()]
     return "\n".join([*lines, "", "keys and their defaults:", "", *(f"    {line}" for line in primary.splitlines())])
 
 

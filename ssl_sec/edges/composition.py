@@ -81,6 +81,11 @@ def options() -> dict[str, dict[str, str]]:
     return found
 
 
+def groups(job: str) -> set[str]:
+    """The groups that a job chooses from."""
+    return _groups_and_keys(job)[0]
+
+
 @cache
 def experiments(job: str) -> dict[str, str]:
     """The experiments that a job can run, with their explanations."""
@@ -96,9 +101,9 @@ def job_of(experiment: str) -> TrainingJob | None:
 
 def _fits(job: str, experiment: str) -> bool:
     """Whether an experiment has only groups and keys of the job."""
-    groups, keys = _groups_and_keys(job)
+    known, keys = _groups_and_keys(job)
     chosen, given = _needed(experiment)
-    return "experiment" in groups and chosen <= groups and given <= keys
+    return "experiment" in known and chosen <= known and given <= keys
 
 
 @cache
@@ -108,12 +113,12 @@ def _groups_and_keys(job: str) -> tuple[set[str], set[str]]:
     assert isinstance(primary, DictConfig)
     values = as_mapping(primary)
     defaults = values.pop("defaults", [])
-    groups = {str(group) for entry in defaults if isinstance(entry, dict) for group in entry}
+    own_groups = {str(group) for entry in defaults if isinstance(entry, dict) for group in entry}
     inherited = [entry for entry in defaults if isinstance(entry, str) and entry != "_self_"]
     for other in inherited:
         more_groups, more_keys = _groups_and_keys(other)
-        groups, values = groups | more_groups, {**dict.fromkeys(more_keys), **values}
-    return groups, {*values, *groups}
+        own_groups, values = own_groups | more_groups, {**dict.fromkeys(more_keys), **values}
+    return own_groups, {*values, *own_groups}
 
 
 @cache
@@ -184,24 +189,24 @@ def _misplaced(job: str, overrides: Sequence[str]) -> str | None:
 
 
 def _missing_option(job: str, overrides: Sequence[str]) -> str | None:
-    groups = {**options(), "experiment": experiments(job)}
+    known = {**options(), "experiment": experiments(job)}
     for override in overrides:
         group, _, option = override.lstrip("+").partition("=")
-        if group in groups and option not in groups[group]:
-            return f"{group}: found {option!r}; {nearest(option, groups[group])}"
+        if group in known and option not in known[group]:
+            return f"{group}: found {option!r}; {nearest(option, known[group])}"
     return None
 
 
 def _unknown_key(job: str, overrides: Sequence[str]) -> str | None:
     """Names the override whose key does not exist once the groups are chosen."""
-    groups = options()
-    chosen = [override for override in overrides if override.partition("=")[0] in groups]
+    known = options()
+    chosen = [override for override in overrides if override.partition("=")[0] in known]
     config = as_mapping(_compose(job, chosen)) if len(chosen) < len(overrides) else {}
     keys = {*flattened(config), *config, *(".".join(key.split(".")[:-1]) for key in flattened(config))} - {""}
     for override in overrides:
         key = override.partition("=")[0]
-        if key not in keys and key not in groups and not key.startswith(("+", "~")):
-            return f"{key}: unknown key; {nearest(key, keys | groups.keys())}"
+        if key not in keys and key not in known and not key.startswith(("+", "~")):
+            return f"{key}: unknown key; {nearest(key, keys | known.keys())}"
     return None
 
 
@@ -215,11 +220,11 @@ def as_mapping(config: DictConfig) -> dict[str, Any]:
 @cache
 def _register_row(name: str) -> None:
     """Makes a row known to Hydra, which copies all that it knows for each composition."""
-    groups, row = _groups(), _table_rows()[name]
-    defaults = [{f"override /{key}": value} for key, value in row.items() if key in groups]
+    known, row = _groups(), _table_rows()[name]
+    defaults = [{f"override /{key}": value} for key, value in row.items() if key in known]
     values = OmegaConf.create({})
     for key, value in row.items():
-        if key not in groups:
+        if key not in known:
             OmegaConf.update(values, key, value, force_add=True)
     node = {"defaults": [*defaults, "_self_"], "recipe": name, **as_mapping(values)}
     ConfigStore.instance().store(group="experiment", name=name, node=node, package="_global_")

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from ssl_sec.config import MetricLearningConfig, PretrainConfig, ProbeJobConfig
-from ssl_sec.edges.composition import CONFIG_FOLDER, compose, composed_yaml, experiments, job_of, options
+from ssl_sec.edges.composition import CONFIG_FOLDER, compose, composed_yaml, experiments, groups, job_of, options
 from ssl_sec.errors import ConfigError
 from ssl_sec.face_benchmarks import power_of_ten
 from ssl_sec.face_config import FaceConfig
@@ -122,7 +122,7 @@ def test_the_keys_of_every_config_are_those_of_its_dataclass(job, kind):
 
 
 def test_the_keys_of_a_probe_are_those_of_its_dataclass():
-    values = compose("probe", ["run=abc"])
+    values = compose("probe", ["run=abc", "data=digits"])
     assert to_values(from_values(ProbeJobConfig, values)) == values
 
 
@@ -403,3 +403,13 @@ def test_every_experiment_file_opens_with_command_and_hardware():
         head = Path(path).read_text()
         assert re.search(r"^# Command: +python -m jobs\.", head, re.M), path
         assert re.search(r"^# Hardware: +\S", head, re.M), path
+
+
+@pytest.mark.parametrize(("job", "given"), [("probe", ["run=abc"]), ("export", ["run=abc", "format=onnx"])])
+def test_another_data_set_is_chosen_as_for_training(job, given):
+    assert "data" not in compose(job, given)
+    assert compose(job, [*given, "data=digits"])["data"]["name"] == "digits"
+    assert compose(job, [*given, "data=cifar10", "data.root=/here"])["data"]["root"] == "/here"
+    assert groups(job) >= {"data"}
+    with pytest.raises(ConfigError, match="^data: found 'digit'; did you mean 'digits'"):
+        compose(job, [*given, "data=digit"])
