@@ -64,11 +64,11 @@ def main() -> None:
     elif options.driver is not None:
         _driver(options.driver)
     else:
-        measured = [_measured(workers, options.rounds) for workers in options.workers]
+        measured = [measure(workers, options.rounds) for workers in options.workers]
         print(save("launchers", {"environment": environment(), "recipe": RECIPE, "rows": measured}))
 
 
-def _measured(workers: int, rounds: int) -> dict[str, Any]:
+def measure(workers: int, rounds: int) -> dict[str, Any]:
     """The rates of both, and how much longer an epoch takes on Ray."""
     rates: dict[str, list[float]] = {name: [] for name in LAUNCHERS}
     runs: dict[str, _Run] = {}

@@ -4,10 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
-from benchmarks import communication, evaluation, gpu, growth, losses, measure, options, simclr, throughput
+from benchmarks import communication, evaluation, gpu, growth, launchers, losses, measure, options, simclr, throughput
 
 
 def test_functions_take_turns():
@@ -130,6 +131,16 @@ def test_operations_of_an_image_are_those_of_its_two_views():
     counted = throughput.flops_per_image(ours.recipe)
     # The backward pass takes twice the forward pass, but for the images, which need no gradient.
     assert counted == 2 * (3 * 2 * products - 2 * 8 * 3 * 9 * 16**2)
+
+
+@pytest.mark.slow
+def test_launchers_take_turns_and_leave_no_process(monkeypatch):
+    monkeypatch.setattr(launchers, "SECONDS_A_TURN", 1.0)
+    before = set(psutil.Process().children(recursive=True))
+    figures = launchers.measure(workers=1, rounds=2)
+    assert all(len(rates) == 2 and min(rates) > 0 for rates in figures["epochs_per_s"].values())
+    assert len(figures["overhead_percent"]["each"]) == 2
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 def test_what_workers_send_is_what_the_reckoning_says():
