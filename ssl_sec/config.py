@@ -3,10 +3,9 @@
 The values come from `configs/`, composed by Hydra; nothing here looks a name up in the code.
 """
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -62,14 +61,39 @@ from ssl_sec.loss_config import NoTransformConfig, PairLossConfig, TransformConf
 from ssl_sec.losses import SphericalConstraint
 from ssl_sec.optimisers import ParameterGroup, adam, lars, parameter_groups, sgd
 from ssl_sec.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp, Schedule, StepDecay
-from ssl_sec.settings import check
+from ssl_sec.settings import (
+    BelowOne,
+    Count,
+    CountOrZero,
+    Local,
+    Name,
+    NotEmpty,
+    NotNegative,
+    PlainName,
+    Positive,
+    Probability,
+    Range,
+    Seconds,
+    Seed,
+    Settings,
+    Share,
+    check,
+)
 from ssl_sec.training import Precision
 
 Split = Literal["train", "test"]
 
+Width = Annotated[float, Range(gt=0, le=64)]
+Side = Annotated[int, Range(ge=1, le=16384)]
+Dim = Annotated[int, Range(ge=1, le=2**20)]
+# A rate that an optimiser in float32 can take, and divide another by.
+Rate = Annotated[float, Range(ge=0, le=10**6)]
+PositiveRate = Annotated[float, Range(ge=1e-12, le=10**6)]
+Processes = Annotated[int, Range(ge=0, le=1024)]
+
 
 @dataclass(frozen=True, kw_only=True)
-class _DataConfig:
+class _DataConfig(Settings, key="data"):
     """What every data set has.
 
     Attributes:
@@ -78,14 +102,8 @@ class _DataConfig:
             are the test set; None if the splits of the data set have classes of their own.
     """
 
-    max_images: int | None = None
-    num_train_classes: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_images is not None:
-            check(self.max_images > 0, "data.max_images", self.max_images, "> 0")
-        if self.num_train_classes is not None:
-            check(self.num_train_classes > 0, "data.num_train_classes", self.num_train_classes, "> 0")
+    max_images: Count | None = None
+    num_train_classes: Count | None = None
 
     def open(self, split: Split) -> ImageSet:
         """Opens one split; the subset is of the training split only."""
@@ -140,7 +158,7 @@ class CIFARConfig(_DataConfig):
     """
 
     name: Literal["cifar10", "cifar100"]
-    root: str = "data"
+    root: Local = "data"
     download: bool = False
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
@@ -160,16 +178,10 @@ class _FilesConfig(_DataConfig):
         resident_limit_mib: a set that is no larger once decoded is kept on the device.
     """
 
-    image_size_px: int | None = None
+    image_size_px: Side | None = None
     num_channels: Literal[1, 3] = 3
     on_bad_image: Literal["raise", "skip"] = "raise"
-    resident_limit_mib: int = 4096
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.image_size_px is not None:
-            check(self.image_size_px > 0, "data.image_size_px", self.image_size_px, "> 0")
-        check(self.resident_limit_mib >= 0, "data.resident_limit_mib", self.resident_limit_mib, "≥ 0")
+    resident_limit_mib: CountOrZero = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +189,7 @@ class FolderConfig(_FilesConfig):
     """Images in root/train/<class>/ and root/test/<class>/ (ImageFolder's layout)."""
 
     name: Literal["folder"] = "folder"
-    root: str
+    root: Local
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         return self._open_folder(split, crop, shared_classes=True)
@@ -215,7 +227,7 @@ class ParquetConfig(_FilesConfig):
     test: tuple[str, ...] | None = None
     image_column: str | None = None
     label_column: str = "label"
-    cache_folder: str = "~/.cache/ssl_sec"
+    cache_folder: Local = "~/.cache/ssl_sec"
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         return open_parquet(
@@ -251,7 +263,7 @@ class RecordsConfig(_FilesConfig):
     """
 
     name: Literal["records"] = "records"
-    root: str
+    root: Local
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         if split == "test":
@@ -281,7 +293,7 @@ class _RetrievalConfig(_DataConfig):
     """
 
     name: str
-    root: str
+    root: Local
     on_bad_image: Literal["raise", "skip"] = "raise"
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
@@ -297,7 +309,7 @@ class CUBConfig(_RetrievalConfig):
     """CUB-200-2011; see `ssl_sec.data.retrieval_sets`."""
 
     name: Literal["cub"] = "cub"
-    root: str = "data/CUB_200_2011"
+    root: Local = "data/CUB_200_2011"
 
     def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
         return open_cub(split, Path(self.root).expanduser(), crop, self.on_bad_image)
@@ -308,7 +320,7 @@ class Cars196Config(_RetrievalConfig):
     """Cars196 (Stanford Cars); see `ssl_sec.data.retrieval_sets`."""
 
     name: Literal["cars196"] = "cars196"
-    root: str = "data/cars196"
+    root: Local = "data/cars196"
 
     def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
         return open_cars196(split, Path(self.root).expanduser(), crop, self.on_bad_image)
@@ -319,7 +331,7 @@ class SOPConfig(_RetrievalConfig):
     """Stanford Online Products; see `ssl_sec.data.retrieval_sets`."""
 
     name: Literal["sop"] = "sop"
-    root: str = "data/Stanford_Online_Products"
+    root: Local = "data/Stanford_Online_Products"
 
     def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
         return open_sop(split, Path(self.root).expanduser(), crop, self.on_bad_image)
@@ -330,7 +342,7 @@ class InShopConfig(_RetrievalConfig):
     """In-Shop Clothes Retrieval; see `ssl_sec.data.retrieval_sets`."""
 
     name: Literal["inshop"] = "inshop"
-    root: str = "data/inshop"
+    root: Local = "data/inshop"
 
     def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
         return open_inshop(split, Path(self.root).expanduser(), crop, self.on_bad_image)
@@ -350,7 +362,7 @@ DataConfig = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PairsConfig:
+class _PairsConfig(Settings, key="benchmarks"):
     """What every set of pairs to verify has; its images have the size and the channels of the training images.
 
     Attributes:
@@ -359,11 +371,11 @@ class _PairsConfig:
     """
 
     title: str | None = None
-    resident_limit_mib: int = 4096
+    resident_limit_mib: CountOrZero = 4096
 
     def __post_init__(self) -> None:
-        check_name("benchmarks.title", self.figures_title)
-        check(self.resident_limit_mib >= 0, "benchmarks.resident_limit_mib", self.resident_limit_mib, "≥ 0")
+        super().__post_init__()
+        PlainName().check("benchmarks.title", self.figures_title)
 
     @property
     def figures_title(self) -> str:
@@ -385,7 +397,7 @@ class BinPairsConfig(_PairsConfig):
     """
 
     name: Literal["bin"] = "bin"
-    path: str
+    path: Local
 
     @property
     def _list(self) -> str:
@@ -407,8 +419,8 @@ class LFWPairsConfig(_PairsConfig):
     """
 
     name: Literal["lfw_pairs"] = "lfw_pairs"
-    pairs: str
-    root: str
+    pairs: Local
+    root: Local
 
     @property
     def _list(self) -> str:
@@ -432,8 +444,8 @@ class PairTableConfig(_PairsConfig):
     """
 
     name: Literal["pairs"] = "pairs"
-    pairs: str
-    images: str | tuple[str, ...]
+    pairs: Local
+    images: Local | tuple[str, ...]
     image_column: str | None = None
     label_column: str = "label"
 
@@ -459,17 +471,12 @@ PairsConfig = BinPairsConfig | LFWPairsConfig | PairTableConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class AugmentConfig:
+class AugmentConfig(Settings, key="augment"):
     """SimCLR's augmentation; see `ssl_sec.augment`."""
 
-    min_scale: float = 0.08
-    flip_probability: float = 0.5
-    colour_strength: float = 0.5
-
-    def __post_init__(self) -> None:
-        check(0 < self.min_scale <= 1, "augment.min_scale", self.min_scale, "in (0, 1]")
-        check(0 <= self.flip_probability <= 1, "augment.flip_probability", self.flip_probability, "in [0, 1]")
-        check(self.colour_strength >= 0, "augment.colour_strength", self.colour_strength, "≥ 0")
+    min_scale: Share = 0.08
+    flip_probability: Probability = 0.5
+    colour_strength: Annotated[float, Range(ge=0, le=2.5)] = 0.5  # its hue turns by 0.2 of it, at most by half a turn
 
     def build(self, image_size_px: int, num_channels: int, seed: int, num_views: int = 2) -> SimCLRAugmentation:
         """The augmentation for images of one size."""
@@ -485,7 +492,7 @@ class AugmentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _EncoderConfig:
+class _EncoderConfig(Settings, key="encoder"):
     """What every encoder has.
 
     Attributes:
@@ -496,15 +503,10 @@ class _EncoderConfig:
         freeze_batch_norm: whether the backbone's batch norms keep their running statistics and their weights.
     """
 
-    weights: str | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
+    weights: Local | None = None
+    mean: Annotated[tuple[Annotated[float, Range(ge=-1000, le=1000)], ...], NotEmpty()] | None = None
+    std: Annotated[tuple[Annotated[float, Range(ge=1e-6, le=1000)], ...], NotEmpty()] | None = None
     freeze_batch_norm: bool = False
-
-    def __post_init__(self) -> None:
-        for key, values in (("encoder.mean", self.mean), ("encoder.std", self.std)):
-            check(values is None or len(values) > 0, key, values, "one value or more")
-        check(self.std is None or min(self.std) > 0, "encoder.std", self.std, "> 0")
 
     def build(self, num_channels: int, image_size_px: int) -> Encoder:
         """The encoder for images of one size, with the weights it is to start from."""
@@ -545,11 +547,7 @@ class ResNetConfig(_EncoderConfig):
 
     name: Literal["resnet18", "resnet34", "resnet50"]
     stem: Literal["cifar", "imagenet"] = "cifar"
-    width: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self.width > 0, "encoder.width", self.width, "> 0")
+    width: Width = 1.0
 
     @property
     def _depth(self) -> int:
@@ -602,11 +600,7 @@ class IRConfig(_EncoderConfig):
     """An improved residual network of face recognition; see `ssl_sec.encoders.ir`."""
 
     name: IRName
-    width: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self.width > 0, "encoder.width", self.width, "> 0")
+    width: Width = 1.0
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
         """What no installed library has."""
@@ -629,14 +623,12 @@ class SphereFaceNetConfig(_EncoderConfig):
     """
 
     name: Literal["sphereface_net"] = "sphereface_net"
-    units: tuple[int, ...] = (3, 4, 6, 3)
-    width: float = 1.0
+    units: tuple[Annotated[int, Range(ge=0, le=1000)], ...] = (3, 4, 6, 3)
+    width: Width = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        four = len(self.units) == 4 and min(self.units) >= 0
-        check(four, "encoder.units", list(self.units), "four numbers ≥ 0")
-        check(self.width > 0, "encoder.width", self.width, "> 0")
+        check(len(self.units) == 4, "encoder.units", list(self.units), "four numbers ≥ 0")
         check(not self.freeze_batch_norm, "encoder.freeze_batch_norm", True, "false: sphereface_net has no batch norm")
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
@@ -655,11 +647,10 @@ class LightCNNConfig(_EncoderConfig):
     """Light CNN-9, whose last layer is the head `maxout`; see `ssl_sec.encoders.light_cnn`."""
 
     name: Literal["light_cnn"] = "light_cnn"
-    width: float = 1.0
+    width: Width = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self.width > 0, "encoder.width", self.width, "> 0")
         check(not self.freeze_batch_norm, "encoder.freeze_batch_norm", True, "false: light_cnn has no batch norm")
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
@@ -728,7 +719,7 @@ EncoderConfig = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _HeadConfig:
+class _HeadConfig(Settings, key="head"):
     """What every head has.
 
     Attributes:
@@ -736,11 +727,8 @@ class _HeadConfig:
         weights: a file to start from: a head that a run left, or, for fc_bn, weights of InsightFace's iresnet.
     """
 
-    dim: int
-    weights: str | None = None
-
-    def __post_init__(self) -> None:
-        check(self.dim > 0, "head.dim", self.dim, "> 0")
+    dim: Dim
+    weights: Local | None = None
 
     def build(self, num_features: int, seed: int) -> nn.Module:
         """The head for an encoder's features, with the weights it is to start from; the seed is of its dropout."""
@@ -764,13 +752,8 @@ class MLPHeadConfig(_HeadConfig):
 
     name: Literal["mlp"] = "mlp"
     num_layers: Literal[2, 3] = 2
-    hidden_dim: int | None = None
-    dim: int = 128
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.hidden_dim is not None:
-            check(self.hidden_dim > 0, "head.hidden_dim", self.hidden_dim, "> 0")
+    hidden_dim: Dim | None = None
+    dim: Dim = 128
 
     def _head(self, num_features: int, seed: int) -> ProjectionHead:
         return ProjectionHead(num_features, self.hidden_dim or num_features, self.dim, self.num_layers)
@@ -785,12 +768,8 @@ class LinearHeadConfig(_HeadConfig):
     """
 
     name: Literal["bn_fc", "fc", "fc_bn", "maxout"]
-    dim: int = 512
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(0 <= self.dropout < 1, "head.dropout", self.dropout, "in [0, 1)")
+    dim: Dim = 512
+    dropout: BelowOne = 0.0
 
     def _head(
         self, num_features: int, seed: int
@@ -840,7 +819,7 @@ class NoConstraintConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SphericalConfig:
+class SphericalConfig(Settings, key="constraint"):
     """The norm constraint and the schedule of its weight; see `ssl_sec.losses.spherical`.
 
     Attributes:
@@ -853,16 +832,10 @@ class SphericalConfig:
     """
 
     name: Literal["sec", "sec_ema", "l2reg", "fixed_radius"]
-    eta: float
+    eta: NotNegative
     ramp: Literal["linear", "constant", "face", "capped"] = "linear"
-    rho: float = 1.0
-    radius: float | None = None
-
-    def __post_init__(self) -> None:
-        check(self.eta >= 0, "constraint.eta", self.eta, "≥ 0")
-        check(0 < self.rho <= 1, "constraint.rho", self.rho, "in (0, 1]")
-        if self.radius is not None:
-            check(self.radius >= 0, "constraint.radius", self.radius, "≥ 0")
+    rho: Share = 1.0
+    radius: NotNegative | None = None
 
     def build(self) -> SphericalConstraint:
         """The constraint."""
@@ -885,7 +858,7 @@ ConstraintConfig = NoConstraintConfig | SphericalConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimiserConfig:
+class OptimiserConfig(Settings, key="optimiser"):
     """The optimiser and its learning rate, a cosine over the run.
 
     Attributes:
@@ -896,16 +869,10 @@ class OptimiserConfig:
     """
 
     name: Literal["sgd", "lars"] = "sgd"
-    learning_rate: float = 0.5
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    warmup_epochs: int = 0
-
-    def __post_init__(self) -> None:
-        check(self.learning_rate >= 0, "optimiser.learning_rate", self.learning_rate, "≥ 0")
-        check(0 <= self.momentum < 1, "optimiser.momentum", self.momentum, "in [0, 1)")
-        check(self.weight_decay >= 0, "optimiser.weight_decay", self.weight_decay, "≥ 0")
-        check(self.warmup_epochs >= 0, "optimiser.warmup_epochs", self.warmup_epochs, "≥ 0")
+    learning_rate: Rate = 0.5
+    momentum: BelowOne = 0.9
+    weight_decay: Rate = 1e-4
+    warmup_epochs: CountOrZero = 0
 
     def build(self, *modules: nn.Module) -> Optimizer:
         """The optimiser over the modules' parameters."""
@@ -918,7 +885,7 @@ class OptimiserConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _SteppedOptimiserConfig:
+class _SteppedOptimiserConfig(Settings, key="optimiser"):
     """An optimiser whose learning rates fall at given steps.
 
     Attributes:
@@ -929,19 +896,11 @@ class _SteppedOptimiserConfig:
         decay_factor: by which they are multiplied there, in (0, 1].
     """
 
-    learning_rate: float
-    backbone_learning_rate: float
-    weight_decay: float = 0.0
-    decay_at_steps: tuple[int, ...] = ()
-    decay_factor: float = 0.1
-
-    def __post_init__(self) -> None:
-        check(self.learning_rate > 0, "optimiser.learning_rate", self.learning_rate, "> 0")
-        rate = self.backbone_learning_rate
-        check(rate >= 0, "optimiser.backbone_learning_rate", rate, "≥ 0")
-        check(self.weight_decay >= 0, "optimiser.weight_decay", self.weight_decay, "≥ 0")
-        check(all(step > 0 for step in self.decay_at_steps), "optimiser.decay_at_steps", self.decay_at_steps, "> 0")
-        check(0 < self.decay_factor <= 1, "optimiser.decay_factor", self.decay_factor, "in (0, 1]")
+    learning_rate: PositiveRate
+    backbone_learning_rate: Rate
+    weight_decay: Rate = 0.0
+    decay_at_steps: tuple[Count, ...] = ()
+    decay_factor: Share = 0.1
 
     def build(self, backbone: nn.Module, *rest: nn.Module) -> Optimizer:
         """The optimiser over the backbone's parameters and the others'."""
@@ -976,11 +935,7 @@ class SteppedSGDConfig(_SteppedOptimiserConfig):
     """SGD with momentum in [0, 1); the choice of the angular-loss and SFT papers."""
 
     name: Literal["sgd"] = "sgd"
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(0 <= self.momentum < 1, "optimiser.momentum", self.momentum, "in [0, 1)")
+    momentum: BelowOne = 0.9
 
     def _of_groups(self, groups: list[ParameterGroup]) -> Optimizer:
         return sgd(groups, self.momentum)
@@ -990,7 +945,7 @@ SteppedOptimiserConfig = SteppedAdamConfig | SteppedSGDConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class _RuntimeConfig:
+class _RuntimeConfig(Settings, key="runtime"):
     """How the network computes, wherever it runs.
 
     Attributes:
@@ -1005,10 +960,7 @@ class _RuntimeConfig:
     precision: Precision = "float32"
     channels_last: bool | None = None
     compile: bool = False
-    num_loader_workers: int = 2
-
-    def __post_init__(self) -> None:
-        check(self.num_loader_workers >= 0, "runtime.num_loader_workers", self.num_loader_workers, "≥ 0")
+    num_loader_workers: Processes = 2
 
     def uses_channels_last(self, device: torch.device) -> bool:
         """Whether activations are laid out so on a device."""
@@ -1046,26 +998,19 @@ class RayConfig(_RuntimeConfig):
     """
 
     name: Literal["ray"] = "ray"
-    num_workers: int | tuple[int, ...] | None = None
+    num_workers: Count | tuple[Count, ...] | None = None
     address: str | None = None
-    cpus_per_worker: int | None = None
-    max_failures: int = 3
-    timeout_s: int = 600
-    start_timeout_s: float = 60.0
-    resize_interval_s: float = 60.0
+    cpus_per_worker: Count | None = None
+    max_failures: Annotated[int, Range(ge=-1, le=10**6, note="-1 for no limit")] = 3
+    timeout_s: Annotated[int, Range(ge=1, le=10**7)] = 600
+    start_timeout_s: Seconds = 60.0
+    resize_interval_s: Seconds = 60.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.num_workers, tuple):
-            in_order = len(self.num_workers) == 2 and 1 <= self.num_workers[0] <= self.num_workers[1]
+            in_order = len(self.num_workers) == 2 and self.num_workers[0] <= self.num_workers[1]
             check(in_order, "runtime.num_workers", list(self.num_workers), "[least, most] with 1 ≤ least ≤ most")
-        elif self.num_workers is not None:
-            check(self.num_workers >= 1, "runtime.num_workers", self.num_workers, "≥ 1")
-        if self.cpus_per_worker is not None:
-            check(self.cpus_per_worker >= 1, "runtime.cpus_per_worker", self.cpus_per_worker, "≥ 1")
-        check(self.max_failures >= -1, "runtime.max_failures", self.max_failures, "≥ 0, or -1 for no limit")
-        for key in ("timeout_s", "start_timeout_s", "resize_interval_s"):
-            check(getattr(self, key) > 0, f"runtime.{key}", getattr(self, key), "> 0")
 
     def check_shares(self, global_batch_size: int) -> None:
         """Raises a ConfigError if no allowed number of workers can share the batch equally."""
@@ -1087,7 +1032,7 @@ RuntimeConfig = LocalConfig | RayConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class MonitorConfig:
+class MonitorConfig(Settings, key="monitor"):
     """kNN accuracy and RankMe on training images while the encoder trains; the test set is never looked at.
 
     Attributes:
@@ -1096,26 +1041,17 @@ class MonitorConfig:
         neighbours: k of the kNN.
     """
 
-    every_epochs: int = 10
-    max_images: int = 10_000
-    neighbours: int = 200
-
-    def __post_init__(self) -> None:
-        check(self.every_epochs >= 1, "monitor.every_epochs", self.every_epochs, "≥ 1")
-        check(self.max_images >= 20, "monitor.max_images", self.max_images, "≥ 20")
-        check(self.neighbours >= 1, "monitor.neighbours", self.neighbours, "≥ 1")
+    every_epochs: Count = 10
+    max_images: Annotated[int, Range(ge=20)] = 10_000
+    neighbours: Count = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Settings, key="checkpoint"):
     """When checkpoints are saved, and how many stay."""
 
-    every_epochs: int = 5
-    keep_last: int = 2
-
-    def __post_init__(self) -> None:
-        check(self.every_epochs >= 1, "checkpoint.every_epochs", self.every_epochs, "≥ 1")
-        check(self.keep_last >= 1, "checkpoint.keep_last", self.keep_last, "≥ 1")
+    every_epochs: Count = 5
+    keep_last: Count = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1138,7 +1074,7 @@ class TrackingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeConfig:
+class ProbeConfig(Settings, key="probe"):
     """Linear evaluation (SEC, appendix B.3).
 
     Attributes:
@@ -1150,28 +1086,18 @@ class ProbeConfig:
 
     enabled: bool = False
     augment: bool = False
-    epochs: int = 100
-    batch_size: int = 256
-    learning_rates: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0)
-    momentum: float = 0.9
+    epochs: Count = 100
+    batch_size: Count = 256
+    learning_rates: Annotated[tuple[PositiveRate, ...], NotEmpty()] = (1.0, 2.0, 5.0, 10.0)
+    momentum: BelowOne = 0.9
     decay_epochs: tuple[int, ...] = (60, 75, 90)
-    decay_factor: float = 5.0
-    labels_per_class: int | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check(self.epochs >= 1, "probe.epochs", self.epochs, "≥ 1")
-        check(self.batch_size >= 1, "probe.batch_size", self.batch_size, "≥ 1")
-        check(len(self.learning_rates) > 0, "probe.learning_rates", self.learning_rates, "one value or more")
-        check(all(rate > 0 for rate in self.learning_rates), "probe.learning_rates", self.learning_rates, "> 0")
-        check(0 <= self.momentum < 1, "probe.momentum", self.momentum, "in [0, 1)")
-        check(self.decay_factor > 0, "probe.decay_factor", self.decay_factor, "> 0")
-        if self.labels_per_class is not None:
-            check(self.labels_per_class >= 1, "probe.labels_per_class", self.labels_per_class, "≥ 1")
+    decay_factor: Annotated[float, Range(ge=1, le=1000)] = 5.0
+    labels_per_class: Count | None = None
+    seed: Seed = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
+class TrainingConfig(Settings):
     """What every training run has.
 
     Attributes:
@@ -1184,27 +1110,22 @@ class TrainingConfig:
         log_every_steps: how often figures are reported.
     """
 
-    recipe: str
+    recipe: Name
     data: DataConfig
     encoder: EncoderConfig
     head: HeadConfig
     constraint: ConstraintConfig
     runtime: RuntimeConfig
-    global_batch_size: int
-    seed: int = 0
-    run_name: str | None = None
-    output_dir: str = "runs"
+    global_batch_size: Annotated[int, Range(ge=2, le=2**20)]
+    seed: Seed = 0
+    run_name: Name | None = None
+    output_dir: Local = "runs"
     resume: bool | Literal["auto"] = False
-    log_every_steps: int = 10
+    log_every_steps: Count = 10
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
-        check(self.global_batch_size >= 2, "global_batch_size", self.global_batch_size, "≥ 2")
-        check(self.log_every_steps >= 1, "log_every_steps", self.log_every_steps, "≥ 1")
-        check(self.seed >= 0, "seed", self.seed, "≥ 0")
-        check_name("recipe", self.recipe)
-        if self.run_name is not None:
-            check_name("run_name", self.run_name)
+        super().__post_init__()
         if self.resume:
             check(self.run_name is not None, "resume", self.resume, "given together with the run_name to take up")
         if isinstance(self.runtime, RayConfig):
@@ -1222,18 +1143,14 @@ class PretrainConfig(TrainingConfig):
     augment: AugmentConfig
     loss: PairLossConfig
     optimiser: OptimiserConfig
-    epochs: int
+    epochs: CountOrZero
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self.epochs >= 0, "epochs", self.epochs, "≥ 0")
-
 
 @dataclass(frozen=True, kw_only=True)
-class CropConfig:
+class CropConfig(Settings, key="augment"):
     """Random crops in training, the centre in evaluation (SEC, appendix B.1); see `ssl_sec.data.crops`.
 
     Images that have one size already, as digits have, are cropped to that size, and evaluated whole.
@@ -1247,22 +1164,19 @@ class CropConfig:
         flip_probability: of a horizontal flip, in [0, 1].
     """
 
-    short_side_px: int = 256
-    size_px: int = 227
-    min_scale: float = 0.16
-    min_aspect: float = 0.75
-    max_aspect: float = 4 / 3
-    flip_probability: float = 0.5
+    short_side_px: Side = 256
+    size_px: Side = 227
+    min_scale: Share = 0.16
+    min_aspect: Positive = 0.75
+    max_aspect: Positive = 4 / 3
+    flip_probability: Probability = 0.5
 
     def __post_init__(self) -> None:
-        check(self.size_px >= 1, "augment.size_px", self.size_px, "≥ 1")
+        super().__post_init__()
         at_least = f"≥ augment.size_px = {self.size_px}"
         check(self.short_side_px >= self.size_px, "augment.short_side_px", self.short_side_px, at_least)
-        check(0 < self.min_scale <= 1, "augment.min_scale", self.min_scale, "in (0, 1]")
-        check(self.min_aspect > 0, "augment.min_aspect", self.min_aspect, "> 0")
         at_least = f"≥ augment.min_aspect = {self.min_aspect:g}"
         check(self.max_aspect >= self.min_aspect, "augment.max_aspect", self.max_aspect, at_least)
-        check(0 <= self.flip_probability <= 1, "augment.flip_probability", self.flip_probability, "in [0, 1]")
 
     def random_crop(self) -> RandomResizedCrop:
         """The crop of training."""
@@ -1292,14 +1206,11 @@ class CropConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassSamplerConfig:
+class ClassSamplerConfig(Settings, key="sampler"):
     """C classes and K images of each in every batch."""
 
     name: Literal["classes"] = "classes"
-    images_per_class: int = 3
-
-    def __post_init__(self) -> None:
-        check(self.images_per_class >= 2, "sampler.images_per_class", self.images_per_class, "≥ 2")
+    images_per_class: Annotated[int, Range(ge=2)] = 3
 
     def build(self, labels: Tensor, global_batch_size: int, seed: int) -> ClassBatches:
         """The sampler over the images of these classes."""
@@ -1323,7 +1234,7 @@ SamplerConfig = ClassSamplerConfig | TripletSamplerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetrievalMonitorConfig:
+class RetrievalMonitorConfig(Settings, key="monitor"):
     """Recall@1 and norms while the embedding trains; the test classes are never looked at.
 
     Attributes:
@@ -1331,28 +1242,20 @@ class RetrievalMonitorConfig:
         max_images: that are watched.
     """
 
-    every_steps: int = 1000
-    max_images: int = 10_000
-
-    def __post_init__(self) -> None:
-        check(self.every_steps >= 1, "monitor.every_steps", self.every_steps, "≥ 1")
-        check(self.max_images >= 2, "monitor.max_images", self.max_images, "≥ 2")
+    every_steps: Count = 1000
+    max_images: Annotated[int, Range(ge=2)] = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepCheckpointConfig:
+class StepCheckpointConfig(Settings, key="checkpoint"):
     """When checkpoints are saved, and how many stay."""
 
-    every_steps: int = 500
-    keep_last: int = 2
-
-    def __post_init__(self) -> None:
-        check(self.every_steps >= 1, "checkpoint.every_steps", self.every_steps, "≥ 1")
-        check(self.keep_last >= 1, "checkpoint.keep_last", self.keep_last, "≥ 1")
+    every_steps: Count = 500
+    keep_last: Count = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetrievalConfig:
+class RetrievalConfig(Settings, key="evaluation"):
     """What is measured on the test classes, once, after the last step.
 
     Attributes:
@@ -1361,13 +1264,9 @@ class RetrievalConfig:
         seed: of k-means.
     """
 
-    ks: tuple[int, ...] = (1, 2, 4, 8)
+    ks: Annotated[tuple[Count, ...], NotEmpty()] = (1, 2, 4, 8)
     clustering: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check(len(self.ks) > 0 and min(self.ks) >= 1, "evaluation.ks", list(self.ks), "one value ≥ 1 or more")
-        check(0 <= self.seed < 2**32, "evaluation.seed", self.seed, "in [0, 2³²)")
+    seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1387,21 +1286,16 @@ class MetricLearningConfig(TrainingConfig):
     loss: PairLossConfig
     sampler: SamplerConfig
     optimiser: SteppedOptimiserConfig
-    steps: int
-    held_out_share: float = 0.1
+    steps: CountOrZero
+    held_out_share: BelowOne = 0.1
     transform: TransformConfig = field(default_factory=NoTransformConfig)
     monitor: RetrievalMonitorConfig = field(default_factory=RetrievalMonitorConfig)
     checkpoint: StepCheckpointConfig = field(default_factory=StepCheckpointConfig)
     evaluation: RetrievalConfig = field(default_factory=RetrievalConfig)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self.steps >= 0, "steps", self.steps, "≥ 0")
-        check(0 <= self.held_out_share < 1, "held_out_share", self.held_out_share, "in [0, 1)")
-
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeJobConfig:
+class ProbeJobConfig(Settings):
     """A probe of a run that MLflow knows.
 
     Attributes:
@@ -1413,17 +1307,13 @@ class ProbeJobConfig:
     probe: ProbeConfig
     runtime: RuntimeConfig
     data: DataConfig | None = None
-    output_dir: str = "runs"
-    run_name: str | None = None
+    output_dir: Local = "runs"
+    run_name: Name | None = None
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
-
-    def __post_init__(self) -> None:
-        if self.run_name is not None:
-            check_name("run_name", self.run_name)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportConfig:
+class ExportConfig(Settings):
     """The encoder of a run that MLflow knows, in files that others read; with its head if embeddings were trained.
 
     Attributes:
@@ -1437,15 +1327,15 @@ class ExportConfig:
 
     run: str
     format: FormatName
-    output: str | None = None
+    output: Local | None = None
     overwrite: bool = False
     data: DataConfig | None = None
-    output_dir: str = "runs"
+    output_dir: Local = "runs"
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlignConfig:
+class AlignConfig(Settings):
     """Faces cut out of images by five points each; see `ssl_sec.data.alignment`.
 
     Attributes:
@@ -1455,18 +1345,14 @@ class AlignConfig:
         num_workers: processes; 0 aligns in the job's own, None takes one for each core.
     """
 
-    images: str
-    landmarks: str
-    output: str
-    num_workers: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.num_workers is not None:
-            check(self.num_workers >= 0, "num_workers", self.num_workers, "≥ 0")
+    images: Local
+    landmarks: Local
+    output: Local
+    num_workers: Processes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayConfig:
+class ReplayConfig(Settings):
     """Figures that MLflow has not.
 
     Attributes:
@@ -1474,12 +1360,12 @@ class ReplayConfig:
         uri: of the store; None takes the one that the run was meant for.
     """
 
-    folder: str
+    folder: Local
     uri: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportConfig:
+class ReportConfig(Settings):
     """Results beside a paper's, or two runs side by side; one of table, figure and compare.
 
     Attributes:
@@ -1499,22 +1385,15 @@ class ReportConfig:
     figure: int | str | None = None
     compare: tuple[str, ...] | None = None
     all: bool = False
-    recipes: tuple[str, ...] | None = None
-    output: str = "report"
-    output_dir: str = "runs"
+    recipes: Annotated[tuple[str, ...], NotEmpty()] | None = None
+    output: Local = "report"
+    output_dir: Local = "runs"
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         asked = [self.table, self.figure, self.compare]
         one = sum(what is not None for what in asked) == 1
         check(one, "table, figure, compare", asked, "one of them: table=5, figure=6 or compare <run> <run>")
         if self.compare is not None:
             check(len(self.compare) == 2, "compare", list(self.compare), "two runs: compare <run> <run>")
-        if self.recipes is not None:
-            check(len(self.recipes) > 0, "recipes", list(self.recipes), "one name or more")
-
-
-def check_name(key: str, name: str) -> None:
-    """Refuses a name that is no single folder's."""
-    plain = name not in {"", ".", ".."} and not any(part in name for part in ("/", os.sep, "\0"))
-    check(plain, key, name, "a plain name without slashes")

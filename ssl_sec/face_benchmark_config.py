@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from ssl_sec.config import PairsConfig, check_name
+from ssl_sec.config import PairsConfig
 from ssl_sec.data.listed_images import frames_of_videos, open_listed, paths_by_stem
 from ssl_sec.data.protocols import (
     OpenSetTrial,
@@ -31,11 +31,13 @@ from ssl_sec.face_benchmarks import (
     TemplatesBenchmark,
     VideosBenchmark,
 )
-from ssl_sec.settings import check
+from ssl_sec.settings import Count, CountOrZero, Local, Name, NotEmpty, Range, Seed, Settings
+
+FalseAcceptRate = Annotated[float, Range(gt=0, lt=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _BenchmarkConfig:
+class _BenchmarkConfig(Settings, key="benchmarks"):
     """What every benchmark but pairs has; its images have the size and the channels of the training images.
 
     Attributes:
@@ -43,12 +45,8 @@ class _BenchmarkConfig:
         resident_limit_mib: images that are no larger once decoded are kept in memory.
     """
 
-    title: str
-    resident_limit_mib: int = 4096
-
-    def __post_init__(self) -> None:
-        check_name("benchmarks.title", self.title)
-        check(self.resident_limit_mib >= 0, "benchmarks.resident_limit_mib", self.resident_limit_mib, "≥ 0")
+    title: Name
+    resident_limit_mib: CountOrZero = 4096
 
     @property
     def figures_title(self) -> str:
@@ -70,19 +68,13 @@ class BLUFRConfig(_BenchmarkConfig):
     """
 
     name: Literal["blufr"] = "blufr"
-    title: str = "blufr"
-    root: str
-    lists: str | None = None
-    seed: int = 0
-    num_trials: int = 10
-    num_gallery: int = 1000
-    num_training_people: int = 1500
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self.num_trials >= 1, "benchmarks.num_trials", self.num_trials, "≥ 1")
-        check(self.num_gallery >= 1, "benchmarks.num_gallery", self.num_gallery, "≥ 1")
-        check(self.num_training_people >= 0, "benchmarks.num_training_people", self.num_training_people, "≥ 0")
+    title: Name = "blufr"
+    root: Local
+    lists: Local | None = None
+    seed: Seed = 0
+    num_trials: Annotated[int, Range(ge=1, le=1000)] = 10
+    num_gallery: Count = 1000
+    num_training_people: CountOrZero = 1500
 
     def open(self, image_size_px: int, num_channels: int) -> OpenSetBenchmark:
         """The images and the trials."""
@@ -127,17 +119,13 @@ class MegaFaceConfig(_BenchmarkConfig):
     """
 
     name: Literal["megaface"] = "megaface"
-    title: str = "megaface"
-    probes: str
-    probes_root: str
-    distractors: str
-    distractors_root: str
-    sizes: tuple[int, ...] = (10**3, 10**4, 10**5, 10**6)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(bool(self.sizes) and min(self.sizes) >= 1, "benchmarks.sizes", list(self.sizes), "one or more, each ≥ 1")
+    title: Name = "megaface"
+    probes: Local
+    probes_root: Local
+    distractors: Local
+    distractors_root: Local
+    sizes: Annotated[tuple[Count, ...], NotEmpty()] = (10**3, 10**4, 10**5, 10**6)
+    seed: Seed = 0
 
     def open(self, image_size_px: int, num_channels: int) -> MegaFaceBenchmark:
         """The probes and the distractors."""
@@ -190,15 +178,11 @@ class TemplatesConfig(_BenchmarkConfig):
     """
 
     name: Literal["templates"] = "templates"
-    title: str = "ijbc"
-    faces: str
-    pairs: str
-    root: str
-    fars: tuple[float, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(all(0 < far < 1 for far in self.fars), "benchmarks.fars", list(self.fars), "in (0, 1)")
+    title: Name = "ijbc"
+    faces: Local
+    pairs: Local
+    root: Local
+    fars: tuple[FalseAcceptRate, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
     def open(self, image_size_px: int, num_channels: int) -> TemplatesBenchmark:
         """The faces and the pairs."""
@@ -236,9 +220,9 @@ class VideosConfig(_BenchmarkConfig):
     """
 
     name: Literal["videos"] = "videos"
-    title: str = "ytf"
-    splits: str
-    root: str
+    title: Name = "ytf"
+    splits: Local
+    root: Local
 
     def open(self, image_size_px: int, num_channels: int) -> VideosBenchmark:
         """The frames and the pairs."""

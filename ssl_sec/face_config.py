@@ -2,31 +2,28 @@
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ssl_sec.augment import FlipAugmentation
-from ssl_sec.config import CheckpointConfig, ClassSamplerConfig, TrainingConfig
+from ssl_sec.config import CheckpointConfig, ClassSamplerConfig, PositiveRate, Rate, TrainingConfig
 from ssl_sec.data.samplers import Sampler, ShuffledBatches
 from ssl_sec.errors import ConfigError
-from ssl_sec.face_benchmark_config import BenchmarkConfig
+from ssl_sec.face_benchmark_config import BenchmarkConfig, FalseAcceptRate
 from ssl_sec.loss_config import ClassLossConfig, NoTransformConfig, PairLossConfig, TransformConfig
 from ssl_sec.optimisers import parameter_groups, sgd
 from ssl_sec.schedules import Schedule, StepDecay
-from ssl_sec.settings import check
+from ssl_sec.settings import BelowOne, Count, Probability, Range, Settings, Share, check
 from ssl_sec.training import Views
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlipConfig:
+class FlipConfig(Settings, key="augment"):
     """A horizontal flip with some probability in [0, 1], the only augmentation of the papers."""
 
-    flip_probability: float = 0.5
-
-    def __post_init__(self) -> None:
-        check(0 <= self.flip_probability <= 1, "augment.flip_probability", self.flip_probability, "in [0, 1]")
+    flip_probability: Probability = 0.5
 
     def build(self, seed: int) -> Views:
         """The augmentation."""
@@ -45,7 +42,7 @@ class ShuffledSamplerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochSGDConfig:
+class EpochSGDConfig(Settings, key="optimiser"):
     """SGD with momentum, its learning rate falling at given epochs (SEC, appendix B.2).
 
     Attributes:
@@ -57,19 +54,11 @@ class EpochSGDConfig:
     """
 
     name: Literal["sgd_epochs"] = "sgd_epochs"
-    learning_rate: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    decay_at_epochs: tuple[float, ...] = (10, 14)
-    decay_factor: float = 0.1
-
-    def __post_init__(self) -> None:
-        check(self.learning_rate > 0, "optimiser.learning_rate", self.learning_rate, "> 0")
-        check(0 <= self.momentum < 1, "optimiser.momentum", self.momentum, "in [0, 1)")
-        check(self.weight_decay >= 0, "optimiser.weight_decay", self.weight_decay, "≥ 0")
-        positive = all(epoch > 0 for epoch in self.decay_at_epochs)
-        check(positive, "optimiser.decay_at_epochs", list(self.decay_at_epochs), "> 0")
-        check(0 < self.decay_factor <= 1, "optimiser.decay_factor", self.decay_factor, "in (0, 1]")
+    learning_rate: PositiveRate = 0.1
+    momentum: BelowOne = 0.9
+    weight_decay: Rate = 5e-4
+    decay_at_epochs: tuple[Annotated[float, Range(gt=0, le=10**9)], ...] = (10, 14)
+    decay_factor: Share = 0.1
 
     def build(self, *modules: nn.Module) -> Optimizer:
         """The optimiser over the modules' parameters."""
@@ -82,7 +71,7 @@ class EpochSGDConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerificationMonitorConfig:
+class VerificationMonitorConfig(Settings, key="monitor"):
     """Verification while the embedding trains; the benchmarks are never looked at.
 
     Attributes:
@@ -90,16 +79,12 @@ class VerificationMonitorConfig:
         max_pairs: of one person, and as many of two, ≥ 10.
     """
 
-    every_epochs: int = 1
-    max_pairs: int = 3000
-
-    def __post_init__(self) -> None:
-        check(self.every_epochs >= 1, "monitor.every_epochs", self.every_epochs, "≥ 1")
-        check(self.max_pairs >= 10, "monitor.max_pairs", self.max_pairs, "≥ 10")
+    every_epochs: Count = 1
+    max_pairs: Annotated[int, Range(ge=10)] = 3000
 
 
 @dataclass(frozen=True, kw_only=True)
-class FaceEvaluationConfig:
+class FaceEvaluationConfig(Settings, key="evaluation"):
     """How the benchmarks are measured, once, after the last step.
 
     Attributes:
@@ -111,13 +96,8 @@ class FaceEvaluationConfig:
     """
 
     flips: Literal["none", "sum_of_directions", "sum_of_embeddings"] = "sum_of_directions"
-    pca: int | None = None
-    fars: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
-
-    def __post_init__(self) -> None:
-        check(all(0 < far < 1 for far in self.fars), "evaluation.fars", list(self.fars), "in (0, 1)")
-        if self.pca is not None:
-            check(self.pca >= 1, "evaluation.pca", self.pca, "≥ 1")
+    pca: Count | None = None
+    fars: tuple[FalseAcceptRate, ...] = (1e-3, 1e-2, 1e-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +117,11 @@ class FaceConfig(TrainingConfig):
     loss: ClassLossConfig | PairLossConfig
     sampler: ShuffledSamplerConfig | ClassSamplerConfig
     optimiser: EpochSGDConfig
-    epochs: float
+    epochs: Annotated[float, Range(ge=0, le=10**9)]
     benchmarks: tuple[BenchmarkConfig, ...] = ()
     leave_out_tested: bool = True
-    held_out_share: float = 0.0
-    share_classes_from: int = 50_000
+    held_out_share: BelowOne = 0.0
+    share_classes_from: Annotated[int, Range(ge=2)] = 50_000
     transform: TransformConfig = field(default_factory=NoTransformConfig)
     monitor: VerificationMonitorConfig = field(default_factory=VerificationMonitorConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -149,9 +129,6 @@ class FaceConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self.epochs >= 0, "epochs", self.epochs, "≥ 0")
-        check(0 <= self.held_out_share < 1, "held_out_share", self.held_out_share, "in [0, 1)")
-        check(self.share_classes_from >= 2, "share_classes_from", self.share_classes_from, "≥ 2")
         titles = [benchmark.figures_title for benchmark in self.benchmarks]
         for title in titles:
             check(titles.count(title) == 1, "benchmarks.title", title, "another for each benchmark")

@@ -9,13 +9,15 @@ from torch import Tensor
 
 from ssl_sec import losses
 from ssl_sec.errors import ConfigError
+from ssl_sec.settings import Count, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class _LossConfig:
+class _LossConfig(Settings, key="loss"):
     """A loss that needs no classes: rows of one label are positives of each other."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         try:
             self.build()
         except ValueError as error:
@@ -27,10 +29,11 @@ class _LossConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ClassLossConfig:
+class _ClassLossConfig(Settings, key="loss"):
     """A loss with something for each class of the data."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         try:
             with torch.device("meta"):
                 self.build(num_classes=1000, dim=1)
@@ -373,7 +376,7 @@ class NoTransformConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureTransformConfig:
+class FeatureTransformConfig(Settings, key="transform"):
     """Rows of other classes, generated from the batch; see `ssl_sec.losses.SphericalFeatureTransform`.
 
     Attributes:
@@ -387,9 +390,10 @@ class FeatureTransformConfig:
     name: Literal["sft", "sftd", "ftl"]
     weight: float = 0.2
     energy: float = 0.95
-    tail_below: int | None = None
+    tail_below: Count | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         try:
             self._of(2, 1, 0, None)
         except ValueError as error:

@@ -1,19 +1,169 @@
 """Plain nested values -> frozen dataclasses, with errors that name the key.
 
 A field's annotation says what is allowed: str, int, float, bool, a Literal, tuple[T, ...], a dataclass, T | None,
-or a union of dataclasses, told apart by the field `name` that each declares as a Literal.
+or a union of dataclasses, told apart by the field `name` that each declares as a Literal. `Annotated` adds a rule,
+such as a range; `Settings` checks the rules of its fields, however it is made. A number without a range of its own is
+finite: a float fits into 32 bits, an integer into 64.
 """
 
 import dataclasses
+import os
+import re
+import sys
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from functools import cache
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from ssl_sec.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
 _PLAIN = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
+
+# What torch takes: float32 with room for a product, int64.
+_LARGEST = {float: 1e30, int: 2**63 - 1}
+
+# What Linux takes as the name of a file, and as a path.
+_LONGEST_NAME, _LONGEST_PATH = 255, 4096
+
+# A run's folder holds files of such names with something added.
+_LONGEST_RUN_NAME = 200
+
+
+class Rule(Protocol):
+    """What an annotation says of a value beside its type."""
+
+    def check(self, key: str, value: Any) -> None:
+        """Raises a ConfigError that names the key, unless the value is allowed."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Range:
+    """An interval; what is not bounded here is bounded by what torch takes. NaN is in none.
+
+    Attributes:
+        gt: the value is greater.
+        ge: the value is greater or equal.
+        lt: the value is less.
+        le: the value is less or equal.
+        note: what else is to be known of the values.
+    """
+
+    gt: int | float | None = None
+    ge: int | float | None = None
+    lt: int | float | None = None
+    le: int | float | None = None
+    note: str = ""
+
+    def check(self, key: str, value: int | float) -> None:
+        """Raises a ConfigError that names the key, unless the value is in the interval."""
+        largest = _LARGEST[int if isinstance(value, int) else float]
+        inside = (
+            abs(value) <= largest
+            and (self.gt is None or value > self.gt)
+            and (self.ge is None or value >= self.ge)
+            and (self.lt is None or value < self.lt)
+            and (self.le is None or value <= self.le)
+        )
+        if not inside:
+            check(False, key, value, self._allowed(value, largest) + (self.note and f", {self.note}"))
+
+    def _allowed(self, value: int | float, largest: int | float) -> str:
+        begin = f"({self.gt}" if self.gt is not None else None if self.ge is None else f"[{self.ge}"
+        end = f"{self.lt})" if self.lt is not None else None if self.le is None else f"{self.le}]"
+        if begin is None and end is None and not abs(value) <= sys.float_info.max:
+            return "a finite number"
+        if begin is not None and end is None and not value > largest:
+            return begin.replace("(", "> ").replace("[", "≥ ")
+        return f"in {begin or f'[{-largest}'}, {end or f'{largest}]'}"
+
+
+class LocalPath:
+    """A path on this machine, not a URL, that a file system can hold."""
+
+    def check(self, key: str, value: str) -> None:
+        """Raises a ConfigError that names the key, unless the value is such a path."""
+        shown = value if len(value) <= 100 else f"{value[:100]}…"
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", value):
+            raise ConfigError(
+                f"{key}: found {shown!r}, a URL; object storage is not supported yet: must be a path, on a cluster "
+                "one that all nodes see"
+            )
+        check(value.strip() != "" and "\0" not in value, key, shown, "a path")
+        encoded = os.fsencode(value)
+        fits = len(encoded) <= _LONGEST_PATH and max(map(len, encoded.split(b"/"))) <= _LONGEST_NAME
+        check(fits, key, shown, f"a path of at most {_LONGEST_PATH} bytes, with names of at most {_LONGEST_NAME}")
+        try:
+            Path(value).expanduser()
+        except RuntimeError:
+            check(False, key, shown, "a path; the home folder that ~ stands for is not known")
+
+
+class PlainName:
+    """A name that a folder can have."""
+
+    def check(self, key: str, value: str) -> None:
+        """Raises a ConfigError that names the key, unless the value is such a name."""
+        plain = value not in {"", ".", ".."} and not any(part in value for part in ("/", os.sep, "\0"))
+        check(plain, key, value, "a plain name without slashes")
+        fits = value.isprintable() and len(os.fsencode(value)) <= _LONGEST_RUN_NAME
+        shown = value if len(value) <= 100 else f"{value[:100]}…"
+        check(fits, key, shown, f"a name of at most {_LONGEST_RUN_NAME} bytes that can be printed")
+
+
+class NotEmpty:
+    """A list with one value or more."""
+
+    def check(self, key: str, value: Sequence[object]) -> None:
+        """Raises a ConfigError that names the key if the list is empty."""
+        check(len(value) > 0, key, value, "one value or more")
+
+
+Local = Annotated[str, LocalPath()]
+Name = Annotated[str, PlainName()]
+Positive = Annotated[float, Range(gt=0)]
+NotNegative = Annotated[float, Range(ge=0)]
+Share = Annotated[float, Range(gt=0, le=1)]
+Probability = Annotated[float, Range(ge=0, le=1)]
+BelowOne = Annotated[float, Range(ge=0, lt=1)]
+Seconds = Annotated[float, Range(gt=0, le=10**7)]
+Count = Annotated[int, Range(ge=1)]
+CountOrZero = Annotated[int, Range(ge=0)]
+Seed = Annotated[int, Range(ge=0)]
+
+
+class Settings:
+    """A dataclass whose fields keep to the rules of their annotations, however it is made.
+
+    Attributes:
+        key: where a configuration has it, for messages: `class MonitorConfig(Settings, key="monitor")`.
+    """
+
+    key: ClassVar[str] = ""
+
+    def __init_subclass__(cls, key: str | None = None, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if key is not None:
+            cls.key = key
+
+    def __post_init__(self) -> None:
+        for name, hint in _hints(type(self)).items():
+            _check(hint, getattr(self, name), _join(self.key, name))
 
 
 def from_values(cls: type[T], values: Any, path: str = "") -> T:
@@ -39,7 +189,14 @@ def from_values(cls: type[T], values: Any, path: str = "") -> T:
     for name, field in fields.items():
         if name not in arguments and field.default is field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"{_join(path, name)}: missing; it has no default")
-    return cls(**arguments)
+    try:
+        return cls(**arguments)
+    except ConfigError as error:
+        # A group may have another place than most of its kind, in a list or in another group.
+        key = getattr(cls, "key", "")
+        if not (path and str(error).startswith(f"{key}.")):
+            raise
+        raise ConfigError(path + str(error).removeprefix(key)) from error
 
 
 def to_values(settings: Any) -> Any:
@@ -68,6 +225,38 @@ def check(condition: bool, key: str, found: object, allowed: str) -> None:
 
 def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
+
+
+@cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    """Field -> annotation, with its rules."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _check(hint: Any, value: Any, key: str) -> None:
+    """Checks a value, and those in it, by the rules of an annotation."""
+    origin, options = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        for rule in cast(Sequence[Rule], hint.__metadata__):
+            rule.check(key, value)
+        _check(options[0], value, key)
+    elif origin in (Union, types.UnionType):
+        for option in options:
+            if _is(option, value):
+                _check(option, value, key)
+    elif origin is tuple:
+        for place, item in enumerate(value):
+            _check(options[0], item, f"{key}[{place}]")
+    elif hint in (int, float):
+        Range().check(key, value)
+
+
+def _is(hint: Any, value: Any) -> bool:
+    """Whether a value has the type of an annotation, as far as that decides which rules it has."""
+    bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    kind = get_origin(bare) or bare
+    return isinstance(kind, type) and (isinstance(value, kind) or (kind is float and isinstance(value, int)))
 
 
 def _value(hint: Any, value: Any, path: str) -> Any:

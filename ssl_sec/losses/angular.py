@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ssl_sec.losses.base import Loss, log_one_plus_sum_exp, require, require_triplets
+from ssl_sec.losses.base import Loss, log_one_plus_sum_exp, require_triplets
 from ssl_sec.losses.classes import classes_of, negative_pairs
 from ssl_sec.losses.geometry import directions
 from ssl_sec.losses.pair import NPairLoss
+from ssl_sec.settings import Range
 
 
 class AngularLoss(Loss):
@@ -32,7 +33,7 @@ class AngularLoss(Loss):
 
     def __init__(self, alpha_degrees: float = 45.0) -> None:
         super().__init__()
-        require(0 < alpha_degrees < 90, "alpha_degrees", alpha_degrees, "in (0, 90)")
+        Range(gt=0, lt=90).check("alpha_degrees", alpha_degrees)
         self.alpha_degrees = alpha_degrees
 
     def _share(
@@ -62,7 +63,7 @@ class NPairAngularLoss(Loss):
 
     def __init__(self, alpha_degrees: float = 45.0, weight: float = 2.0) -> None:
         super().__init__()
-        require(weight >= 0, "weight", weight, "≥ 0")
+        Range(ge=0).check("weight", weight)
         self.weight = weight
         self.n_pair = NPairLoss()
         self.angular = AngularLoss(alpha_degrees)

@@ -3,7 +3,8 @@
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ssl_sec.losses.base import Loss, require
+from ssl_sec.losses.base import Loss
+from ssl_sec.settings import Range
 
 
 class CombinedLoss(Loss):
@@ -19,7 +20,7 @@ class CombinedLoss(Loss):
 
     def __init__(self, first: Loss, second: Loss, weight: float) -> None:
         super().__init__()
-        require(weight >= 0, "weight", weight, "≥ 0")
+        Range(ge=0).check("weight", weight)
         self.first = first
         self.second = second
         self.weight = weight

@@ -14,10 +14,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ssl_sec.losses.base import Loss, require
+from ssl_sec.losses.base import Loss
 from ssl_sec.losses.classes import can_look, classes_of, positive_pairs
 from ssl_sec.losses.geometry import directions, squared_distances
 from ssl_sec.losses.tiles import log_sum_exp_of_others
+from ssl_sec.settings import Range
 
 
 class NTXentLoss(Loss):
@@ -34,7 +35,7 @@ class NTXentLoss(Loss):
 
     def __init__(self, temperature: float = 0.5) -> None:
         super().__init__()
-        require(temperature > 0, "temperature", temperature, "> 0")
+        Range(gt=0).check("temperature", temperature)
         self.temperature = temperature
 
     def _share(
@@ -65,7 +66,7 @@ class ContrastiveLoss(Loss):
 
     def __init__(self, margin: float = 1.0) -> None:
         super().__init__()
-        require(margin >= 0, "margin", margin, "≥ 0")
+        Range(ge=0).check("margin", margin)
         self.margin = margin
 
     def _share(

@@ -16,9 +16,10 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from ssl_sec.losses.base import Loss, log_one_plus_sum_exp, require, require_triplets
+from ssl_sec.losses.base import Loss, log_one_plus_sum_exp, require_triplets
 from ssl_sec.losses.classes import Classes, can_look, classes_of, negative_pairs, positive_pairs
 from ssl_sec.losses.geometry import directions, inner_products, root, squared_distances
+from ssl_sec.settings import Range
 
 # With more rows in a class, one sort is quicker than a look for each positive (measured on CPUs at 512 rows).
 FEW_POSITIVES = 16
@@ -36,7 +37,7 @@ class TripletLoss(Loss):
 
     def __init__(self, margin: float = 1.0) -> None:
         super().__init__()
-        require(margin >= 0, "margin", margin, "≥ 0")
+        Range(ge=0).check("margin", margin)
         self.margin = margin
 
     def _share(
@@ -108,7 +109,7 @@ class SemihardTripletLoss(Loss):
 
     def __init__(self, margin: float = 0.2) -> None:
         super().__init__()
-        require(margin >= 0, "margin", margin, "≥ 0")
+        Range(ge=0).check("margin", margin)
         self.margin = margin
 
     def _share(
@@ -142,7 +143,7 @@ class NormalizedNPairLoss(Loss):
 
     def __init__(self, scale: float = 25.0) -> None:
         super().__init__()
-        require(scale > 0, "scale", scale, "> 0")
+        Range(gt=0).check("scale", scale)
         self.scale = scale
 
     def _share(
@@ -207,10 +208,10 @@ class MultiSimilarityLoss(Loss):
 
     def __init__(self, epsilon: float = 0.1, threshold: float = 0.5, alpha: float = 2.0, beta: float = 40.0) -> None:
         super().__init__()
-        require(epsilon >= 0, "epsilon", epsilon, "≥ 0")
-        require(-1 <= threshold <= 1, "threshold", threshold, "in [-1, 1]")
-        require(alpha > 0, "alpha", alpha, "> 0")
-        require(beta > 0, "beta", beta, "> 0")
+        Range(ge=0).check("epsilon", epsilon)
+        Range(ge=-1, le=1).check("threshold", threshold)
+        Range(gt=0).check("alpha", alpha)
+        Range(gt=0).check("beta", beta)
         self.epsilon = epsilon
         self.threshold = threshold
         self.alpha = alpha
@@ -249,7 +250,7 @@ class LiftedStructureLoss(Loss):
 
     def __init__(self, margin: float = 1.0) -> None:
         super().__init__()
-        require(margin >= 0, "margin", margin, "≥ 0")
+        Range(ge=0).check("margin", margin)
         self.margin = margin
 
     def _share(
@@ -294,11 +295,11 @@ class RankedListLoss(Loss):
         imbalance: float = 0.5,
     ) -> None:
         super().__init__()
-        require(alpha > 0, "alpha", alpha, "> 0")
-        require(0 <= margin <= alpha, "margin", margin, f"in [0, {alpha}]")
-        require(negative_temperature >= 0, "negative_temperature", negative_temperature, "≥ 0")
-        require(positive_temperature >= 0, "positive_temperature", positive_temperature, "≥ 0")
-        require(0 <= imbalance <= 1, "imbalance", imbalance, "in [0, 1]")
+        Range(gt=0).check("alpha", alpha)
+        Range(ge=0, le=alpha).check("margin", margin)
+        Range(ge=0).check("negative_temperature", negative_temperature)
+        Range(ge=0).check("positive_temperature", positive_temperature)
+        Range(ge=0, le=1).check("imbalance", imbalance)
         self.margin = margin
         self.alpha = alpha
         self.negative_temperature = negative_temperature

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ssl_sec.losses.centres import snapshot
 from ssl_sec.losses.geometry import norms
+from ssl_sec.settings import Range
 
 
 def spherical_constraint(lengths: Float[Tensor, " batch"], radius: Float[Tensor, ""]) -> Float[Tensor, ""]:
@@ -37,10 +38,9 @@ class SphericalConstraint(nn.Module):
 
     def __init__(self, rho: float = 1.0, radius: float | None = None) -> None:
         super().__init__()
-        if not 0 < rho <= 1:
-            raise ValueError(f"rho: found {rho}, must be in (0, 1]")
-        if radius is not None and not radius >= 0:
-            raise ValueError(f"radius: found {radius}, must be ≥ 0")
+        Range(gt=0, le=1).check("rho", rho)
+        if radius is not None:
+            Range(ge=0).check("radius", radius)
         self.rho = rho
         self.radius = radius
         # Float64, so that the average does not depend on the precision of the run that resumes it.

@@ -30,6 +30,7 @@ from ssl_sec.losses.centres import move_centres, snapshot
 from ssl_sec.losses.class_tiles import over_tiles, without_own
 from ssl_sec.losses.classes import can_look
 from ssl_sec.losses.geometry import directions, in_full_precision, root
+from ssl_sec.settings import Range
 
 # Of the templates at the start.
 TEMPLATE_STD = 0.01
@@ -180,7 +181,7 @@ class _SoftmaxLoss(TemplateLoss):
 
     def __init__(self, num_classes: int, dim: int, scale: float = 1.0) -> None:
         super().__init__(num_classes, dim)
-        require(scale > 0, "scale", scale, "> 0")
+        Range(gt=0).check("scale", scale)
         self.scale = scale
 
     def _term(self, compared: Compared) -> Float[Tensor, " rows"]:
@@ -329,7 +330,7 @@ class SphereFaceLoss(_MarginLoss):
 
     def __init__(self, num_classes: int, dim: int, scale: float = 64.0, margin: int = 3) -> None:
         super().__init__(num_classes, dim, scale)
-        require(margin >= 1, "margin", margin, "≥ 1")
+        Range(ge=1, le=64).check("margin", margin)
         self.margin = margin
 
     def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
@@ -353,7 +354,7 @@ class CosFaceLoss(_MarginLoss):
 
     def __init__(self, num_classes: int, dim: int, scale: float = 64.0, margin: float = 0.35) -> None:
         super().__init__(num_classes, dim, scale)
-        require(margin >= 0, "margin", margin, "≥ 0")
+        Range(ge=0).check("margin", margin)
         self.margin = margin
 
     def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
@@ -394,7 +395,7 @@ class _AgentLoss(TemplateLoss):
 
     def __init__(self, num_classes: int, dim: int, margin: float) -> None:
         super().__init__(num_classes, dim)
-        require(margin >= 0, "margin", margin, "≥ 0")
+        Range(ge=0).check("margin", margin)
         self.margin = margin
 
     def _term(self, compared: Compared) -> Float[Tensor, " rows"]:

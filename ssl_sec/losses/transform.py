@@ -22,6 +22,7 @@ from ssl_sec.losses.centres import move_centres, snapshot
 from ssl_sec.losses.classes import classes_of
 from ssl_sec.losses.geometry import directions, in_full_precision, norms
 from ssl_sec.seeding import mix
+from ssl_sec.settings import Range
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,8 @@ class SphericalFeatureTransform(nn.Module):
         require(num_classes >= 2, "num_classes", num_classes, "≥ 2")
         require(dim >= 1, "dim", dim, "≥ 1")
         require(mode in ("rotate", "translate", "ftl"), "mode", repr(mode), "'rotate', 'translate' or 'ftl'")
-        require(weight >= 0, "weight", weight, "≥ 0")
-        require(0 < energy <= 1, "energy", energy, "in (0, 1]")
+        Range(ge=0).check("weight", weight)
+        Range(gt=0, le=1).check("energy", energy)
         if tail_classes is not None:
             allowed = f"one class or more in [0, {num_classes - 1}], not all"
             inside = bool(((tail_classes >= 0) & (tail_classes < num_classes)).all())
