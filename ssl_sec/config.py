@@ -1313,6 +1313,19 @@ class ProbeJobConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AblateConfig(Settings):
+    """What an ablation varies.
+
+    Attributes:
+        arms: options of the group constraint, or `random`.
+        seeds: of every arm.
+    """
+
+    arms: Annotated[tuple[str, ...], NotEmpty()]
+    seeds: Annotated[tuple[Seed, ...], NotEmpty()]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExportConfig(Settings):
     """The encoder of a run that MLflow knows, in files that others read; with its head if embeddings were trained.
 

@@ -57,7 +57,7 @@ class EpochSGDConfig(Settings, key="optimiser"):
     learning_rate: PositiveRate = 0.1
     momentum: BelowOne = 0.9
     weight_decay: Rate = 5e-4
-    decay_at_epochs: tuple[Annotated[float, Range(gt=0, le=10**9)], ...] = (10, 14)
+    decay_at_epochs: tuple[Annotated[float, Range(gt=0, le=10**9)], ...] = (10.0, 14.0)
     decay_factor: Share = 0.1
 
     def build(self, *modules: nn.Module) -> Optimizer:

@@ -273,8 +273,8 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         return tuple(_value(options[0], item, f"{path}[{place}]") for place, item in enumerate(value))
     if dataclasses.is_dataclass(hint):
         return from_values(cast(type[Any], hint), value, path)
-    number_as_float = hint is float and isinstance(value, int) and not isinstance(value, bool)
-    if number_as_float:
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        check(abs(value) <= sys.float_info.max, path, value, "a finite number")
         return float(value)
     if type(value) is not hint:
         raise ConfigError(f"{path}: found {value!r}, must be {_PLAIN[hint]}")

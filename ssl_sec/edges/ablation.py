@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ssl_sec.config import PretrainConfig
+from ssl_sec.config import AblateConfig, PretrainConfig
 from ssl_sec.edges.command_line import in_table
 from ssl_sec.edges.composition import compose, options
 from ssl_sec.edges.driver import Finished, new_name, run_pretraining
@@ -32,7 +32,8 @@ def run_ablation(overrides: Sequence[str]) -> str:
         UserError: for what the user can mend; no run is started if the arms or the recipe are wrong.
     """
     values = compose("ablate", overrides)
-    arms, seeds = [str(arm) for arm in values["arms"]], [int(seed) for seed in values["seeds"]]
+    asked = from_values(AblateConfig, {key: values[key] for key in ("arms", "seeds")})
+    arms, seeds = asked.arms, asked.seeds
     allowed = {_RANDOM, *options()["constraint"]}
     for arm in arms:
         if arm not in allowed:

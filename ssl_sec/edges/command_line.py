@@ -9,6 +9,7 @@ from typing import Any
 from ssl_sec.edges.composition import composed_yaml, experiments, groups, options
 from ssl_sec.errors import Stopped, UserError
 from ssl_sec.masking import masked
+from ssl_sec.settings import check
 
 _PRIMARY_GROUPS = ("experiment", "data", "runtime")
 _MORE_USAGES = {
@@ -38,6 +39,8 @@ def run_job(job: str, run: Callable[[Sequence[str]], str], arguments: Sequence[s
             print(_help(job))
         elif "--cfg" in arguments:
             place = arguments.index("--cfg")
+            found = " ".join(arguments[place : place + 2])
+            check(found == "--cfg job", "--cfg", found, "--cfg job")
             overrides = [*arguments[:place], *arguments[place + 2 :]]
             print(composed_yaml(job, overrides), end="")
         else:

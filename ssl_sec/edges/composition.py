@@ -16,6 +16,7 @@ from typing import Any, Literal
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
@@ -150,9 +151,11 @@ def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
     parser = OverridesParser.create()
     for override in overrides:
         try:
-            parser.parse_override(override)
-        except HydraException as error:
-            raise ConfigError(f"{override!r}: not understood; give key=value, or --help") from error
+            parsed = parser.parse_override(override)
+        except (HydraException, ValueError, RecursionError) as error:  # too many digits, or brackets
+            shown = override if len(override) <= 100 else f"{override[:100]}…"
+            raise ConfigError(f"{shown!r}: not understood; give key=value, or --help") from error
+        _require_value(parsed)
     for override in overrides:
         key, _, name = override.partition("=")
         if key == "experiment" and name in _table_rows():
@@ -174,8 +177,22 @@ def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
         raise ConfigError(_missing_option(job, overrides) or _first_line(error)) from error
     except ConfigCompositionException as error:
         raise ConfigError(_unknown_key(job, overrides) or _first_line(error)) from error
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_first_line(error)) from error
+    except (
+        HydraException,
+        OmegaConfBaseException,
+        ValueError,
+        OSError,
+    ) as error:  # an option that is no name of a file
+        raise ConfigError(_missing_option(job, overrides) or _first_line(error)) from error
+
+
+def _require_value(override: Override) -> None:
+    """Refuses what Hydra's grammar has beside values of a job: deletions, and settings of Hydra itself."""
+    key = override.key_or_group
+    if override.is_delete():
+        raise ConfigError(f"{override.input_line}: a key cannot be removed; give {key}=<value>")
+    if re.match(r"hydra\b", key):
+        raise ConfigError(f"{key}: settings of Hydra have no effect; output_dir=<folder> says where runs are kept")
 
 
 def _misplaced(job: str, overrides: Sequence[str]) -> str | None:
