@@ -3,6 +3,7 @@
 The values come from `configs/`, composed by Hydra; nothing here looks a name up in the code.
 """
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -90,6 +91,14 @@ Dim = Annotated[int, Range(ge=1, le=2**20)]
 Rate = Annotated[float, Range(ge=0, le=10**6)]
 PositiveRate = Annotated[float, Range(ge=1e-12, le=10**6)]
 Processes = Annotated[int, Range(ge=0, le=1024)]
+
+
+def check_memory(key: str, found: object, module: nn.Module) -> None:
+    """Raises a ConfigError if this machine cannot hold a module's weights, their gradients and momenta."""
+    needed = 3 * sum(each.numel() * each.element_size() for each in module.parameters())
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    allowed = f"less: training its layers needs {needed / 2**30:.0f} GiB, and this machine has {there / 2**30:.0f}"
+    check(needed <= there, key, found, allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -542,12 +551,29 @@ class _EncoderConfig(Settings, key="encoder"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResNetConfig(_EncoderConfig):
+class _WidthConfig(_EncoderConfig):
+    """What encoders have whose layers may be wider or narrower than the published ones.
+
+    Attributes:
+        width: of the layers, as a multiple of the published ones'.
+    """
+
+    width: Width = 1.0
+
+    def build(self, num_channels: int, image_size_px: int) -> Encoder:
+        """The encoder for images of one size, with the weights it is to start from."""
+        with torch.device("meta"):
+            backbone, _ = self._backbone(num_channels, image_size_px)
+        check_memory("encoder.width", self.width, backbone)
+        return super().build(num_channels, image_size_px)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNetConfig(_WidthConfig):
     """A ResNet; see `ssl_sec.encoders.resnet`."""
 
     name: Literal["resnet18", "resnet34", "resnet50"]
     stem: Literal["cifar", "imagenet"] = "cifar"
-    width: Width = 1.0
 
     @property
     def _depth(self) -> int:
@@ -596,11 +622,10 @@ class GoogLeNetConfig(_EncoderConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IRConfig(_EncoderConfig):
+class IRConfig(_WidthConfig):
     """An improved residual network of face recognition; see `ssl_sec.encoders.ir`."""
 
     name: IRName
-    width: Width = 1.0
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
         """What no installed library has."""
@@ -615,7 +640,7 @@ class IRConfig(_EncoderConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SphereFaceNetConfig(_EncoderConfig):
+class SphereFaceNetConfig(_WidthConfig):
     """SphereFace's residual CNN; see `ssl_sec.encoders.sphereface`.
 
     Attributes:
@@ -624,7 +649,6 @@ class SphereFaceNetConfig(_EncoderConfig):
 
     name: Literal["sphereface_net"] = "sphereface_net"
     units: tuple[Annotated[int, Range(ge=0, le=1000)], ...] = (3, 4, 6, 3)
-    width: Width = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -643,11 +667,10 @@ class SphereFaceNetConfig(_EncoderConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LightCNNConfig(_EncoderConfig):
+class LightCNNConfig(_WidthConfig):
     """Light CNN-9, whose last layer is the head `maxout`; see `ssl_sec.encoders.light_cnn`."""
 
     name: Literal["light_cnn"] = "light_cnn"
-    width: Width = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -732,6 +755,8 @@ class _HeadConfig(Settings, key="head"):
 
     def build(self, num_features: int, seed: int) -> nn.Module:
         """The head for an encoder's features, with the weights it is to start from; the seed is of its dropout."""
+        with torch.device("meta"):
+            check_memory("head.dim", self.dim, self._head(num_features, seed))
         head = self._head(num_features, seed)
         if self.weights is not None:
             load_head_weights(head, Path(self.weights).expanduser())

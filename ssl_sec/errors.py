@@ -1,6 +1,7 @@
 """Errors that a user can mend; a job prints them as one line and exits with their code."""
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -37,6 +38,19 @@ class Stopped(Exception):
     """The run was asked to stop, saved its state and stopped."""
 
     exit_code: ClassVar[int] = 130
+
+
+def out_of_memory(error: BaseException) -> ConfigError | None:
+    """What to say of an allocation that failed; None if the error is another."""
+    text = str(error)
+    told = re.search(r"(out of|not enough|can't allocate) memory", text, re.IGNORECASE)
+    if not isinstance(error, MemoryError) and not (isinstance(error, RuntimeError) and told):
+        return None
+    asked = re.search(r"allocate (?:you tried to allocate )?([\d.]+ ?(?:bytes|[KMGTP]iB))", text)
+    at_once = f" for {asked[1]} at once" if asked else ""
+    return ConfigError(
+        f"not enough memory{at_once}; less is needed with a smaller global_batch_size, encoder.width, head.dim or image"
+    )
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

@@ -162,8 +162,9 @@ class Settings:
             cls.key = key
 
     def __post_init__(self) -> None:
-        for name, hint in _hints(type(self)).items():
-            _check(hint, getattr(self, name), _join(self.key, name))
+        hints = _hints(type(self), with_rules=True)
+        for name in (field.name for field in dataclasses.fields(self)):  # pyright: ignore[reportArgumentType]
+            _check(hints[name], getattr(self, name), _join(self.key, name))
 
 
 def from_values(cls: type[T], values: Any, path: str = "") -> T:
@@ -184,7 +185,7 @@ def from_values(cls: type[T], values: Any, path: str = "") -> T:
         if key not in fields:
             kind = f" for {values['name']!r}" if "name" in values and "name" in fields else ""
             raise ConfigError(f"{_join(path, str(key))}: unknown key{kind}; {nearest(str(key), fields)}")
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     arguments = {name: _value(hints[name], values[name], _join(path, name)) for name in fields if name in values}
     for name, field in fields.items():
         if name not in arguments and field.default is field.default_factory is dataclasses.MISSING:
@@ -228,10 +229,9 @@ def _join(path: str, key: str) -> str:
 
 
 @cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
-    """Field -> annotation, with its rules."""
-    hints = get_type_hints(cls, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+def _hints(cls: type[Any], with_rules: bool = False) -> dict[str, Any]:
+    """Field -> annotation."""
+    return get_type_hints(cls, include_extras=with_rules)
 
 
 def _check(hint: Any, value: Any, key: str) -> None:
@@ -291,7 +291,7 @@ def _member(options: tuple[Any, ...], value: Any, path: str) -> Any:
         name: member
         for member in members
         if dataclasses.is_dataclass(member)
-        for name in get_args(get_type_hints(member)["name"])
+        for name in get_args(_hints(member)["name"])
     }
     if isinstance(value, Mapping) and groups:
         name = value.get("name")

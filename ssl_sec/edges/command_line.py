@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ssl_sec.edges.composition import composed_yaml, experiments, groups, options
-from ssl_sec.errors import Stopped, UserError
+from ssl_sec.errors import Stopped, UserError, out_of_memory
 from ssl_sec.masking import masked
 from ssl_sec.settings import check
 
@@ -68,6 +68,12 @@ def exit_code_of(run: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return Stopped.exit_code
+    except (MemoryError, RuntimeError) as error:
+        needs_more = out_of_memory(error)
+        if needs_more is None:
+            raise
+        print(f"error: {needs_more}", file=sys.stderr)
+        return needs_more.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

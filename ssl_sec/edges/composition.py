@@ -177,12 +177,7 @@ def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
         raise ConfigError(_missing_option(job, overrides) or _first_line(error)) from error
     except ConfigCompositionException as error:
         raise ConfigError(_unknown_key(job, overrides) or _first_line(error)) from error
-    except (
-        HydraException,
-        OmegaConfBaseException,
-        ValueError,
-        OSError,
-    ) as error:  # an option that is no name of a file
+    except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:  # no file can have that name
         raise ConfigError(_missing_option(job, overrides) or _first_line(error)) from error
 
 

@@ -19,7 +19,7 @@ from ssl_sec.cpu import keep_freed_memory, schedule_as_batch
 from ssl_sec.diagnostics import NormHistogram
 from ssl_sec.edges.run_folder import SCORES, RunFolder
 from ssl_sec.encoders import Encoder
-from ssl_sec.errors import Stopped, UserError
+from ssl_sec.errors import Stopped, UserError, out_of_memory
 from ssl_sec.face import recognise_faces
 from ssl_sec.face_config import FaceConfig
 from ssl_sec.metric_learning import learn_metric
@@ -150,7 +150,11 @@ def work(job: Job, values: Mapping[str, Any], folder_path: str, worker: Worker) 
         folder.write_error(UserError(f"training diverged: {error}; {_last_checkpoint(folder)}"))
     except Exception as error:
         folder.note_failure(worker.rank, error)
-        raise
+        needs_more = out_of_memory(error)
+        if needs_more is None:
+            raise
+        folder.write_error(needs_more)
+        raise needs_more from error
     else:
         folder.write_outcome("finished")
 
