@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable
 from typing import ClassVar
 
+_LONGEST_SHOWN = 400
+
 
 class UserError(ValueError):
     """Something outside the program is wrong; the message names it, what was found and what is allowed."""
@@ -73,7 +75,9 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
 
 
 def printable(name: str) -> str:
-    """`name` on one line: what cannot be printed is escaped (file names may hold line ends)."""
+    """`name` on one line of bearable length; what cannot be printed is escaped (file names may hold line ends)."""
+    if len(name) > _LONGEST_SHOWN:
+        name = f"{name[: _LONGEST_SHOWN // 2]}…{name[-_LONGEST_SHOWN // 2 :]}"
     if name.isprintable():
         return name
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)

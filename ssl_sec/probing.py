@@ -16,6 +16,7 @@ from ssl_sec.config import AugmentConfig, DataConfig, ProbeConfig, RuntimeConfig
 from ssl_sec.data.image_set import ImageSet, on_device, subset
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
+from ssl_sec.errors import DataError, printable
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.linear_probe import (
@@ -78,6 +79,11 @@ def linear_evaluation(
         encoder.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     full = replace(data, max_images=None)
     train_set, test_set = (on_device(full.open(split), runtime.device) for split in ("train", "test"))
+    if test_set.class_names != train_set.class_names[: len(test_set.class_names)]:
+        raise DataError(
+            f"{test_set.name}: its classes ({_listed(test_set.class_names)}) are not the first of those of "
+            f"{train_set.name} ({_listed(train_set.class_names)}); a probe needs the same classes in both"
+        )
     kept, held_out = stratified_split(train_set.labels, HELD_OUT_SHARE, seed=config.seed)
     if config.labels_per_class is not None:
         kept = kept[labelled_subset(train_set.labels[kept], config.labels_per_class, seed=config.seed)]
@@ -107,6 +113,10 @@ def linear_evaluation(
         knn_top1=knn_top1(*kept_rows, *test_rows, num_classes=len(train_set.class_names)),
         class_names=train_set.class_names,
     )
+
+
+def _listed(class_names: tuple[str, ...]) -> str:
+    return f"{len(class_names)}: {printable(', '.join(class_names[:8]))}{', …' if len(class_names) > 8 else ''}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,7 @@ from typing import (
     get_type_hints,
 )
 
-from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.errors import ConfigError, nearest, printable
 
 T = TypeVar("T")
 
@@ -98,20 +98,19 @@ class LocalPath:
 
     def check(self, key: str, value: str) -> None:
         """Raises a ConfigError that names the key, unless the value is such a path."""
-        shown = value if len(value) <= 100 else f"{value[:100]}…"
         if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", value):
             raise ConfigError(
-                f"{key}: found {shown!r}, a URL; object storage is not supported yet: must be a path, on a cluster "
-                "one that all nodes see"
+                f"{key}: found {printable(value)!r}, a URL; object storage is not supported yet: must be a path, "
+                "on a cluster one that all nodes see"
             )
-        check(value.strip() != "" and "\0" not in value, key, shown, "a path")
+        check(value.strip() != "" and "\0" not in value, key, value, "a path")
         encoded = os.fsencode(value)
         fits = len(encoded) <= _LONGEST_PATH and max(map(len, encoded.split(b"/"))) <= _LONGEST_NAME
-        check(fits, key, shown, f"a path of at most {_LONGEST_PATH} bytes, with names of at most {_LONGEST_NAME}")
+        check(fits, key, value, f"a path of at most {_LONGEST_PATH} bytes, with names of at most {_LONGEST_NAME}")
         try:
             Path(value).expanduser()
         except RuntimeError:
-            check(False, key, shown, "a path; the home folder that ~ stands for is not known")
+            check(False, key, value, "a path; the home folder that ~ stands for is not known")
 
 
 class PlainName:
@@ -122,8 +121,7 @@ class PlainName:
         plain = value not in {"", ".", ".."} and not any(part in value for part in ("/", os.sep, "\0"))
         check(plain, key, value, "a plain name without slashes")
         fits = value.isprintable() and len(os.fsencode(value)) <= _LONGEST_RUN_NAME
-        shown = value if len(value) <= 100 else f"{value[:100]}…"
-        check(fits, key, shown, f"a name of at most {_LONGEST_RUN_NAME} bytes that can be printed")
+        check(fits, key, value, f"a name of at most {_LONGEST_RUN_NAME} bytes that can be printed")
 
 
 class NotEmpty:
@@ -221,7 +219,7 @@ def flattened(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 def check(condition: bool, key: str, found: object, allowed: str) -> None:
     """Raises a ConfigError that names the key, what was found and what is allowed, unless the condition holds."""
     if not condition:
-        raise ConfigError(f"{key}: found {found!r}, must be {allowed}")
+        raise ConfigError(f"{key}: found {printable(repr(found))}, must be {allowed}")
 
 
 def _join(path: str, key: str) -> str:

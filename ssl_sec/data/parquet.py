@@ -30,6 +30,9 @@ ROWS_PER_BATCH = 256
 # Class names are listed up to the largest label, so that an absurd label must not pass for a class.
 MAX_CLASSES = 2**24
 
+# So many classes may be without images; beyond, sixteen an image.
+_MAX_EMPTY_CLASSES = 2**20
+
 # Part of the cache's key: to be raised when its columns change.
 CACHE_LAYOUT = 1
 
@@ -114,7 +117,12 @@ def inspect(locations: Locations, image_column: str | None, label_column: str) -
             num_rows += parquet.metadata.num_rows
         found_column = _checked_image_column(schema, found_column, path)
         _check_label_column(schema, label_column, path)
-        class_names = class_names or _class_names(schema, label_column)
+        named = _class_names(schema, label_column)
+        if named and class_names and named != class_names:
+            raise DataError(
+                f"{printable(path)}: its metadata names other classes than that of {printable(files[0][1])}"
+            )
+        class_names = class_names or named
     assert found_column is not None
     if num_rows == 0:
         raise DataError(f"{_listed(files)}: no rows")
@@ -166,6 +174,19 @@ def distinct_labels(parquet_files: ParquetFiles) -> Int64[np.ndarray, " classes"
                 found.update(_checked_labels(record_batch.column(0), path, row).tolist())
                 row += record_batch.num_rows
     return np.array(sorted(found), np.int64)
+
+
+def check_num_classes(num_classes: int, num_images: int, where: str) -> None:
+    """Refuses a number of classes that only a damaged label explains: all are named, and many figures are of each.
+
+    Raises:
+        DataError: there are far more classes than images.
+    """
+    allowed = max(_MAX_EMPTY_CLASSES, 16 * num_images)
+    if num_classes > allowed:
+        raise DataError(
+            f"{printable(where)}: classes up to {num_classes - 1} in {num_images} images; allowed: 0 to {allowed - 1}"
+        )
 
 
 def cached_table(parquet_files: ParquetFiles, cache_folder: Path) -> Path:
@@ -271,6 +292,7 @@ def _listed(files: Sequence[tuple[AbstractFileSystem, str]]) -> str:
 
 def _checked_image_column(schema: pa.Schema, image_column: str | None, path: str) -> str:
     images = [column.name for column in schema if _is_image(column.type)]
+    _check_unique(schema, image_column, path)
     if image_column is None:
         if not images:
             raise DataError(
@@ -304,9 +326,16 @@ def _image_paths(images: pa.Array) -> list[str]:
 def _check_label_column(schema: pa.Schema, label_column: str, path: str) -> None:
     if label_column not in schema.names:
         raise DataError(f"{path}: no label column {label_column!r}; {nearest(label_column, schema.names)}")
+    _check_unique(schema, label_column, path)
     found = schema.field(label_column).type
     if not pa.types.is_integer(found):
         raise DataError(f"{path}: label column {label_column!r} is {found}; allowed: integers")
+
+
+def _check_unique(schema: pa.Schema, column: str | None, path: str) -> None:
+    count = schema.names.count(column)
+    if count > 1:
+        raise DataError(f"{printable(path)}: {count} columns are named {column!r}; allowed: one")
 
 
 def _checked_labels(column: pa.Array, path: str, first_row: int) -> Int64[np.ndarray, " rows"]:
@@ -326,6 +355,6 @@ def _class_names(schema: pa.Schema, label_column: str) -> tuple[str, ...] | None
     try:
         metadata = json.loads((schema.metadata or {})[b"huggingface"])
         names = metadata["info"]["features"][label_column]["names"]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
     return tuple(map(str, names)) if isinstance(names, list) and names else None

@@ -11,6 +11,7 @@ Records without an image are InsightFace's entries of its identities and, with k
 
 import functools
 import mmap
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from jaxtyping import Bool, Float32, Int64
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import OnBadImage
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.data.parquet import MAX_CLASSES
+from ssl_sec.data.parquet import MAX_CLASSES, check_num_classes
 from ssl_sec.data.sources import from_store
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 
@@ -89,15 +90,10 @@ def open_records(
     """
     root = Path(root)
     path, index = root / "train.rec", root / "train.idx"
-    try:
-        # An empty file cannot be mapped.
-        empty = path.stat().st_size == 0
-    except OSError:
+    if not os.path.isfile(path):
         raise MissingDataError(
-            f"{printable(str(path))}: not there; data.root must hold train.rec, train.idx and property"
-        ) from None
-    if empty:
-        raise DataError(f"{printable(str(path))}: no records")
+            f"{printable(str(path))}: no such file; data.root must hold train.rec, train.idx and property"
+        )
     if index.exists():
         keys, offsets = _read_index(index)
     else:
@@ -108,6 +104,7 @@ def open_records(
     keys, offsets, labels = keys[has_image], offsets[has_image], labels[has_image]
     classes = _checked_classes(labels, path, keys)
     num_classes = _num_classes(root / "property", classes)
+    check_num_classes(num_classes, len(classes), str(path))
     return from_store(
         RecordStore(path=path, keys=keys, offsets=offsets),
         torch.from_numpy(classes),
@@ -211,8 +208,13 @@ def read_labels(
 
 @functools.lru_cache(maxsize=8)
 def _mapped(path: Path) -> mmap.mmap:
-    with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except ValueError as error:  # an empty file cannot be mapped
+        raise DataError(f"{printable(str(path))}: no records") from error
+    except OSError as error:
+        raise DataError(f"{printable(str(path))}: cannot be read: {error.strerror}") from error
 
 
 def _image(record: bytes, name: str) -> bytes:
@@ -254,9 +256,9 @@ def _check_number(
         raise DataError(f"{printable(str(path))}: none of {len(keys)} records holds an image")
     first_identity = labels[(keys == 0) & ~has_image]
     # Above, a float32 is no longer exact.
-    if len(first_identity) and first_identity[0] < 2**24 and found != int(first_identity[0]) - 1:
+    if len(first_identity) and not first_identity[0] >= 2**24 and found != first_identity[0] - 1:
         raise DataError(
-            f"{printable(str(path))}: {found} images found, {int(first_identity[0]) - 1} expected by record 0; "
+            f"{printable(str(path))}: {found} images found, {first_identity[0] - 1:.0f} expected by record 0; "
             "train.rec and train.idx must be whole and of one set"
         )
 
@@ -275,7 +277,10 @@ def _num_classes(path: Path, classes: Int64[np.ndarray, " images"]) -> int:
     largest = int(classes.max())
     if not path.exists():
         return largest + 1
-    text = path.read_text(errors="replace").strip()
+    try:
+        text = path.read_text(errors="replace").strip()
+    except OSError as error:
+        raise DataError(f"{printable(str(path))}: cannot be read: {error.strerror}") from error
     first = text.split(",")[0]
     if not (first.isascii() and first.isdigit() and len(first) <= 9):
         raise DataError(f"{printable(str(path))}: found {printable(text[:40])!r}; allowed: classes,height,width")

@@ -540,10 +540,14 @@ def _decode_all(
 def _class_names(files: parquet.ParquetFiles, labels: Int64[Tensor, " images"]) -> tuple[str, ...]:
     largest = int(labels.max())
     if files.class_names is None:
+        parquet.check_num_classes(largest + 1, len(labels), files.files[0][1])
         return tuple(map(str, range(largest + 1)))
     if largest >= len(files.class_names):
         raise DataError(
             f"{files.files[0][1]}: label {largest} in column {files.label_column!r}, but the metadata names "
             f"{len(files.class_names)} classes; allowed: 0 to {len(files.class_names) - 1}"
         )
+    found, named = len(labels.unique()), len(files.class_names)
+    if found < named:
+        logger.info("%s: %d of the %d classes that the metadata names have images", files.files[0][1], found, named)
     return files.class_names

@@ -21,7 +21,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
 
-from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.errors import ConfigError, nearest, printable
 from ssl_sec.papers import Value, reported
 from ssl_sec.settings import flattened
 
@@ -153,8 +153,7 @@ def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
         try:
             parsed = parser.parse_override(override)
         except (HydraException, ValueError, RecursionError) as error:  # too many digits, or brackets
-            shown = override if len(override) <= 100 else f"{override[:100]}…"
-            raise ConfigError(f"{shown!r}: not understood; give key=value, or --help") from error
+            raise ConfigError(f"{printable(repr(override))}: not understood; give key=value, or --help") from error
         _require_value(parsed)
     for override in overrides:
         key, _, name = override.partition("=")
@@ -205,7 +204,7 @@ def _missing_option(job: str, overrides: Sequence[str]) -> str | None:
     for override in overrides:
         group, _, option = override.lstrip("+").partition("=")
         if group in known and option not in known[group]:
-            return f"{group}: found {option!r}; {nearest(option, known[group])}"
+            return f"{group}: found {printable(repr(option))}; {nearest(option, known[group])}"
     return None
 
 
@@ -285,4 +284,4 @@ def _explanation(path: Path) -> str:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return re.sub(r"\s+", " ", lines[0]) if lines else type(error).__name__
+    return printable(re.sub(r"\s+", " ", lines[0])) if lines else type(error).__name__

@@ -167,7 +167,11 @@ def run_probe(config: ProbeJobConfig) -> Finished:
     """
     output_dir = Path(config.output_dir).expanduser().resolve()
     with tempfile.TemporaryDirectory() as downloads:
-        client = connected(tracking_uri(config.tracking, output_dir))
+        uri = tracking_uri(config.tracking, output_dir)
+        try:
+            client = connected(uri)
+        except Exception as error:  # a database raises its own
+            raise StorageError(f"tracking.uri: MLflow at {uri} cannot be used: {first_line(error)}") from error
         trained = download_run(client, config.run, Path(downloads), ("pretrain",))
         assert isinstance(trained, PretrainConfig)
         return _probe(config, Path(downloads), trained)

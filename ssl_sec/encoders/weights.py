@@ -88,6 +88,15 @@ def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
     return {name.removeprefix("module."): value for name, value in tensors.items()}
 
 
+def _defect(name: str, found: Tensor, wanted: Tensor) -> str | None:
+    """What is wrong with numbers that stand for others."""
+    if found.is_floating_point() != wanted.is_floating_point():
+        return f"{name} has type {found.dtype}, must be {wanted.dtype}"
+    if found.is_floating_point() and not found.float().isfinite().all():
+        return f"{name} has values that are not finite"
+    return None
+
+
 def _load(module: nn.Module, tensors: dict[str, Tensor], key: str, path: Path) -> None:
     wanted = module.state_dict()
     # Files of an old PyTorch do not count a batch norm's batches; those of an older one keep its vectors as [1, width].
@@ -104,6 +113,11 @@ def _load(module: nn.Module, tensors: dict[str, Tensor], key: str, path: Path) -
             f"{name} has shape {tuple(tensors[name].shape)}, the {part} {tuple(wanted[name].shape)}"
             for name in wanted.keys() & tensors.keys()
             if tensors[name].shape != wanted[name].shape
+        ),
+        *(
+            defect
+            for name in sorted(wanted.keys() & tensors.keys())
+            if (defect := _defect(name, tensors[name], wanted[name])) is not None
         ),
     ]
     if problems:
