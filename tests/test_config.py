@@ -177,7 +177,12 @@ def test_a_wrong_value_of_another_group_is_named(group, key, value, allowed):
         ({"name": "resnet18"}, "encoder.mean", [math.nan], "encoder.mean[0]: found nan, must be in [-1000, 1000]"),
         ({}, "probe.learning_rates", [1.0, 0.0], "probe.learning_rates[1]: found 0.0, must be in [1e-12, 1000000]"),
         ({}, "probe.learning_rates", [math.inf], "probe.learning_rates[0]: found inf, must be in [1e-12, 1000000]"),
-        ({"name": "sphereface_net"}, "encoder.units", [1, 2, 3, -1], "encoder.units[3]: found -1, must be in [0, 1000]"),
+        (
+            {"name": "sphereface_net"},
+            "encoder.units",
+            [1, 2, 3, -1],
+            "encoder.units[3]: found -1, must be in [0, 1000]",
+        ),
         ({"name": "ray"}, "runtime.num_workers", [0, 2], "runtime.num_workers[0]: found 0, must be ≥ 1"),
     ],
 )

@@ -1,12 +1,27 @@
-from dataclasses import dataclass, field
-from typing import Literal
+import math
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ssl_sec.errors import ConfigError
-from ssl_sec.settings import check, flattened, from_values, to_values
+from ssl_sec.settings import (
+    Count,
+    Local,
+    Name,
+    NotEmpty,
+    Range,
+    Share,
+    check,
+    flattened,
+    from_values,
+    to_values,
+)
+from ssl_sec.settings import (
+    Settings as Ruled,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,6 +253,86 @@ def is_plain(value) -> bool:
 def test_flattening_joins_keys_with_dots():
     values = {"a": 1, "b": {"c": [1, 2], "d": {"e": None}}, "f": {}}
     assert flattened(values) == {"a": 1, "b.c": [1, 2], "b.d.e": None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranged(Ruled, key="ranged"):
+    rate: Annotated[float, Range(gt=0, le=2)] = 1.0
+    share: Share | None = None
+    number: int = 0
+    bare: float = 0.0
+    counts: Annotated[tuple[Count, ...], NotEmpty()] | Count = 1
+    place: Local = "here"
+    name: Name = "word"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer(Ruled):
+    inner: Ranged = field(default_factory=Ranged)
+    inners: tuple[Ranged, ...] = ()
+
+
+BEYOND = [
+    ("rate", 0.0, "in (0, 2]"),
+    ("rate", 2.5, "in (0, 2]"),
+    ("rate", math.nan, "in (0, 2]"),
+    ("share", -1.0, "in (0, 1]"),
+    ("number", 2**63, "in [-9223372036854775807, 9223372036854775807]"),
+    ("bare", math.inf, "a finite number"),
+    ("bare", 1e31, "in [-1e+30, 1e+30]"),
+    ("counts", 0, "≥ 1"),
+    ("counts", (), "one value or more"),
+    ("place", "", "a path"),
+    ("place", "a\0b", "a path"),
+    ("place", "~nobody-of-that-name/x", "a path; the home folder that ~ stands for is not known"),
+    ("name", "a/b", "a plain name without slashes"),
+    ("name", "a\nb", "a name of at most 200 bytes that can be printed"),
+    ("name", "ä" * 101, "a name of at most 200 bytes that can be printed"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "allowed"), BEYOND)
+def test_rules_hold_however_a_config_is_made(key, value, allowed):
+    told = f"{key}: found {value!r}, must be {allowed}"
+    plain = list(value) if isinstance(value, tuple) else value
+    for make, path in (
+        (lambda: Ranged(**{key: value}), "ranged"),
+        (lambda: replace(Ranged(), **{key: value}), "ranged"),
+        (lambda: from_values(Ranged, {key: plain}), "ranged"),
+        (lambda: from_values(Outer, {"inner": {key: plain}}), "inner"),
+        (lambda: from_values(Outer, {"inners": [{}, {key: plain}]}), "inners[1]"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            make()
+        assert str(caught.value) == f"{path}.{told}"
+
+
+def test_what_rules_allow_is_taken():
+    kept = Ranged(rate=2.0, share=None, number=2**63 - 1, bare=-1e30, counts=(1, 2), place="~/x/ä", name="ä" * 100)
+    assert from_values(Ranged, to_values(kept)) == kept
+
+
+def test_an_integer_without_end_is_no_number():
+    with pytest.raises(ConfigError, match="^bare: found 10{199}….*0, must be a finite number$"):
+        from_values(Ranged, {"bare": 10**400})
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/runs", "gs://b", "file:///tmp/x", "hdfs://host/x"])
+def test_a_url_is_no_path(place):
+    with pytest.raises(ConfigError) as caught:
+        Ranged(place=place)
+    assert str(caught.value) == (
+        f"ranged.place: found {place!r}, a URL; object storage is not supported yet: must be a path, on a cluster one "
+        "that all nodes see"
+    )
+
+
+@pytest.mark.parametrize("place", ["a" * 256, "/".join(["a" * 200] * 30)])
+def test_a_path_that_no_file_system_holds_is_refused(place):
+    with pytest.raises(ConfigError) as caught:
+        Ranged(place=place)
+    told = str(caught.value)
+    assert told.endswith("must be a path of at most 4096 bytes, with names of at most 255") and len(told) < 600
 
 
 def test_a_check_names_the_key_the_value_and_what_is_allowed():

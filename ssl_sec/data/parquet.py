@@ -119,9 +119,8 @@ def inspect(locations: Locations, image_column: str | None, label_column: str) -
         _check_label_column(schema, label_column, path)
         named = _class_names(schema, label_column)
         if named and class_names and named != class_names:
-            raise DataError(
-                f"{printable(path)}: its metadata names other classes than that of {printable(files[0][1])}"
-            )
+            listed = printable(", ".join(named))
+            raise DataError(f"{printable(path)}: its metadata names other classes than another file's: {listed}")
         class_names = class_names or named
     assert found_column is not None
     if num_rows == 0:

@@ -177,7 +177,8 @@ def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
     except ConfigCompositionException as error:
         raise ConfigError(_unknown_key(job, overrides) or _first_line(error)) from error
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:  # no file can have that name
-        raise ConfigError(_missing_option(job, overrides) or _first_line(error)) from error
+        known = _missing_option(job, overrides) or _unknown_key(job, overrides)
+        raise ConfigError(known or _first_line(error)) from error
 
 
 def _require_value(override: Override) -> None:

@@ -90,9 +90,9 @@ def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
 
 def _defect(name: str, found: Tensor, wanted: Tensor) -> str | None:
     """What is wrong with numbers that stand for others."""
-    if found.is_floating_point() != wanted.is_floating_point():
+    if wanted.is_floating_point() and not found.is_floating_point():
         return f"{name} has type {found.dtype}, must be {wanted.dtype}"
-    if found.is_floating_point() and not found.float().isfinite().all():
+    if wanted.is_floating_point() and not found.float().isfinite().all():
         return f"{name} has values that are not finite"
     return None
 

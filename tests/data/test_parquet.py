@@ -120,6 +120,39 @@ def test_class_names(tmp_path):
         assert inspect(tmp_path / "b.parquet").class_names is None
 
 
+@pytest.mark.parametrize("twice", ["image", "label"])
+def test_a_column_that_is_there_twice(tmp_path, twice):
+    table = pa.parquet.read_table(write_parquet(tmp_path / "a.parquet", [plain(1)] * 2, [0, 1]))
+    path = tmp_path / "b.parquet"
+    pa.parquet.write_table(pa.Table.from_arrays([*table.columns, table[twice]], [*table.column_names, twice]), path)
+    with pytest.raises(DataError) as caught:
+        inspect(path, image_column="image")
+    assert str(caught.value) == f"{path}: 2 columns are named {twice!r}; allowed: one"
+
+
+@pytest.mark.parametrize("opening", ["[", '{"info":'])
+def test_metadata_nested_too_deep_to_be_read_names_no_classes(tmp_path, file, opening):
+    table = pa.parquet.read_table(file).replace_schema_metadata({"huggingface": opening * 10**5})
+    pa.parquet.write_table(table, tmp_path / "b.parquet")
+    assert inspect(tmp_path / "b.parquet").class_names is None
+
+
+def test_files_of_one_split_name_the_same_classes(tmp_path):
+    paths = [tmp_path / f"{number}.parquet" for number in range(3)]
+    for path, names in zip(paths, (None, ["a", "b"], ["b", "a"]), strict=True):
+        write_parquet(path, [plain(1)] * 2, [0, 1], names)
+    assert inspect(*paths[:2]).class_names == ("a", "b")
+    with pytest.raises(DataError, match=f"^{paths[2]}: its metadata names other classes than another file's: b, a$"):
+        inspect(*paths)
+
+
+def test_more_classes_than_images_explain_are_refused():
+    parquet.check_num_classes(2**20, 4, "a.parquet")
+    parquet.check_num_classes(2**21, 2**17, "a.parquet")
+    with pytest.raises(DataError, match="^a.parquet: classes up to 1048576 in 4 images; allowed: 0 to 1048575$"):
+        parquet.check_num_classes(2**20 + 1, 4, "a.parquet")
+
+
 def test_damaged_files(tmp_path, file):
     whole = file.read_bytes()
     for damaged in (b"", b"text", whole[: len(whole) // 2], b"PAR1" + b"\xff" * 100 + b"PAR1"):

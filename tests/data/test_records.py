@@ -14,7 +14,7 @@ from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.image_set import EncodedImages, ResidentImages
 from ssl_sec.data.loading import batches
 from ssl_sec.data.records import MAGIC, open_records, read_record
-from ssl_sec.errors import ConfigError, MissingDataError
+from ssl_sec.errors import ConfigError, DataError, MissingDataError
 from tests.data.files import plain
 from tests.data.test_image_set import values
 from tests.data.test_sources import line
@@ -196,6 +196,7 @@ def test_a_file_that_ends_between_records(tmp_path):
         ("train.rec", record(entry((1.0, 1.0))), "train.rec: none of 1 records holds an image"),
         ("property", b"many", "property: found 'many'; allowed: classes,height,width"),
         ("property", b"1,8,8", "property: 1 classes, but train.rec has label 1"),
+        ("property", b"999999999,8,8", "train.rec: classes up to 999999998 in 4 images; allowed: 0 to 1048575"),
     ],
 )
 def test_damaged_files(tmp_path, file, content, message):
@@ -211,6 +212,24 @@ def test_an_index_that_lost_its_end(tmp_path):
     index = (root / "train.idx").read_text().splitlines()
     (root / "train.idx").write_text("\n".join(index[:3]) + "\n")
     assert "train.rec: 2 images found, 3 expected by record 0" in line(lambda: open_records(root))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf"), -1.0])
+def test_a_first_record_whose_ids_are_no_numbers(tmp_path, number):
+    root = write_records(tmp_path, {**FACES, 0: entry((number, number))})
+    if number == float("inf"):  # beyond float32's whole numbers nothing can be compared
+        assert len(open_records(root)) == 3
+    else:
+        assert f"images found, {number - 1:.0f} expected by record 0" in line(lambda: open_records(root))
+
+
+@pytest.mark.parametrize("file", ["train.rec", "train.idx", "property"])
+def test_a_folder_in_the_place_of_a_file(tmp_path, file):
+    root = write_records(tmp_path, PLAIN)
+    (root / file).unlink(missing_ok=True)
+    (root / file).mkdir()
+    kind = MissingDataError if file == "train.rec" else DataError
+    assert line(lambda: open_records(root), kind).startswith(f"{root / file}: ")
 
 
 def test_labels_may_begin_anywhere_in_a_large_file(tmp_path):

@@ -7,6 +7,7 @@ import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 from ssl_sec.encoders import load_head_weights, load_weights, resnet, save_weights, weights
@@ -146,6 +147,31 @@ def save_weights_of(state, path):
         holder = nn.Module()
         holder.state_dict = lambda: state
         save_weights(holder, path)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        (lambda weight: weight.to(torch.int8), "0.weight has type torch.int8, must be torch.float32$"),
+        (lambda weight: weight.to(torch.complex64), "0.weight has type torch.complex64, must be torch.float32$"),
+        (lambda weight: weight / 0, "0.weight has values that are not finite$"),
+    ],
+)
+def test_what_no_training_leaves_is_refused(tmp_path, suffix, changed, problem):
+    tensors = {name: value.clone() for name, value in backbone().state_dict().items()}
+    tensors["0.weight"] = changed(tensors["0.weight"])
+    path = tmp_path / f"w.{suffix}"
+    save_file(tensors, path) if suffix == "safetensors" else torch.save(tensors, path)
+    assert_refused(path, f"does not fit the encoder: {problem}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions_are_taken(tmp_path, dtype):
+    torch.save({name: value.to(dtype) for name, value in backbone().state_dict().items()}, tmp_path / "w.pt")
+    into = backbone(1)
+    load_weights(into, tmp_path / "w.pt")
+    torch.testing.assert_close(into[0].weight, backbone()[0].weight.to(dtype).float(), rtol=0, atol=0)
 
 
 def test_a_backbone_in_features_is_no_classifier(tmp_path):

@@ -1,0 +1,179 @@
+"""Input that no job can use ends in one line on stderr and an exit code that says whose it is."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from jobs.align import align
+from jobs.export import export
+from jobs.face import face
+from jobs.metric_learning import metric_learning
+from jobs.pretrain import pretrain
+from jobs.probe import probe
+from jobs.replay import replay
+from ssl_sec.config import ResNetConfig
+from ssl_sec.edges.ablation import run_ablation
+from ssl_sec.edges.command_line import run_job
+from ssl_sec.edges.composition import compose
+from ssl_sec.edges.report import run_report
+from ssl_sec.edges.run_folder import RunFolder
+from ssl_sec.edges.worker import Worker, work
+from ssl_sec.errors import UserError
+
+JOBS = {
+    "pretrain": pretrain,
+    "metric_learning": metric_learning,
+    "face": face,
+    "ablate": run_ablation,
+    "probe": probe,
+    "export": export,
+    "align": align,
+    "replay": replay,
+    "report": run_report,
+}
+# What each needs besides.
+NEEDED = {
+    "probe": ["run=abc", "runtime=local"],
+    "export": ["run=abc", "format=timm"],
+    "align": ["images=a", "landmarks=b", "output=c"],
+    "replay": ["folder=a"],
+    "report": ["table=5"],
+}
+
+
+@pytest.fixture
+def refused(capsys, tmp_path, monkeypatch):
+    """The one line with which a job refuses its arguments, having left nothing behind."""
+    monkeypatch.chdir(tmp_path)
+
+    def line(job: str, arguments: list[str], code: int = 2) -> str:
+        there = sorted(tmp_path.rglob("*"))
+        given = {argument.partition("=")[0] for argument in arguments}
+        needed = [each for each in NEEDED.get(job, ["runtime=local"]) if each.partition("=")[0] not in given]
+        assert run_job(job, JOBS[job], [*needed, *arguments]) == code
+        told = capsys.readouterr().err.strip()
+        assert told.startswith("error: ") and "\n" not in told and len(told) < 1000
+        assert sorted(tmp_path.rglob("*")) == there
+        return told.removeprefix("error: ")
+
+    return line
+
+
+FOLDERS = [
+    *((job, "output_dir") for job in ("pretrain", "metric_learning", "face", "ablate", "probe", "export", "report")),
+    ("export", "output"),
+    ("report", "output"),
+    *(("align", key) for key in ("images", "landmarks", "output")),
+    ("replay", "folder"),
+]
+
+
+@pytest.mark.parametrize(("job", "key"), FOLDERS)
+@pytest.mark.parametrize("url", ["s3://bucket/runs", "file:///tmp/runs"])
+def test_a_url_is_refused_where_a_folder_is_needed(refused, job, key, url):
+    assert refused(job, [f"{key}={url}"]) == (
+        f"{key}: found {url!r}, a URL; object storage is not supported yet: must be a path, on a cluster one that all "
+        "nodes see"
+    )
+
+
+@pytest.mark.parametrize(
+    ("job", "arguments", "message"),
+    [
+        ("pretrain", ["data=folder", "data.root=s3://bucket"], "data.root: found 's3://bucket', a URL; "),
+        ("pretrain", ["data=folder", f"data.root={'r' * 300}"], "data.root: found 'rrr"),
+        ("pretrain", [f"output_dir={'long/' * 1000}"], "output_dir: found 'long/"),
+        ("pretrain", ["output_dir="], "output_dir: found '', must be a path"),
+        ("pretrain", [f"run_name={'n' * 300}"], "run_name: found 'nnn"),
+        ("pretrain", [f"data={'d' * 300}"], "data: found 'ddd"),
+        ("pretrain", [f"data.{'d' * 300}=1"], "data.ddd"),
+        ("pretrain", ["optimiser.learning_rate=1e300"], "optimiser.learning_rate: found 1e+300, must be in [0, "),
+        ("pretrain", [f"seed={2**64}"], f"seed: found {2**64}, must be in [0, {2**63 - 1}]"),
+        ("pretrain", [f"seed={'9' * 5000}"], "'seed=999"),
+        ("pretrain", [f"seed={'[' * 500}"], "'seed=[[["),
+        ("pretrain", ["encoder.width=inf"], "encoder.width: found inf, must be in (0, 64]"),
+        ("pretrain", ["encoder.width=1e9"], "encoder.width: found 1000000000.0, must be in (0, 64]"),
+        ("pretrain", ["head.dim=1000000000000"], "head.dim: found 1000000000000, must be in [1, 1048576]"),
+        ("pretrain", ["augment.colour_strength=inf"], "augment.colour_strength: found inf, must be in [0, 2.5]"),
+        ("pretrain", ["encoder.std=[inf]"], "encoder.std[0]: found inf, must be in [1e-06, 1000]"),
+        ("pretrain", ["encoder.mean=[nan]"], "encoder.mean[0]: found nan, must be in [-1000, 1000]"),
+        ("pretrain", ["~seed"], "~seed: a key cannot be removed; give seed=<value>"),
+        ("pretrain", ["~data"], "~data: a key cannot be removed; give data=<value>"),
+        ("pretrain", ["hydra.run.dir="], "hydra.run.dir: settings of Hydra have no effect; output_dir=<folder> says"),
+        ("pretrain", ["hydra/launcher=x"], "hydra/launcher: settings of Hydra have no effect; "),
+        ("pretrain", ["--cfg"], "--cfg: found '--cfg', must be --cfg job"),
+        ("pretrain", ["--cfg", "seed=3"], "--cfg: found '--cfg seed=3', must be --cfg job"),
+        ("pretrain", ["experiment=null"], "experiment: found 'null'; "),
+        ("probe", ["probe.learning_rates=[inf]"], "probe.learning_rates[0]: found inf, must be in [1e-12, 1000000]"),
+        ("metric_learning", [f"evaluation.ks=[{2**64}]"], f"evaluation.ks[0]: found {2**64}, must be in [1, "),
+        ("ablate", ["seeds=null"], "seeds: found None, must be a list"),
+        ("ablate", ["seeds=[]"], "seeds: found (), must be one value or more"),
+        ("ablate", ["seeds=3"], "seeds: found 3, must be a list"),
+        ("ablate", ["seeds=word"], "seeds: found 'word', must be a list"),
+        ("ablate", ["seeds=[word]"], "seeds[0]: found 'word', must be an integer"),
+        ("ablate", ["seeds=[0,1.5]"], "seeds[1]: found 1.5, must be an integer"),
+        ("ablate", ["seeds=[-1]"], "seeds[0]: found -1, must be ≥ 0"),
+        ("ablate", ["arms=null"], "arms: found None, must be a list"),
+        ("ablate", ["arms=[]"], "arms: found (), must be one value or more"),
+        ("ablate", ["arms=sec"], "arms: found 'sec', must be a list"),
+        ("ablate", ["arms=[3]"], "arms[0]: found 3, must be a string"),
+    ],
+)
+def test_a_senseless_value_is_refused(refused, job, arguments, message):
+    assert refused(job, arguments).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("uri", "content"),
+    [
+        ("file://{folder}/runs", None),
+        ("gopher://host/store", None),
+        ("sqlite:///{folder}/store.db", b"no database of any kind"),
+        ("sqlite:///{folder}/store.db", b"SQLite format 3\0" + bytes(range(256))),
+        ("sqlite:////proc/none/store.db", None),
+    ],
+)
+def test_a_probe_of_a_store_that_cannot_be_used(capsys, tmp_path: Path, uri, content):
+    if content is not None:
+        (tmp_path / "store.db").write_bytes(content)
+    arguments = ["run=abc", "runtime=local", f"output_dir={tmp_path}", f"tracking.uri={uri.format(folder=tmp_path)}"]
+    assert run_job("probe", probe, arguments) in (2, 4)
+    told = capsys.readouterr().err.strip()
+    assert told.startswith("error: tracking.uri: ") and "\n" not in told
+
+
+def test_what_a_job_cannot_hold_in_memory_is_one_line(capsys):
+    def job(arguments):
+        return str(torch.empty(2**46))
+
+    assert run_job("align", job, []) == 2
+    told = capsys.readouterr().err.strip()
+    assert told.startswith("error: not enough memory for 281474976710656 bytes") and "\n" not in told
+
+
+def worked_on(tmp_path: Path, overrides: list[str]) -> RunFolder:
+    """The folder of a run on which one worker failed."""
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    values = compose("pretrain", ["experiment=digits", "encoder.width=0.125", "runtime=local", *overrides])
+    with pytest.raises(UserError):
+        work("pretrain", values, str(folder.path), Worker(rank=0, world_size=1, device=torch.device("cpu")))
+    return folder
+
+
+def test_what_a_worker_cannot_hold_in_memory_is_kept_for_the_driver(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("ssl_sec.edges.worker.pretrain", lambda *arguments: torch.empty(2**46))
+    folder = worked_on(tmp_path, [])
+    assert str(folder.error()).startswith("not enough memory for 281474976710656 bytes at once")
+    assert "DefaultCPUAllocator" in folder.failures()[0]["traceback"]
+
+
+def test_weights_that_are_not_finite_are_refused_before_anything_is_measured(tmp_path: Path):
+    weights = ResNetConfig(name="resnet18", width=0.125).build(1, 8).backbone.state_dict()
+    weights["conv1.weight"] = weights["conv1.weight"] * math.nan
+    torch.save(weights, tmp_path / "w.pt")
+    folder = worked_on(tmp_path, ["epochs=0", f"encoder.weights={tmp_path / 'w.pt'}"])
+    assert str(folder.error()).endswith("does not fit the encoder: conv1.weight has values that are not finite")
+    assert folder.records() == []
