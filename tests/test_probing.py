@@ -6,7 +6,9 @@ from torch import nn
 
 from ssl_sec import probing
 from ssl_sec.config import DigitsConfig, LocalConfig, ProbeConfig, ResNetConfig
+from ssl_sec.data.image_set import subset
 from ssl_sec.data.sources import open_digits
+from ssl_sec.errors import DataError
 from ssl_sec.evaluation.linear_probe import ProbeResult
 from ssl_sec.probing import ProbeFindings, linear_evaluation
 from tests.fakes import FakeRuntime
@@ -63,6 +65,33 @@ def test_test_labels_decide_the_score_and_not_the_choice(monkeypatch):
     assert poisoned.probe.learning_rate == honest.probe.learning_rate
     assert poisoned.probe.held_out_top1 == honest.probe.held_out_top1
     assert poisoned.probe.top1 < 0.1
+
+
+@pytest.mark.parametrize(
+    ("split", "names", "told"),
+    [
+        (
+            "train",
+            tuple("01234"),
+            r"digits/test: its classes \(10: 0, 1, .*7, …\) are .* of digits/train \(5: 0, 1, 2, 3, 4\)",
+        ),
+        ("test", tuple("1023456789"), r"digits/test: its classes \(10: 1, 0, 2"),
+    ],
+)
+def test_splits_of_other_classes_are_refused(monkeypatch, split, names, told):
+    with_digits(monkeypatch, **{split: lambda image_set: dataclasses.replace(image_set, class_names=names)})
+    with pytest.raises(DataError, match=told):
+        probe()
+
+
+def test_a_test_split_without_the_last_classes_is_measured(monkeypatch):
+    def few(image_set):
+        return dataclasses.replace(
+            subset(image_set, (image_set.labels < 4).nonzero().flatten()), class_names=tuple("0123")
+        )
+
+    with_digits(monkeypatch, test=few)
+    assert probe().probe.top1 > 0.85
 
 
 def test_the_chosen_rate_is_the_best_on_held_out_training_images():
