@@ -182,9 +182,12 @@ def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def _require_value(override: Override) -> None:
-    """Refuses what Hydra's grammar has beside values of a job: deletions, and settings of Hydra itself."""
+    """Refuses what Hydra's grammar has beside values of a job: removed keys, and settings of Hydra itself.
+
+    What an experiment sets may be removed from a group, for an option that does not have it.
+    """
     key = override.key_or_group
-    if override.is_delete():
+    if override.is_delete() and "." not in key:
         raise ConfigError(f"{override.input_line}: a key cannot be removed; give {key}=<value>")
     if re.match(r"hydra\b", key):
         raise ConfigError(f"{key}: settings of Hydra have no effect; output_dir=<folder> says where runs are kept")
