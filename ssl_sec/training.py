@@ -23,9 +23,9 @@ from ssl_sec.collectives import highest_of_workers
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import Sampler, worker_rows
-from ssl_sec.diagnostics import NormHistogram, norm_histogram
 from ssl_sec.errors import Stopped, StorageError
 from ssl_sec.global_dropout import draw_dropout
+from ssl_sec.norms import NormHistogram, norm_histogram
 from ssl_sec.objective import Objective, Terms
 from ssl_sec.optimisers import set_learning_rate
 from ssl_sec.schedules import Schedule

@@ -23,9 +23,9 @@ import yaml
 
 from ssl_sec.checkpoint import load_checkpoint, newest_checkpoint
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.diagnostics import NormHistogram
 from ssl_sec.errors import ConfigError, DataError, StorageError, UserError, first_line
 from ssl_sec.masking import masked, masked_values
+from ssl_sec.norms import NormHistogram
 from ssl_sec.settings import flattened, from_values
 
 logger = logging.getLogger(__name__)

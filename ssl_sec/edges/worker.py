@@ -16,13 +16,13 @@ from ssl_sec.checkpoint import CheckpointWriter, newest_checkpoint, save_part, w
 from ssl_sec.collectives import wait_for_workers
 from ssl_sec.config import MetricLearningConfig, PretrainConfig, ProbeJobConfig, TrainingConfig
 from ssl_sec.cpu import keep_freed_memory, schedule_as_batch
-from ssl_sec.diagnostics import NormHistogram
 from ssl_sec.edges.run_folder import SCORES, RunFolder
 from ssl_sec.encoders import Encoder
 from ssl_sec.errors import Stopped, UserError
 from ssl_sec.face import recognise_faces
 from ssl_sec.face_config import FaceConfig
 from ssl_sec.metric_learning import learn_metric
+from ssl_sec.norms import NormHistogram
 from ssl_sec.pretraining import pretrain
 from ssl_sec.probing import linear_evaluation
 from ssl_sec.settings import from_values
