@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ssl_sec.edges.composition import composed_yaml, experiments, groups, options
+from ssl_sec.edges.packaging import command
 from ssl_sec.errors import Stopped, UserError
 from ssl_sec.masking import masked
 
@@ -77,9 +78,9 @@ class _WithoutSecrets(logging.Formatter):
 
 def _help(job: str) -> str:
     lines = [
-        f"usage: python -m jobs.{job} [group=option ...] [key=value ...]",
-        f"       python -m jobs.{job} [...] --cfg job     print the configuration and stop",
-        *(f"       python -m jobs.{job} {usage}" for usage in _MORE_USAGES.get(job, ())),
+        f"usage: {command(job)} [group=option ...] [key=value ...]",
+        f"       {command(job)} [...] --cfg job     print the configuration and stop",
+        *(f"       {command(job)} {usage}" for usage in _MORE_USAGES.get(job, ())),
         "",
     ]
     primary = composed_yaml(job, [])

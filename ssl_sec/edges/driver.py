@@ -38,6 +38,7 @@ from ssl_sec.edges.mlflow_tracker import (
     model_name,
     tracking_uri,
 )
+from ssl_sec.edges.packaging import command
 from ssl_sec.edges.pictures import face_pictures, pretraining_pictures, probe_pictures, retrieval_pictures
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.worker import CONFIGS, Job, RecipeConfig, Worker, load_encoder, load_head, work
@@ -436,7 +437,7 @@ class _Run:
 
     @property
     def _replay_command(self) -> str:
-        return f"python -m jobs.replay folder={self.folder.path}"
+        return f"{command('replay')} folder={self.folder.path}"
 
 
 @contextmanager

@@ -1,0 +1,76 @@
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+from ssl_sec.edges.commands import run_command
+
+ROOT = Path(__file__).parents[2]
+SHOWN = ["pretrain", "probe", "ablate", "metric_learning", "face", "export", "align", "report", "replay", "submit"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_the_help_has_a_line_for_each_command(arguments, capsys):
+    assert run_command(arguments) == 0
+    told = capsys.readouterr().out
+    listed = re.findall(r"^    (\w+) +(\S.*\.)$", told, re.M)
+    assert [name for name, _ in listed] == SHOWN
+    assert max(map(len, told.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("pretran", "command: found 'pretran'; did you mean 'pretrain'?"),
+        ("metric-lerning", "command: found 'metric-lerning'; did you mean 'metric_learning'?"),
+        ("experiment=digits", "command: found 'experiment=digits'; "),
+    ],
+)
+def test_an_unknown_command_is_one_line_with_the_nearest(command, message, capsys):
+    assert run_command([command]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {message}")
+    assert told.count("\n") == 1
+
+
+def test_a_command_may_be_written_with_a_hyphen(capsys):
+    assert run_command(["metric-learning", "experiment=digits_retrieval", "--cfg", "job"]) == 0
+    assert "recipe: digits_retrieval" in capsys.readouterr().out
+
+
+def test_every_command_is_a_module_of_a_checkout_and_both_do_the_same():
+    modules = {path.stem for path in (ROOT / "jobs").glob("*.py")} - {"__init__"}
+    assert modules == {*SHOWN, "pipeline"}
+    told = [
+        subprocess.run([sys.executable, "-m", *command, "epoch=3"], capture_output=True, text=True, cwd=ROOT)
+        for command in (["jobs.pretrain"], ["ssl_sec", "pretrain"])
+    ]
+    assert [each.returncode for each in told] == [2, 2]
+    assert told[0].stderr == told[1].stderr == "error: epoch: unknown key; did you mean 'epochs'?\n"
+
+
+def test_the_wheel_has_one_package_its_configs_and_the_command(tmp_path: Path):
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(installed)
+    tops = {path.name for path in installed.iterdir()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"ssl_sec"}
+    (about,) = installed.glob("*.dist-info/entry_points.txt")
+    assert "ssl-sec = ssl_sec.edges.commands:main" in about.read_text()
+    # What pip makes of the entry point.
+    program = tmp_path / "ssl-sec"
+    program.write_text("import sys; from ssl_sec.edges.commands import main; sys.exit(main())")
+    command = [sys.executable, str(program), "pretrain", "experiment=digits", "--cfg", "job"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(installed)}, timeout=300
+    )
+    assert "recipe: digits" in done.stdout, done.stderr
+    told = subprocess.run(
+        [*command[:3], "--help"], capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(installed)}
+    ).stdout
+    assert told.startswith("usage: ssl-sec pretrain ")
