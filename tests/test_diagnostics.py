@@ -19,7 +19,7 @@ from ssl_sec.diagnostics import (
     norm_histograms_figure,
     within_class_energy,
 )
-from ssl_sec.norms import norm_histogram
+from ssl_sec.norms import NormHistogram, norm_histogram
 
 
 def draw(*shape, seed=0):
