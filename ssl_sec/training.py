@@ -4,6 +4,7 @@ Everything is a function of the global step t: the samples, their views, dropout
 needs the state that `save` was given, and t.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +30,8 @@ from ssl_sec.norms import NormHistogram, norm_histogram
 from ssl_sec.objective import Objective, Terms
 from ssl_sec.optimisers import set_learning_rate
 from ssl_sec.schedules import Schedule
+
+logger = logging.getLogger(__name__)
 
 Precision = Literal["float32", "bfloat16", "float64"]
 
@@ -71,6 +74,12 @@ class Runtime(Protocol):
     def request(self) -> Request:
         """What someone asks of this worker; every worker looks at the same steps."""
         ...
+
+
+def say(runtime: Runtime, message: str, *values: object) -> None:
+    """Logs what is being done, once for all workers."""
+    if runtime.rank == 0:
+        logger.info(message, *values)
 
 
 @runtime_checkable

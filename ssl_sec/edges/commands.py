@@ -22,8 +22,10 @@ def pretrain(overrides: Sequence[str]) -> str:
     """Contrastive pretraining, with a linear probe if asked for."""
     values = compose("pretrain", overrides)
     from ssl_sec.config import PretrainConfig
+    from ssl_sec.edges.machine import announce
 
     config = from_values(PretrainConfig, values)
+    announce(config.runtime)
     from ssl_sec.edges.driver import run_pretraining
     from ssl_sec.edges.summary import summary
 
@@ -34,8 +36,10 @@ def metric_learning(overrides: Sequence[str]) -> str:
     """Deep metric learning, measured on classes that it has not seen."""
     values = compose("metric_learning", overrides)
     from ssl_sec.config import MetricLearningConfig
+    from ssl_sec.edges.machine import announce
 
     config = from_values(MetricLearningConfig, values)
+    announce(config.runtime)
     from ssl_sec.edges.driver import run_metric_learning
     from ssl_sec.edges.summary import summary
 
@@ -45,9 +49,11 @@ def metric_learning(overrides: Sequence[str]) -> str:
 def face(overrides: Sequence[str]) -> str:
     """Face recognition, measured on benchmarks of verification and identification."""
     values = compose("face", overrides)
+    from ssl_sec.edges.machine import announce
     from ssl_sec.face_config import FaceConfig
 
     config = from_values(FaceConfig, values)
+    announce(config.runtime)
     from ssl_sec.edges.driver import run_face
     from ssl_sec.edges.summary import summary
 
@@ -58,8 +64,10 @@ def probe(overrides: Sequence[str]) -> str:
     """Linear evaluation of the encoder of a pretraining run."""
     values = compose("probe", overrides)
     from ssl_sec.config import ProbeJobConfig
+    from ssl_sec.edges.machine import announce
 
     config = from_values(ProbeJobConfig, values)
+    announce(config.runtime)
     from ssl_sec.edges.driver import run_probe
     from ssl_sec.edges.summary import summary
 

@@ -202,8 +202,8 @@ class RunFolder:
             logger.warning("skipped a checkpoint that is not whole, %s", defect)
 
     def discard_unstarted(self) -> None:
-        """Removes the folder of a run that ended before it told anything, so that its name is free again."""
-        if self.newest_step() is None and not self.metrics_path.exists() and not self.encoder_path.exists():
+        """Removes the folder of a run that ended before it had a figure, so that its name is free again."""
+        if self.newest_step() is None and not self.records() and not self.encoder_path.exists():
             shutil.rmtree(self.path, ignore_errors=True)
             with contextlib.suppress(OSError):  # other runs of the recipe
                 self.path.parent.rmdir()
@@ -321,6 +321,10 @@ class RunFolder:
     def records(self) -> list[dict[str, Any]]:
         """All figures so far, without messages."""
         return [record for record in _json_lines(self.metrics_path) if "metrics" in record]
+
+    def messages(self) -> list[tuple[float, str]]:
+        """Time and text of what was said so far."""
+        return [(record["time"], record["message"]) for record in _json_lines(self.metrics_path) if "message" in record]
 
     def histograms(self) -> list[NormHistogram]:
         """How the norms were distributed, oldest first."""

@@ -26,7 +26,7 @@ from ssl_sec.norms import NormHistogram
 from ssl_sec.pretraining import pretrain
 from ssl_sec.probing import linear_evaluation
 from ssl_sec.settings import from_values
-from ssl_sec.training import Request
+from ssl_sec.training import Request, say
 
 logger = logging.getLogger(__name__)
 
@@ -161,6 +161,7 @@ def _last_checkpoint(folder: RunFolder) -> str:
 
 
 def _train(config: RecipeConfig, folder: RunFolder, runtime: FolderRuntime) -> None:
+    say(runtime, "loading %s", config.data.name)
     try:
         if isinstance(config, PretrainConfig):
             pretrain(config, runtime, folder)
@@ -176,6 +177,7 @@ def _probe(config: ProbeJobConfig, folder: RunFolder, runtime: FolderRuntime) ->
     """Probes the encoder that the driver laid into the folder, beside its run's configuration."""
     trained = from_values(PretrainConfig, yaml.safe_load((folder.path / "pretrain.yaml").read_text()))
     data = config.data or trained.data
+    say(runtime, "loading %s and the encoder", data.name)
     encoder = load_encoder(trained, data.open("test").image_shape, folder.encoder_path).to(runtime.device)
     findings = linear_evaluation(encoder, data, config.probe, config.runtime, runtime)
     last_step = 2 * config.probe.epochs
