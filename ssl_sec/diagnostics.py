@@ -340,8 +340,13 @@ def features_figure(
         return message("the features are not finite, or all have the same direction")
     from sklearn.manifold import TSNE  # scikit-learn takes a second to import
 
+    # Half of scikit-learn's default of iterations: a run waits for this picture at its end, and it hardly changes.
     points = TSNE(
-        perplexity=min(30.0, (len(chosen) - 1) / 3), init="pca", learning_rate="auto", random_state=seed % 2**32
+        perplexity=min(30.0, (len(chosen) - 1) / 3),
+        init="pca",
+        learning_rate="auto",
+        max_iter=500,
+        random_state=seed % 2**32,
     ).fit_transform(directions)
 
     figure = Figure(figsize=(8, 6), layout="constrained")

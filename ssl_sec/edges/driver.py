@@ -314,7 +314,7 @@ class _Run:
         self.folder.identity_path.write_text(json.dumps(asdict(replace(identity, uri=masked(identity.uri)))))
         tracking = self._tracking(identity)
         logger.info("folder: %s", self.folder.path)
-        logger.info("connecting to MLflow at %s", self.uri)
+        logger.info("connecting to MLflow at %s", masked(self.uri))
         try:
             self._say_where(tracking.connect())
         except StorageError as error:

@@ -29,7 +29,8 @@ def in_words(runtime: RuntimeConfig) -> str:
     if isinstance(runtime, LocalConfig):
         device = runtime.resolve_device()
         is_gpu = device.type == "cuda"
-        kind = torch.cuda.get_device_name(device) if is_gpu else f"{torch.get_num_threads()} threads"
+        threads = torch.get_num_threads()
+        kind = torch.cuda.get_device_name(device) if is_gpu else "1 thread" if threads == 1 else f"{threads} threads"
         return f"device: {device.type} ({kind}), one process, {runtime.precision}"
     workers = runtime.num_workers
     if isinstance(workers, tuple):

@@ -7,10 +7,57 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
-from ssl_sec.edges.commands import run_command
+from ssl_sec.edges.commands import pretrain, run_command
 
 ROOT = Path(__file__).parents[2]
 SHOWN = ["pretrain", "probe", "ablate", "metric_learning", "face", "export", "align", "report", "replay", "submit"]
+
+
+def test_a_run_says_what_it_uses_and_what_it_is_doing(quick, caplog):
+    caplog.set_level("INFO", logger="ssl_sec")
+    told = pretrain([*quick, "runtime=local", "run_name=it", "probe.enabled=true"])
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("ssl_sec")]
+    expected = [
+        *(
+            "device: cpu (",
+            "importing ",
+            "folder: ",
+            "connecting to MLflow at sqlite:",
+            "MLflow UI: ",
+            "then open http",
+        ),
+        *("loading digits", "data: digits/train, 1,437 images of 1 x 8 x 8, 10 classes", "training 10 steps of 256 "),
+        *("measuring kNN and RankMe on 1,437 ", "computing the features of 1,437 ", "drawing the plots"),
+        *("sending plots and weights to MLflow", "folder: ", "connecting to MLflow", "MLflow UI: ", "then open http"),
+        *("loading digits and the encoder", "computing the features", "training a linear probe", "measuring the probe"),
+        *("drawing the plots", "sending plots"),
+    ]
+    assert len(said) == len(expected), said
+    for line, start in zip(said, expected, strict=True):
+        assert line.startswith(start)
+    # The page that is named at the start is the one that is named at the end.
+    (page,) = {line.removeprefix("then open ") for line in said[5:6]}
+    assert (
+        page.rpartition("/")[2]
+        in (Path(told.split("folder: ")[1].split("\n")[0]).parent / "it/mlflow_run_id").read_text()
+    )
+
+
+def test_a_command_leaves_at_once_but_in_order():
+    """What is registered to be done at the end is done and what was printed arrives, but nothing is taken apart."""
+    code = (
+        "import atexit, sys\nfrom ssl_sec.edges import commands\n"
+        "class Large:\n    def __del__(self): print('taken apart')\n"
+        "def run(arguments):\n"
+        "    global large; large = Large()\n"
+        "    atexit.register(print, 'registered')\n"
+        "    print(*arguments)\n"
+        "    return 3\n"
+        "commands.run_command = run\n"
+        "commands.main('given')"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "more"], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "given more\nregistered\n", "")
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
