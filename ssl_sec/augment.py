@@ -48,7 +48,7 @@ class _GlobalBatchAugmentation(nn.Module):
         super().__init__()
         self.seed = seed
         self.num_views = num_views
-        self.transforms = AugmentationSequential(*transforms, data_keys=["input"])
+        self.transforms = AugmentationSequential(*transforms, data_keys=["input"])  # pyright: ignore[reportArgumentType]
 
     def extra_repr(self) -> str:
         """The values that the transforms do not show."""
