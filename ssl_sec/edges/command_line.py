@@ -4,7 +4,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TextIO
+
+from tqdm import tqdm
 
 from ssl_sec.edges.composition import composed_yaml, experiments, groups, options
 from ssl_sec.edges.packaging import command
@@ -50,7 +52,7 @@ def run_job(job: str, run: Callable[[Sequence[str]], str], arguments: Sequence[s
 
 def exit_code_of(run: Callable[[], int]) -> int:
     """Runs a command; what a user can mend becomes one line and an exit code, without secrets."""
-    logging.basicConfig(level=logging.INFO)
+    logging.basicConfig(level=logging.INFO, handlers=[_AboveTheBar()])
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_WithoutSecrets("%(levelname)s: %(message)s"))
     logging.getLogger().setLevel(logging.WARNING)
@@ -69,6 +71,16 @@ def exit_code_of(run: Callable[[], int]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+class _AboveTheBar(logging.StreamHandler[TextIO]):
+    """Writes messages above a progress bar, if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            tqdm.write(self.format(record), file=self.stream)
+        except Exception:
+            self.handleError(record)
 
 
 class _WithoutSecrets(logging.Formatter):

@@ -19,7 +19,6 @@ import yaml
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from torch import nn
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ssl_sec.config import (
     LocalConfig,
@@ -323,7 +322,6 @@ class _Run:
         try:
             with _stopped_by_signals(self.folder):
                 with (
-                    logging_redirect_tqdm(),  # messages stand above the bar
                     Follower(self.folder.metrics_path, progress),
                     Follower(self.folder.metrics_path, tracking, on_error=self._tell_outage, on_loss=self._tell_loss),
                 ):

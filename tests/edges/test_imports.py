@@ -11,10 +11,21 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 # Hydra, with what it imports; what stands in Cython's and setuptools' names is no package of its own.
-WITHOUT_TORCH = {"ssl_sec", "hydra", "omegaconf", "antlr4", "yaml", "attr", "attrs", "packaging", "cython_runtime"}
+WITHOUT_TORCH = {
+    "ssl_sec",
+    "hydra",
+    "omegaconf",
+    "antlr4",
+    "yaml",
+    "tqdm",
+    "attr",
+    "attrs",
+    "packaging",
+    "cython_runtime",
+}
 # Torch, with what it imports; what the configuration's own annotations and data sets import.
 WITH_TORCH = WITHOUT_TORCH | {
-    *("torch", "functorch", "torchgen", "numpy", "typing_extensions", "cloudpickle", "tqdm", "cuda", "pynvml"),
+    *("torch", "functorch", "torchgen", "numpy", "typing_extensions", "cloudpickle", "cuda", "pynvml"),
     *("jaxtyping", "wadler_lindig", "pyarrow", "fsspec", "PIL", "safetensors"),
 }
 COMMAND = """
