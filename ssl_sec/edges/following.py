@@ -160,8 +160,8 @@ _LINE_FIGURES = {
 }
 # And in the bar, where 80 columns must do.
 _BAR_FIGURES = {
-    "train/loss": "loss {:.4g}",
-    "probe/loss": "loss {:.4g}",
+    "train/loss": "loss {:#.4g}",
+    "probe/loss": "loss {:#.4g}",
     "val/knn_top1": "kNN {:.1f}%",
     "val/recall_at_1": "R@1 {:.1f}%",
     "train/recall_at_1": "R@1 {:.1f}%",
@@ -177,7 +177,7 @@ _MORE_BAR_FIGURES = {
     "train/lr": "lr {:.3g}",
     "train/eta": "η {:.3g}",
 }
-_SHORTEST_NAME, _LONGEST_NAME = 4, 32
+_SHORTEST_NAME, _NAME_BESIDE_BAR, _LONGEST_NAME = 4, 8, 32
 _SHORTEST_BAR, _LONGEST_BAR = 4, 20
 
 
@@ -290,10 +290,12 @@ class Progress:
         return (time.monotonic() - self._started) * (self._total - place) / done
 
     def _draw(self) -> None:
-        form = self._bar_format(_columns(self._stream) - 1)
+        columns = _columns(self._stream)
+        form = self._bar_format(columns - 1)
         if self._bar is None:
-            self._bar = tqdm(total=self._total, bar_format=form, file=self._stream)
-        self._bar.bar_format = form
+            # With both sizes given, tqdm does not ask the terminal, which may say that it has none.
+            self._bar = tqdm(total=self._total, bar_format=form, file=self._stream, ncols=columns, nrows=24)
+        self._bar.bar_format, self._bar.ncols = form, columns
         self._bar.n = min(self._place(), self._total)
         self._bar.refresh()
 
@@ -309,7 +311,8 @@ class Progress:
         room = width - len(text) - 1
         if room < _SHORTEST_NAME:
             return _literal(text)
-        name = _shortened(self._name, min(room, _LONGEST_NAME))
+        beside_bar = room - len(" 100%||") - _SHORTEST_BAR
+        name = _shortened(self._name, min(beside_bar if beside_bar >= _NAME_BESIDE_BAR else room, _LONGEST_NAME))
         room -= len(f"{name} 100%||")
         if room < _SHORTEST_BAR:
             return _literal(f"{name} {text}")
