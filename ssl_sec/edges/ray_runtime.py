@@ -51,7 +51,7 @@ def run_with_ray(
     """
     connect(options.address)
     scaling = scaling_for(options, ray.cluster_resources())
-    logger.info("starting %s", _in_words(scaling))
+    logger.info("starting %s", workers_in_words(scaling))
     if global_batch_size is not None and isinstance(scaling.num_workers, int):
         worker_rows(global_batch_size, 0, scaling.num_workers)
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(options.start_timeout_s)
@@ -164,7 +164,7 @@ def connect(address: str | None) -> None:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=not started_here)
 
 
-def _in_words(scaling: ScalingConfig) -> str:
+def workers_in_words(scaling: ScalingConfig) -> str:
     """For example `2 to 8 workers with 4 CPUs and 1 GPU each`."""
     workers = scaling.num_workers
     count = f"{workers[0]} to {workers[1]}" if isinstance(workers, tuple) else str(workers)
