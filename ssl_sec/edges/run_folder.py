@@ -202,8 +202,9 @@ class RunFolder:
             logger.warning("skipped a checkpoint that is not whole, %s", defect)
 
     def discard_unstarted(self) -> None:
-        """Removes the folder of a run that ended before it had a figure, so that its name is free again."""
-        if self.newest_step() is None and not self.records() and not self.encoder_path.exists():
+        """Removes the folder of a run that ended before it had a figure or a warning, so that its name is free again."""
+        warned = any(not message.startswith("INFO: ") for _, message in self.messages())
+        if self.newest_step() is None and not warned and not self.records() and not self.encoder_path.exists():
             shutil.rmtree(self.path, ignore_errors=True)
             with contextlib.suppress(OSError):  # other runs of the recipe
                 self.path.parent.rmdir()
