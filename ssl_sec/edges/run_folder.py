@@ -202,7 +202,7 @@ class RunFolder:
             logger.warning("skipped a checkpoint that is not whole, %s", defect)
 
     def discard_unstarted(self) -> None:
-        """Removes the folder of a run that ended before it had a figure or a warning, so that its name is free again."""
+        """Removes the folder of a run that ended before any figure or warning, so that its name is free again."""
         warned = any(not message.startswith("INFO: ") for _, message in self.messages())
         if self.newest_step() is None and not warned and not self.records() and not self.encoder_path.exists():
             shutil.rmtree(self.path, ignore_errors=True)
