@@ -49,7 +49,6 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     && python -m pip install --constraint constraints.txt --requirement requirements.txt
 COPY README.md LICENSE ./
 COPY configs configs
-COPY jobs jobs
 COPY ssl_sec ssl_sec
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -m pip install --no-deps . \
@@ -68,9 +67,9 @@ USER 1000:1000
 WORKDIR /home/ssl_sec
 
 # No HEALTHCHECK: a head, a worker and a driver are healthy in different ways, and Kubernetes ignores it; the manifests
-# in jobs/cluster have probes. No ENTRYPOINT: `ray start ...`, `ray symmetric-run ...` and `python -m jobs.pretrain ...`
+# in jobs/cluster have probes. No ENTRYPOINT: `ray start ...`, `ray symmetric-run ...` and `ssl-sec pretrain ...`
 # all run as they stand. A job that is the container's process saves on `docker stop --timeout 120`.
-CMD ["python", "-m", "jobs.pretrain", "--help"]
+CMD ["ssl-sec", "--help"]
 
 ARG VERSION=dev
 ARG REVISION=unknown

@@ -24,8 +24,8 @@ from torch import Tensor
 from benchmarks.measure import environment, save, table
 from ssl_sec.config import PretrainConfig
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.diagnostics import NormHistogram
 from ssl_sec.edges.composition import compose
+from ssl_sec.norms import NormHistogram
 from ssl_sec.pretraining import pretrain
 from ssl_sec.settings import from_values
 from ssl_sec.training import Request

@@ -29,10 +29,10 @@ os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = "2"
 os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
 
 from ssl_sec.config import PretrainConfig
-from ssl_sec.diagnostics import NormHistogram
 from ssl_sec.edges import worker
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_pretraining
+from ssl_sec.norms import NormHistogram
 from ssl_sec.settings import from_values
 
 ROUNDS = 3

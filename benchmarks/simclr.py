@@ -23,7 +23,7 @@ from ssl_sec import collectives
 from ssl_sec.config import PretrainConfig
 from ssl_sec.cpu import keep_freed_memory
 from ssl_sec.data.image_set import ResidentImages
-from ssl_sec.diagnostics import NormHistogram
+from ssl_sec.norms import NormHistogram
 from ssl_sec.pretraining import build_recipe
 from ssl_sec.settings import from_values
 from ssl_sec.training import Cadence, Precision, Recipe, Request, autocast, train

@@ -1,11 +1,8 @@
 """Jobs that wait for one another, on the cluster; jobs.submit starts it there with --then or for a sweep."""
 
-import json
-import sys
+from ssl_sec.edges.commands import main, pipeline
 
-from ssl_sec.edges.command_line import exit_code_of
-from ssl_sec.edges.pipeline import Plan, run_pipeline
-from ssl_sec.settings import from_values
+__all__ = ["pipeline"]
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(lambda: run_pipeline(from_values(Plan, json.loads(sys.argv[1])))))
+    main("pipeline")

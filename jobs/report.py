@@ -1,9 +1,8 @@
 """Results beside the papers': python -m jobs.report table=5, figure=6 or compare <run> <run>."""
 
-import sys
+from ssl_sec.edges.commands import main, report
 
-from ssl_sec.edges.command_line import run_job
-from ssl_sec.edges.report import run_report
+__all__ = ["report"]
 
 if __name__ == "__main__":
-    sys.exit(run_job("report", run_report))
+    main("report")

@@ -17,7 +17,7 @@ from ssl_sec.encoders import Encoder
 from ssl_sec.global_batch_norm import globalise_batch_norm
 from ssl_sec.objective import Objective
 from ssl_sec.seeding import derived_seed
-from ssl_sec.training import Recipe, Runtime
+from ssl_sec.training import Recipe, Runtime, say
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,8 @@ def initialised(config: TrainingConfig, image_set: ImageSet, runtime: Runtime) -
         ConfigError: if the workers cannot share the batch equally.
     """
     num_channels, height, width = image_set.image_shape
+    size = f"{len(image_set):,} images of {num_channels} x {height} x {width}, {len(image_set.class_names):,} classes"
+    say(runtime, "data: %s, %s", image_set.name, size)
     worker_rows(config.global_batch_size, runtime.rank, runtime.world_size)
     torch.manual_seed(derived_seed(config.seed, "weights"))
     encoder = config.encoder.build(num_channels, min(height, width))
@@ -98,4 +100,6 @@ def taken_up(recipe: Recipe, runtime: Runtime, store: RunStore) -> int:
     if runtime.rank == 0:
         store.describe_data(recipe.image_set)
         store.forget_records_from(first_step)
+    steps, batch_size = f"{recipe.total_steps - first_step:,}", f"{recipe.sampler.global_batch_size:,}"
+    say(runtime, "training %s steps of %s images", steps, batch_size)
     return first_step

@@ -7,17 +7,10 @@ step are made for the whole global batch from (seed, step) alone, and each worke
 views do not depend on the number of workers.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, UInt8
-from kornia.augmentation import (
-    AugmentationSequential,
-    ColorJitter,
-    RandomGrayscale,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-)
-from kornia.augmentation.base import _AugmentationBase  # pyright: ignore[reportPrivateUsage]
-from kornia.augmentation.container.params import ParamItem
 from torch import Tensor, nn
 
 from ssl_sec.seeding import derived_seed
@@ -49,11 +42,13 @@ class _GlobalBatchAugmentation(nn.Module):
         num_views: views of each image, ≥ 1.
     """
 
-    def __init__(self, transforms: list[_AugmentationBase], seed: int, num_views: int) -> None:
+    def __init__(self, transforms: list[nn.Module], seed: int, num_views: int) -> None:
+        from kornia.augmentation import AugmentationSequential  # here, because a config needs no kornia
+
         super().__init__()
         self.seed = seed
         self.num_views = num_views
-        self.transforms = AugmentationSequential(*transforms, data_keys=["input"])
+        self.transforms = AugmentationSequential(*transforms, data_keys=["input"])  # pyright: ignore[reportArgumentType]
 
     def extra_repr(self) -> str:
         """The values that the transforms do not show."""
@@ -84,7 +79,7 @@ class _GlobalBatchAugmentation(nn.Module):
             ]
         )
 
-    def _draw(self, global_shape: torch.Size, step: int, view: int) -> list[ParamItem]:
+    def _draw(self, global_shape: torch.Size, step: int, view: int) -> list[Any]:
         # kornia draws from torch's global generator; only the CPU's is touched, and put back afterwards.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derived_seed(self.seed, "views", step, view))
@@ -115,6 +110,8 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
         flip_probability: float = 0.5,
         colour_strength: float = 0.5,
     ) -> None:
+        from kornia.augmentation import ColorJitter, RandomGrayscale
+
         transforms = _crop_and_flip(image_size_px, min_scale, (3 / 4, 4 / 3), flip_probability)
         if colour_strength > 0:
             strong, weak = 0.8 * colour_strength, 0.2 * colour_strength
@@ -134,6 +131,8 @@ class FlipAugmentation(_GlobalBatchAugmentation):
     """
 
     def __init__(self, *, seed: int, flip_probability: float = 0.5) -> None:
+        from kornia.augmentation import RandomHorizontalFlip
+
         super().__init__([RandomHorizontalFlip(p=flip_probability)], seed, num_views=1)
 
 
@@ -168,7 +167,9 @@ class RetrievalAugmentation(_GlobalBatchAugmentation):
 
 def _crop_and_flip(
     image_size_px: int, min_scale: float, aspects: tuple[float, float], flip_probability: float
-) -> list[_AugmentationBase]:
+) -> list[nn.Module]:
+    from kornia.augmentation import RandomHorizontalFlip, RandomResizedCrop
+
     # The pixels in the corners of the crop are those of the view, where torchvision's lie up to half a pixel of the
     # view further in. Resampling is twice as fast as slicing.
     crop = RandomResizedCrop(
@@ -181,9 +182,9 @@ def _crop_and_flip(
     return [crop, RandomHorizontalFlip(p=flip_probability)] if flip_probability > 0 else [crop]
 
 
-def _rows_of(draws: list[ParamItem], rows: slice, num_rows: int) -> list[ParamItem]:
-    """The draws of some rows of the global batch."""
-    return [ParamItem(draw.name, _sliced(draw.data, rows, num_rows)) for draw in draws]
+def _rows_of(draws: list[Any], rows: slice, num_rows: int) -> list[Any]:
+    """The draws of some rows of the global batch; each is kornia's `ParamItem`, a named tuple of name and data."""
+    return [draw._replace(data=_sliced(draw.data, rows, num_rows)) for draw in draws]
 
 
 def _sliced(data: object, rows: slice, num_rows: int) -> dict[str, Tensor]:

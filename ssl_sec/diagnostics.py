@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ssl_sec.drawing import BLUE, VERMILION, add_grid, arm_look, draw_distribution, message, percentages_between
+from ssl_sec.norms import NormHistogram
 from ssl_sec.seeding import derived_seed
 
 # Tol's muted set with a darker grey: told apart with every common colour blindness. Two markers for each colour
@@ -63,24 +64,6 @@ _AXIS_LABELS = {
     "retrieval/nmi": "test NMI (%)",
     "retrieval/f1": "test F1 (%)",
 }
-
-
-@dataclass(frozen=True)
-class NormHistogram:
-    """How the norms of the embeddings are distributed at one step; plain lists, so that JSON can hold it.
-
-    Attributes:
-        step: the global step.
-        edges: bounds of the bins, ascending, one more than there are bins.
-        counts: number of embeddings in each bin.
-    """
-
-    step: int
-    edges: list[float]
-    counts: list[int]
-
-    def __post_init__(self) -> None:
-        assert len(self.edges) == len(self.counts) + 1, "a histogram has one edge more than bins"
 
 
 @dataclass(frozen=True)
@@ -155,23 +138,6 @@ def _class_means(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Te
     sums = embeddings.new_zeros(len(classes), embeddings.shape[1]).index_add(0, numbers, embeddings)
     sizes = counts.to(embeddings.dtype)
     return classes, sums / sizes.unsqueeze(1), numbers, sizes
-
-
-def norm_histogram(norms: Float[Tensor, " images"], step: int, num_bins: int = 40) -> NormHistogram:
-    """Count norms in equal bins from the smallest to the largest.
-
-    Args:
-        norms: L2 norms of the raw embeddings, ≥ 0; those that are not finite are left out.
-        step: the global step at which they were taken.
-        num_bins: how many bins, ≥ 1.
-    """
-    values = norms.detach().double().cpu().numpy()
-    values = values[np.isfinite(values)]
-    low, high = (values.min(), values.max()) if len(values) else (0.0, 1.0)
-    # Norms that are all the same still need bins with a width.
-    high = max(high, low * 1.001, low + 1e-6)
-    counts, edges = np.histogram(values, bins=num_bins, range=(low, high))
-    return NormHistogram(step, edges.tolist(), counts.tolist())
 
 
 def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]], title: str = "") -> Figure:
@@ -372,11 +338,15 @@ def features_figure(
         return message(f"{len(chosen)} images of {directions.shape[1]} features are too few for t-SNE")
     if not np.isfinite(directions).all() or directions.std(axis=0).max() < 1e-6:
         return message("the features are not finite, or all have the same direction")
-    # Training imports this module for the histograms, and scikit-learn takes a second to import.
-    from sklearn.manifold import TSNE
+    from sklearn.manifold import TSNE  # scikit-learn takes a second to import
 
+    # Half of scikit-learn's default of iterations: a run waits for this picture at its end, and it hardly changes.
     points = TSNE(
-        perplexity=min(30.0, (len(chosen) - 1) / 3), init="pca", learning_rate="auto", random_state=seed % 2**32
+        perplexity=min(30.0, (len(chosen) - 1) / 3),
+        init="pca",
+        learning_rate="auto",
+        max_iter=500,
+        random_state=seed % 2**32,
     ).fit_transform(directions)
 
     figure = Figure(figsize=(8, 6), layout="constrained")

@@ -25,7 +25,7 @@ from ssl_sec.losses import Loss, NormFaceLoss
 from ssl_sec.losses.geometry import directions, norms
 from ssl_sec.objective import Objective
 from ssl_sec.seeding import derived_seed
-from ssl_sec.training import Cadence, Recipe, Runtime, train
+from ssl_sec.training import Cadence, Recipe, Runtime, say, train
 
 
 @runtime_checkable
@@ -63,7 +63,7 @@ def recognise_faces(config: FaceConfig, runtime: Runtime, store: FaceStore) -> N
         trained_on, watched = hold_out_classes(trained_on, config.held_out_share, seed=0)
     recipe = build_recipe(config, trained_on, runtime)
     embedder = _Embedder(recipe, runtime, config)
-    monitor = _Monitor(config, embedder, watched)
+    monitor = _Monitor(config, embedder, watched, runtime)
     first_step = taken_up(recipe, runtime, store)
     if first_step == 0:
         runtime.report(0, monitor(0))
@@ -75,6 +75,7 @@ def recognise_faces(config: FaceConfig, runtime: Runtime, store: FaceStore) -> N
     )
     train(recipe, runtime, cadence, monitor, first_step)
     for title, benchmark in benchmarks.items():
+        say(runtime, "measuring %s", title)
         kept = store.benchmark_path(title) if runtime.rank == 0 else None
         runtime.report(recipe.total_steps, _measured(title, benchmark, embedder, config.evaluation, kept))
     if runtime.rank == 0:
@@ -184,16 +185,18 @@ class _WithFlips(nn.Module):
 class _Monitor:
     """Verification of held-out people, or of the training people where none are held out."""
 
-    def __init__(self, config: FaceConfig, embedder: _Embedder, watched: ImageSet) -> None:
+    def __init__(self, config: FaceConfig, embedder: _Embedder, watched: ImageSet, runtime: Runtime) -> None:
         self._pairs = drawn_pairs(watched.labels, config.monitor.max_pairs, seed=0)
         self._watched = watched
         self._embedder = embedder
+        self._runtime = runtime
         self._name = "val" if config.held_out_share > 0 else "train"
 
     def __call__(self, steps_taken: int) -> dict[str, float]:
         if self._pairs is None:
             return {}
         first, second, same = self._pairs
+        say(self._runtime, "measuring verification on %s pairs", f"{len(same):,}")
         images, places = torch.cat([first, second]).unique(return_inverse=True)
         embeddings = self._embedder(self._watched, images)
         scores = cosines(embeddings[places[: len(first)]], embeddings[places[len(first) :]])

@@ -35,7 +35,9 @@ class _ClassLossConfig(Settings, key="loss"):
     def __post_init__(self) -> None:
         super().__post_init__()
         try:
-            with torch.device("meta"):
+            with torch.random.fork_rng(
+                devices=[]
+            ):  # not the meta device, whose first use imports sympy for two seconds
                 self.build(num_classes=1000, dim=1)
         except ValueError as error:
             raise ConfigError(f"loss.{error}") from None

@@ -23,7 +23,7 @@ from ssl_sec.evaluation.splits import stratified_sample
 from ssl_sec.losses.geometry import norms
 from ssl_sec.objective import Objective
 from ssl_sec.seeding import derived_seed
-from ssl_sec.training import Cadence, Recipe, Runtime, Views, train
+from ssl_sec.training import Cadence, Recipe, Runtime, Views, say, train
 
 # Test images whose neighbours are kept for a picture, and how many neighbours of each.
 _EXAMPLES, _NEIGHBOURS = 8, 4
@@ -64,7 +64,7 @@ def learn_metric(config: MetricLearningConfig, runtime: Runtime, store: Embeddin
         trained_on, watched = hold_out_classes(trained_on, config.held_out_share, seed=0)
     recipe = build_recipe(config, trained_on, runtime)
     embedder = _Embedder(nn.Sequential(recipe.encoder, recipe.head), runtime, config.runtime.num_loader_workers)
-    monitor = _Monitor(config, embedder, with_crop(watched, centre), store if runtime.rank == 0 else None)
+    monitor = _Monitor(config, embedder, with_crop(watched, centre), store, runtime)
     first_step = taken_up(recipe, runtime, store)
     if first_step == 0:
         runtime.report(0, monitor(0))
@@ -74,6 +74,7 @@ def learn_metric(config: MetricLearningConfig, runtime: Runtime, store: Embeddin
         monitor_every_steps=config.monitor.every_steps,
     )
     train(recipe, runtime, cadence, monitor, first_step)
+    say(runtime, "measuring retrieval on %s images of the test classes", f"{len(test):,}")
     (embeddings, labels), (trained, _) = embedder(test), embedder(with_crop(trained_on, centre))
     if runtime.rank == 0:
         figures = {
@@ -173,7 +174,12 @@ class _Monitor:
     """Recall@1 of held-out classes, or of the training classes where none are held out; their embeddings are kept."""
 
     def __init__(
-        self, config: MetricLearningConfig, embedder: _Embedder, watched: ImageSet, store: EmbeddingStore | None
+        self,
+        config: MetricLearningConfig,
+        embedder: _Embedder,
+        watched: ImageSet,
+        store: EmbeddingStore,
+        runtime: Runtime,
     ) -> None:
         if len(watched) > config.monitor.max_images:
             watched = subset(watched, stratified_sample(watched.labels, config.monitor.max_images, seed=0), "watched")
@@ -181,10 +187,12 @@ class _Monitor:
         self._embedder = embedder
         self._name = "val" if config.held_out_share > 0 else "train"
         self._store = store
+        self._runtime = runtime
 
     def __call__(self, steps_taken: int) -> dict[str, float]:
+        say(self._runtime, "measuring Recall@1 on %s images", f"{len(self._watched):,}")
         embeddings, labels = self._embedder(self._watched)
-        if self._store is not None:
+        if self._runtime.rank == 0:
             path = self._store.watched_path(steps_taken)
             path.parent.mkdir(exist_ok=True)
             save_file({"embeddings": embeddings.float().cpu()}, path)

@@ -15,7 +15,7 @@ from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.rank import rankme
 from ssl_sec.evaluation.splits import stratified_sample, stratified_split
 from ssl_sec.objective import Objective
-from ssl_sec.training import Cadence, Recipe, Runtime, image_labels, train
+from ssl_sec.training import Cadence, Recipe, Runtime, image_labels, say, train
 
 NUM_VIEWS = 2
 
@@ -41,6 +41,7 @@ def pretrain(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
     if recipe.total_steps == 0:
         runtime.report(0, monitor(0))
     train(recipe, runtime, cadence, monitor, first_step)
+    say(runtime, "computing the features of %s images for the plots", f"{monitor.num_images:,}")
     features, labels = monitor.features()
     if runtime.rank == 0:
         assert isinstance(recipe.encoder.backbone, nn.Module)
@@ -88,7 +89,12 @@ class _Monitor:
         self._image_set = image_set
         self._runtime = runtime
 
+    @property
+    def num_images(self) -> int:
+        return len(self._images)
+
     def __call__(self, steps_taken: int) -> dict[str, float]:
+        say(self._runtime, "measuring kNN and RankMe on %s images", f"{self.num_images:,}")
         features, labels = self.features()
         bank, queries = self._bank.to(features.device), self._queries.to(features.device)
         accuracy = knn_top1(

@@ -29,7 +29,7 @@ from ssl_sec.evaluation.linear_probe import (
 )
 from ssl_sec.evaluation.splits import labelled_subset, stratified_split
 from ssl_sec.seeding import derived_seed
-from ssl_sec.training import Runtime
+from ssl_sec.training import Runtime, say
 
 HELD_OUT_SHARE = 0.1
 
@@ -93,6 +93,7 @@ def linear_evaluation(
             encoder, image_set, indices, runtime.device, num_loader_workers=options.num_loader_workers
         )
 
+    say(runtime, "computing the features of %s training images", f"{len(kept) + len(held_out):,}")
     kept_rows, held_out_rows = features_of(train_set, kept), features_of(train_set, held_out)
     training = _Training(
         encoder=encoder,
@@ -101,12 +102,15 @@ def linear_evaluation(
         runtime=runtime,
         num_classes=len(train_set.class_names),
     )
+    say(runtime, "training a linear probe at %d learning rates", len(config.learning_rates))
     probes = training(subset(train_set, kept), kept_rows, config.learning_rates, first_epoch=0)
     learning_rate, held_out_top1 = select_learning_rate(probes, *held_out_rows)
     if config.labels_per_class is None:
+        say(runtime, "training the probe again on all labels, at the best rate")
         everything = torch.cat([kept, held_out])
         kept_rows = (torch.cat([kept_rows[0], held_out_rows[0]]), torch.cat([kept_rows[1], held_out_rows[1]]))
         probes = training(subset(train_set, everything), kept_rows, (learning_rate,), first_epoch=config.epochs)
+    say(runtime, "measuring the probe and kNN on %s test images", f"{len(test_set):,}")
     test_rows = features_of(test_set, torch.arange(len(test_set)))
     return ProbeFindings(
         probe=evaluate_probe(probes, learning_rate, held_out_top1, *test_rows),

@@ -4,6 +4,7 @@ Everything is a function of the global step t: the samples, their views, dropout
 needs the state that `save` was given, and t.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -23,12 +24,14 @@ from ssl_sec.collectives import highest_of_workers
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import Sampler, worker_rows
-from ssl_sec.diagnostics import NormHistogram, norm_histogram
 from ssl_sec.errors import Stopped, StorageError
 from ssl_sec.global_dropout import draw_dropout
+from ssl_sec.norms import NormHistogram, norm_histogram
 from ssl_sec.objective import Objective, Terms
 from ssl_sec.optimisers import set_learning_rate
 from ssl_sec.schedules import Schedule
+
+logger = logging.getLogger(__name__)
 
 Precision = Literal["float32", "bfloat16", "float64"]
 
@@ -71,6 +74,12 @@ class Runtime(Protocol):
     def request(self) -> Request:
         """What someone asks of this worker; every worker looks at the same steps."""
         ...
+
+
+def say(runtime: Runtime, message: str, *values: object) -> None:
+    """Logs what is being done, once for all workers."""
+    if runtime.rank == 0:
+        logger.info(message, *values)
 
 
 @runtime_checkable

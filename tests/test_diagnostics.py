@@ -1,6 +1,4 @@
-import dataclasses
 import io
-import json
 import subprocess
 import sys
 
@@ -11,7 +9,6 @@ from matplotlib.figure import Figure
 
 from ssl_sec.diagnostics import (
     Curve,
-    NormHistogram,
     class_divergences,
     compared_curves_figure,
     confusion_figure,
@@ -19,10 +16,10 @@ from ssl_sec.diagnostics import (
     features_figure,
     norm_distributions,
     norm_distributions_figure,
-    norm_histogram,
     norm_histograms_figure,
     within_class_energy,
 )
+from ssl_sec.norms import NormHistogram, norm_histogram
 
 
 def draw(*shape, seed=0):
@@ -43,15 +40,6 @@ def points_of(figure: Figure) -> np.ndarray:
     return np.concatenate([dots.get_offsets() for dots in figure.axes[0].collections])
 
 
-def test_a_norm_histogram_counts_every_norm_and_survives_json():
-    histogram = norm_histogram(10 + draw(500), step=7, num_bins=12)
-    assert (histogram.step, len(histogram.counts), sum(histogram.counts)) == (7, 12, 500)
-    expected, edges = np.histogram((10 + draw(500)).double().numpy(), bins=12)
-    assert histogram.counts == expected.tolist()
-    assert histogram.edges == pytest.approx(edges.tolist())
-    assert NormHistogram(**json.loads(json.dumps(dataclasses.asdict(histogram)))) == histogram
-
-
 @pytest.mark.parametrize("norm", [0.0, 1e-30, 1.0, 12.5, 1e30])
 def test_equal_norms_have_bins_with_a_width(norm):
     histogram = norm_histogram(torch.full((9,), norm), step=0)
@@ -59,16 +47,6 @@ def test_equal_norms_have_bins_with_a_width(norm):
     assert all(low < high for low, high in zip(histogram.edges, histogram.edges[1:], strict=False))
     assert histogram.edges[0] == pytest.approx(norm)
     assert len(rendered(norm_histograms_figure([histogram]))) > 1000
-
-
-def test_norms_that_are_not_finite_are_left_out():
-    assert sum(norm_histogram(torch.tensor([1.0, torch.nan, torch.inf, 2.0]), step=0).counts) == 2
-    assert sum(norm_histogram(torch.full((3,), torch.nan), step=0).counts) == 0
-
-
-def test_a_histogram_needs_one_edge_more_than_bins():
-    with pytest.raises(AssertionError, match="one edge more"):
-        NormHistogram(0, [0.0, 1.0], [1, 2])
 
 
 def test_each_metric_has_a_panel_with_labelled_axes():

@@ -5,8 +5,8 @@
 #   sbatch jobs/cluster/slurm.sh experiment=cifar10_sec_100 data.root=/shared/data
 #   OUTPUT_DIR=/scratch/$USER/runs sbatch --nodes=4 --gpus-per-node=8 jobs/cluster/slurm.sh experiment=cifar10_sec_100
 #
-# The arguments are overrides of jobs.pretrain. OUTPUT_DIR must be on storage that all nodes share; the package must be
-# installed in the Python that PATH names on all of them (or put a container before the command that srun starts).
+# The arguments are overrides of `ssl-sec pretrain`. OUTPUT_DIR must be on storage that all nodes share; the package must
+# be installed in the Python that PATH names on all of them (or put a container before the command that srun starts).
 #SBATCH --job-name=ssl-sec
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -34,7 +34,7 @@ export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray
 [[ -s $RAY_AUTH_TOKEN_PATH ]] || (umask 077 && ray get-auth-token --generate >/dev/null)
 
 # The folder is <output_dir>/<recipe>/<run_name>; only the job itself knows its recipe.
-recipe=$(python -m jobs.pretrain "${overrides[@]}" --cfg job | sed -n 's/^recipe: //p')
+recipe=$(python -m ssl_sec pretrain "${overrides[@]}" --cfg job | sed -n 's/^recipe: //p')
 run_folder=$output_dir/$recipe/$run_name
 
 # A stop is asked for as Ctrl-C does it: the workers see this file after a step, save, and the job ends with 130.
@@ -59,7 +59,7 @@ srun --kill-on-bad-exit=0 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" ray symmet
     --min-nodes "$SLURM_JOB_NUM_NODES" \
     --num-cpus "${SLURM_CPUS_PER_TASK:-1}" \
     --num-gpus "${SLURM_GPUS_ON_NODE:-0}" \
-    -- python -m jobs.pretrain "${overrides[@]}" &
+    -- python -m ssl_sec pretrain "${overrides[@]}" &
 step=$!
 code=0
 wait "$step" || code=$?

@@ -15,7 +15,6 @@ import pyarrow as pa
 import torch
 from jaxtyping import Bool, Int64
 from pyarrow import csv as table
-from scipy.io import loadmat
 from torch import Tensor
 
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
@@ -181,6 +180,8 @@ def read_blufr(path: str | Path) -> OpenSetProtocol:
         MissingDataError: the file is not there.
         DataError: it is damaged, or an index is outside the list of images.
     """
+    from scipy.io import loadmat
+
     printed = printable(str(path))
     names = ("imageList", "labels", "galIndex", "probIndex")
     _require(path)

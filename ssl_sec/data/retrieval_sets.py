@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import torch
-from scipy.io import loadmat
 
 from ssl_sec.data.class_splits import require_disjoint
 from ssl_sec.data.crops import Crop
@@ -331,6 +330,8 @@ def _class_number(text: str, where: str) -> int:
 
 def _read_cars_annotations(path: Path) -> tuple[list[Any], list[Any], list[str]]:
     """Paths, class numbers and the names of the classes, of which the first is number 1."""
+    from scipy.io import loadmat
+
     printed = printable(str(path))
     try:
         content = loadmat(path, variable_names=("annotations", "class_names"), squeeze_me=True)

@@ -7,14 +7,13 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
-from torchvision.datasets import CIFAR10, CIFAR100
 
 from ssl_sec.data import parquet
 from ssl_sec.data.class_splits import require_disjoint
@@ -84,11 +83,15 @@ def open_cifar10(split: Split, root: str | Path, download: bool) -> ResidentImag
         MissingDataError: the set is not there, or not with the right checksums.
         DataError: it cannot be downloaded.
     """
+    from torchvision.datasets import CIFAR10  # torchvision takes two seconds to import
+
     return _open_cifar(CIFAR10, "cifar10", split, Path(root), download)
 
 
 def open_cifar100(split: Split, root: str | Path, download: bool) -> ResidentImages:
     """CIFAR-100, with its 100 fine classes: otherwise as `open_cifar10`, from `cifar-100-python`."""
+    from torchvision.datasets import CIFAR100
+
     return _open_cifar(CIFAR100, "cifar100", split, Path(root), download)
 
 
@@ -329,7 +332,7 @@ def limit_images(image_set: ImageSet, max_images: int, seed: int) -> ImageSet:
     return subset(image_set, chosen.sort().values, f"balanced by class, seed {seed}")
 
 
-def _open_cifar(dataset: type[CIFAR10], name: str, split: Split, root: Path, download: bool) -> ResidentImages:
+def _open_cifar(dataset: Any, name: str, split: Split, root: Path, download: bool) -> ResidentImages:
     looked_for = root / dataset.base_folder
     try:
         if download:

@@ -12,6 +12,7 @@ from ssl_sec.config import AblateConfig, PretrainConfig
 from ssl_sec.edges.command_line import in_table
 from ssl_sec.edges.composition import compose, options
 from ssl_sec.edges.driver import Finished, new_name, run_pretraining
+from ssl_sec.edges.machine import announce
 from ssl_sec.edges.summary import how_to_look
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.settings import from_values
@@ -40,6 +41,7 @@ def run_ablation(overrides: Sequence[str]) -> str:
             raise ConfigError(f"arms: found {arm!r}; {nearest(arm, allowed)}")
     shared = [override for override in overrides if override.partition("=")[0] not in ("arms", "seeds")]
     configs = {(arm, seed): _config(shared, arm, seed) for seed in seeds for arm in arms}
+    announce(next(iter(configs.values())).runtime)
     results: dict[str, list[Mapping[str, float]]] = {arm: [] for arm in arms}
     finished: Finished | None = None
     for (arm, _), config in configs.items():

@@ -4,9 +4,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TextIO
+
+from tqdm import tqdm
 
 from ssl_sec.edges.composition import composed_yaml, experiments, groups, options
+from ssl_sec.edges.packaging import command
 from ssl_sec.errors import Stopped, UserError, out_of_memory
 from ssl_sec.masking import masked
 from ssl_sec.settings import check
@@ -52,7 +55,7 @@ def run_job(job: str, run: Callable[[Sequence[str]], str], arguments: Sequence[s
 
 def exit_code_of(run: Callable[[], int]) -> int:
     """Runs a command; what a user can mend becomes one line and an exit code, without secrets."""
-    logging.basicConfig(level=logging.INFO)
+    logging.basicConfig(level=logging.INFO, handlers=[_AboveTheBar()])
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_WithoutSecrets("%(levelname)s: %(message)s"))
     logging.getLogger().setLevel(logging.WARNING)
@@ -79,6 +82,16 @@ def exit_code_of(run: Callable[[], int]) -> int:
         return 1
 
 
+class _AboveTheBar(logging.StreamHandler[TextIO]):
+    """Writes messages above a progress bar, if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            tqdm.write(self.format(record), file=self.stream)
+        except Exception:
+            self.handleError(record)
+
+
 class _WithoutSecrets(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return masked(super().format(record))
@@ -86,9 +99,9 @@ class _WithoutSecrets(logging.Formatter):
 
 def _help(job: str) -> str:
     lines = [
-        f"usage: python -m jobs.{job} [group=option ...] [key=value ...]",
-        f"       python -m jobs.{job} [...] --cfg job     print the configuration and stop",
-        *(f"       python -m jobs.{job} {usage}" for usage in _MORE_USAGES.get(job, ())),
+        f"usage: {command(job)} [group=option ...] [key=value ...]",
+        f"       {command(job)} [...] --cfg job     print the configuration and stop",
+        *(f"       {command(job)} {usage}" for usage in _MORE_USAGES.get(job, ())),
         "",
     ]
     primary = composed_yaml(job, [])

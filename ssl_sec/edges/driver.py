@@ -38,6 +38,7 @@ from ssl_sec.edges.mlflow_tracker import (
     model_name,
     tracking_uri,
 )
+from ssl_sec.edges.packaging import command
 from ssl_sec.edges.pictures import face_pictures, pretraining_pictures, probe_pictures, retrieval_pictures
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.worker import CONFIGS, Job, RecipeConfig, Worker, load_encoder, load_head, work
@@ -152,7 +153,7 @@ def _train(
     return run.to_its_end(
         experiment=config.tracking.experiment or config.recipe,
         name=config.run_name,
-        progress=Progress(total, config.run_name, unit),
+        progress=Progress(total, config.run_name, unit, said=folder.messages()),
         global_batch_size=config.global_batch_size,
         tags={"recipe": config.recipe, "job": job},
         parent_run_id=config.tracking.parent_run,
@@ -315,8 +316,10 @@ class _Run:
         )
         self.folder.identity_path.write_text(json.dumps(asdict(replace(identity, uri=masked(identity.uri)))))
         tracking = self._tracking(identity)
+        logger.info("folder: %s", self.folder.path)
+        logger.info("connecting to MLflow at %s", masked(self.uri))
         try:
-            tracking.connect()
+            self._say_where(tracking.connect())
         except StorageError as error:
             logger.warning("%s; it is tried again, and the figures are in %s", error, self.folder.metrics_path)
         status = "FAILED"
@@ -348,6 +351,12 @@ class _Run:
             if tracked is not None:
                 self._tolerated(lambda: tracked.end(status))
         return self._finished(tracked)
+
+    def _say_where(self, tracked: TrackedRun) -> None:
+        from ssl_sec.edges.summary import how_to_look  # which imports this module
+
+        for line in how_to_look(self._finished(tracked), f"runs/{tracked.run_id}").splitlines():
+            logger.info(line.strip())
 
     def _finished(self, tracked: TrackedRun | None) -> Finished:
         return Finished(
@@ -399,9 +408,11 @@ class _Run:
 
     def _leave_artifacts(self, tracked: TrackedRun | None) -> None:
         """Draws the pictures, and leaves in MLflow all that the run made; last the file that says that all is there."""
+        logger.info("drawing the plots")
         pictures = _PICTURES[self.job](self.folder)
         if tracked is None:
             return
+        logger.info("sending plots and weights to MLflow")
         for picture in pictures:
             self._tolerated(lambda picture=picture: tracked.log_file(picture, "plots"))
         self._tolerated(lambda: tracked.log_file(self.folder.config_path))
@@ -424,6 +435,7 @@ class _Run:
             self._tolerated(lambda: tracked.log_file(self.folder.head_path))
         if not config.tracking.register_model:
             return
+        logger.info("registering the network in MLflow as %s", model_name(self.recipe))
         encoder = load_encoder(config, data.image_shape, self.folder.encoder_path)
         network, width = encoder, encoder.num_features
         if is_embedding:
@@ -440,7 +452,7 @@ class _Run:
 
     @property
     def _replay_command(self) -> str:
-        return f"python -m jobs.replay folder={self.folder.path}"
+        return f"{command('replay')} folder={self.folder.path}"
 
 
 @contextmanager

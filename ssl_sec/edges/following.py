@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -42,6 +42,10 @@ class Stream(Protocol):
 
     def isatty(self) -> bool:
         """Whether it is a terminal."""
+        ...
+
+    def fileno(self) -> int:
+        """The number of its file."""
         ...
 
 
@@ -133,6 +137,50 @@ class Follower:
         return records
 
 
+# How figures are shown in a line of a log.
+_LINE_FIGURES = {
+    "train/loss": "loss {:.4f}",
+    "train/norm_mean": "norm {:.3g}",
+    "train/norm_std": "± {:.2g}",
+    "train/eta": "η {:.3g}",
+    "train/lr": "lr {:.3g}",
+    "train/images_per_s": "images/s {:.0f}",
+    "val/knn_top1": "kNN % {:.2f}",
+    "val/rankme": "RankMe {:.1f}",
+    "val/recall_at_1": "held-out R@1 % {:.2f}",
+    "train/recall_at_1": "training R@1 % {:.2f}",
+    "val/verification_accuracy": "held-out verification % {:.2f}",
+    "train/verification_accuracy": "training verification % {:.2f}",
+    "retrieval/recall_at_1": "R@1 % {:.2f}",
+    "retrieval/nmi": "NMI % {:.2f}",
+    "retrieval/f1": "F1 % {:.2f}",
+    "probe/loss": "loss {:.4f}",
+    "probe/top1": "top-1 % {:.2f}",
+    "probe/top5": "top-5 % {:.2f}",
+}
+# And in the bar, where 80 columns must do.
+_BAR_FIGURES = {
+    "train/loss": "loss {:#.4g}",
+    "probe/loss": "loss {:#.4g}",
+    "val/knn_top1": "kNN {:.1f}%",
+    "val/recall_at_1": "R@1 {:.1f}%",
+    "train/recall_at_1": "R@1 {:.1f}%",
+    "val/verification_accuracy": "acc {:.1f}%",
+    "train/verification_accuracy": "acc {:.1f}%",
+    "probe/top1": "top-1 {:.1f}%",
+    "train/images_per_s": "{:.0f} images/s",
+}
+# What a wider terminal shows as well.
+_MORE_BAR_FIGURES = {
+    "train/norm_mean": "norm {:.3g}",
+    "val/rankme": "RankMe {:.1f}",
+    "train/lr": "lr {:.3g}",
+    "train/eta": "η {:.3g}",
+}
+_SHORTEST_NAME, _NAME_BESIDE_BAR, _LONGEST_NAME = 4, 8, 32
+_SHORTEST_BAR, _LONGEST_BAR = 4, 20
+
+
 class Progress:
     """Progress of a run: a bar on a terminal, lines elsewhere.
 
@@ -141,10 +189,16 @@ class Progress:
         name: of the run.
         unit: which of the two.
         stream: where it is written.
+        said: time and text of messages that were shown before this process, and are not shown again.
     """
 
     def __init__(
-        self, total: int | float, name: str, unit: Literal["epoch", "step"] = "epoch", stream: Stream | None = None
+        self,
+        total: int | float,
+        name: str,
+        unit: Literal["epoch", "step"] = "epoch",
+        stream: Stream | None = None,
+        said: Iterable[tuple[float, str]] = (),
     ) -> None:
         self._stream: Stream = stream or sys.stderr
         self._total = total
@@ -156,7 +210,7 @@ class Progress:
         self._shown: dict[str, float] = {}
         self._last_step = -1
         self._last_names: Set[str] = set()
-        self._told: set[tuple[float, str]] = set()
+        self._told: set[tuple[float, str]] = set(said)
 
     def __call__(self, records: Sequence[Record]) -> None:
         """Shows the newest figures; without a terminal, a line for each report."""
@@ -204,28 +258,9 @@ class Progress:
             return float(min(self._last_step + 1, self._total))
         return float(self._shown.get("train/epoch", self._shown.get("probe/epoch", 0.0)))
 
-    def _figures(self, metrics: dict[str, float]) -> list[str]:
-        names = {
-            "train/loss": ("loss", ".4f"),
-            "train/norm_mean": ("norm", ".3g"),
-            "train/norm_std": ("±", ".2g"),
-            "train/eta": ("η", ".3g"),
-            "train/lr": ("lr", ".3g"),
-            "train/images_per_s": ("images/s", ".0f"),
-            "val/knn_top1": ("kNN %", ".2f"),
-            "val/rankme": ("RankMe", ".1f"),
-            "val/recall_at_1": ("held-out R@1 %", ".2f"),
-            "train/recall_at_1": ("training R@1 %", ".2f"),
-            "val/verification_accuracy": ("held-out verification %", ".2f"),
-            "train/verification_accuracy": ("training verification %", ".2f"),
-            "retrieval/recall_at_1": ("R@1 %", ".2f"),
-            "retrieval/nmi": ("NMI %", ".2f"),
-            "retrieval/f1": ("F1 %", ".2f"),
-            "probe/loss": ("loss", ".4f"),
-            "probe/top1": ("top-1 %", ".2f"),
-            "probe/top5": ("top-5 %", ".2f"),
-        }
-        return [f"{label} {metrics[name]:{form}}" for name, (label, form) in names.items() if name in metrics]
+    def _figures(self, metrics: Mapping[str, float], forms: Mapping[str, str] | None = None) -> list[str]:
+        forms = _LINE_FIGURES if forms is None else forms
+        return [form.format(metrics[name]) for name, form in forms.items() if name in metrics]
 
     def _line(self, record: Record) -> str:
         left = self._time_left()
@@ -240,27 +275,84 @@ class Progress:
         )
 
     def _time_left(self) -> str:
+        seconds = self._seconds_left()
+        return "" if seconds is None else f"{_duration(seconds)} left"
+
+    def _seconds_left(self) -> float | None:
+        """None at the start, as nothing is known, and at the end."""
         place = self._place()
         if self._first_place is None:
             self._first_place, self._started = place, time.monotonic()
-            return ""
+            return None
         done = place - self._first_place
         if done <= 0 or place >= self._total:
-            return ""
-        seconds = (time.monotonic() - self._started) * (self._total - place) / done
-        return f"{_duration(seconds)} left"
+            return None
+        return (time.monotonic() - self._started) * (self._total - place) / done
 
     def _draw(self) -> None:
+        columns = _columns(self._stream)
+        form = self._bar_format(columns - 1)
         if self._bar is None:
-            place = "epoch {n:.1f}/{total}" if self._unit == "epoch" else "step {n:.0f}/{total}"
-            form = "{desc} {percentage:3.0f}%|{bar:20}| " + place + " [{elapsed}<{remaining}] {postfix}"
-            self._bar = tqdm(total=self._total, desc=self._name, bar_format=form, file=self._stream, dynamic_ncols=True)
-        self._bar.set_postfix_str("  ".join(self._figures(self._shown)), refresh=False)
-        self._bar.update(min(self._place(), self._total) - self._bar.n)
+            # With both sizes given, tqdm does not ask the terminal, which may say that it has none.
+            self._bar = tqdm(total=self._total, bar_format=form, file=self._stream, ncols=columns, nrows=24)
+        self._bar.bar_format, self._bar.ncols = form, columns
+        self._bar.n = min(self._place(), self._total)
         self._bar.refresh()
+
+    def _bar_format(self, width: int) -> str:
+        """What a run is watched by, in one line of at most `width` characters; the rest of it is the name and the bar.
+
+        Where the terminal is narrower than that, what comes last is left out.
+        """
+        text = ""
+        for part in (*self._main_figures(), *self._figures(self._shown, _MORE_BAR_FIGURES)):
+            longer = f"{text}  {part}" if text else part
+            text = longer if len(longer) <= width else text
+        room = width - len(text) - 1
+        if room < _SHORTEST_NAME:
+            return _literal(text)
+        beside_bar = room - len(" 100%||") - _SHORTEST_BAR
+        name = _shortened(self._name, min(beside_bar if beside_bar >= _NAME_BESIDE_BAR else room, _LONGEST_NAME))
+        room -= len(f"{name} 100%||")
+        if room < _SHORTEST_BAR:
+            return _literal(f"{name} {text}")
+        bar = f"{{percentage:3.0f}}%|{{bar:{min(room, _LONGEST_BAR)}}}|"
+        return f"{_literal(name)} {bar} {_literal(text)}"
+
+    def _main_figures(self) -> list[str]:
+        place, left = self._place(), self._seconds_left()
+        return [
+            f"epoch {place:.1f}/{self._total}" if self._unit == "epoch" else f"step {place:.0f}/{self._total}",
+            *self._figures(self._shown, _BAR_FIGURES),
+            *([] if left is None else [f"{_clock(left)} left"]),
+        ]
 
 
 def _duration(seconds: float) -> str:
     minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes_left = divmod(minutes, 60)
     return f"{hours} h {minutes_left:02d} min" if hours else f"{minutes} min {seconds_left:02d} s"
+
+
+def _clock(seconds: float) -> str:
+    """Hours, minutes and seconds as short as they can be: 1:02:03, or 2:03."""
+    minutes, seconds_left = divmod(round(seconds), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{hours}:{minutes_left:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _columns(stream: Stream) -> int:
+    """The width of a terminal; 80 where it does not say."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def _literal(text: str) -> str:
+    """Text in a format string."""
+    return text.replace("{", "{{").replace("}", "}}")

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,6 @@ import torch
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunStatus, SourceType
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
-from mlflow.pytorch import log_model
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking import MlflowClient
 from mlflow.types import Schema, TensorSpec
@@ -211,6 +211,8 @@ class TrackedRun:
             inputs=Schema([TensorSpec(np.dtype(np.float32), (-1, *image_shape))]),
             outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, width))]),
         )
+        with _without_lightning():
+            from mlflow.pytorch import log_model
         with _fluent(self.client.tracking_uri), mlflow.start_run(run_id=self.run_id):
             log_model(
                 network.float().eval(),
@@ -407,6 +409,19 @@ def _fluent(uri: str) -> Iterator[None]:
         mlflow.set_tracking_uri(None)  # pyright: ignore[reportArgumentType]
         if before is not None:
             os.environ["MLFLOW_TRACKING_URI"] = before
+
+
+@contextlib.contextmanager
+def _without_lightning() -> Iterator[None]:
+    """`mlflow.pytorch` imports Lightning where it can, and does without where it cannot: it takes seconds."""
+    if "pytorch_lightning" in sys.modules:
+        yield
+        return
+    sys.modules["pytorch_lightning"] = None  # pyright: ignore[reportArgumentType]  # an ImportError to whoever asks
+    try:
+        yield
+    finally:
+        del sys.modules["pytorch_lightning"]
 
 
 def _experiment_id(client: MlflowClient, name: str, uri: str, output_dir: Path) -> str:

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -24,6 +25,13 @@ def checkout() -> Path | None:
     """The root of the checkout that this package runs from; None where it is installed without one."""
     root = Path(__file__).parents[2]
     return root if (root / "pyproject.toml").is_file() and (root / "jobs").is_dir() else None
+
+
+def command(job: str) -> str:
+    """How a job is called here: `ssl-sec <job>` if this process was, or if there is no checkout."""
+    program = Path(sys.argv[0])
+    by_name = program.name == "ssl-sec" or program.parent.name == "ssl_sec"
+    return f"ssl-sec {job}" if by_name or checkout() is None else f"python -m jobs.{job}"
 
 
 def commit(root: Path) -> str | None:

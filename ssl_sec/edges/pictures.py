@@ -17,13 +17,13 @@ from ssl_sec.diagnostics import (
     features_figure,
     norm_distributions,
     norm_distributions_figure,
-    norm_histogram,
     norm_histograms_figure,
 )
 from ssl_sec.drawing import message
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.errors import DataError
 from ssl_sec.face_diagnostics import HardPairs, Verification, hardest_pairs_figure, roc_figure, scores_figure
+from ssl_sec.norms import norm_histogram
 from ssl_sec.retrieval_diagnostics import (
     DirectionChanges,
     class_divergences_figure,

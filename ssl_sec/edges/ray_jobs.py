@@ -28,8 +28,8 @@ _ENDED = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED)
 
 
 def entrypoint(job: str, arguments: Sequence[str]) -> str:
-    """The command line that runs a job."""
-    return shlex.join(["exec", "python", "-m", f"jobs.{job}", *arguments])
+    """The command line that runs a job, from a checkout that was sent or a package that is installed."""
+    return shlex.join(["exec", "python", "-m", "ssl_sec", job, *arguments])
 
 
 class Cluster:

@@ -51,6 +51,7 @@ def run_with_ray(
     """
     connect(options.address)
     scaling = scaling_for(options, ray.cluster_resources())
+    logger.info("starting %s", workers_in_words(scaling))
     if global_batch_size is not None and isinstance(scaling.num_workers, int):
         worker_rows(global_batch_size, 0, scaling.num_workers)
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(options.start_timeout_s)
@@ -158,8 +159,18 @@ def connect(address: str | None) -> None:
     # reads this when it starts nodes.
     os.environ.setdefault("RAY_worker_niceness", "0")
     _check_listening(address or os.environ.get("RAY_ADDRESS"))
+    logger.info("starting Ray on this machine" if started_here else "connecting to the Ray cluster")
     with _own_signal_handlers():
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=not started_here)
+
+
+def workers_in_words(scaling: ScalingConfig) -> str:
+    """For example `2 to 8 workers with 4 CPUs and 1 GPU each`."""
+    workers = scaling.num_workers
+    count = f"{workers[0]} to {workers[1]}" if isinstance(workers, tuple) else str(workers)
+    cpus = int(cast(dict[str, float], scaling.resources_per_worker)["CPU"])
+    each = f"{cpus} CPU{'s' if cpus > 1 else ''}{' and 1 GPU' if scaling.use_gpu else ''}"
+    return f"1 worker with {each}" if count == "1" else f"{count} workers with {each} each"
 
 
 @contextlib.contextmanager

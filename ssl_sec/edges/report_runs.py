@@ -14,9 +14,9 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from ssl_sec.config import TrackingConfig
-from ssl_sec.diagnostics import NormHistogram
 from ssl_sec.edges.mlflow_tracker import connected, tracking_uri
 from ssl_sec.errors import ConfigError, StorageError, first_line, nearest
+from ssl_sec.norms import NormHistogram
 
 _FINISHED = "attributes.status = 'FINISHED'"
 _RUNS_A_PAGE = 1000

@@ -23,9 +23,9 @@ import yaml
 
 from ssl_sec.checkpoint import load_checkpoint, newest_checkpoint
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.diagnostics import NormHistogram
 from ssl_sec.errors import ConfigError, DataError, StorageError, UserError, first_line
 from ssl_sec.masking import masked, masked_values
+from ssl_sec.norms import NormHistogram
 from ssl_sec.settings import flattened, from_values
 
 logger = logging.getLogger(__name__)
@@ -202,8 +202,9 @@ class RunFolder:
             logger.warning("skipped a checkpoint that is not whole, %s", defect)
 
     def discard_unstarted(self) -> None:
-        """Removes the folder of a run that ended before it told anything, so that its name is free again."""
-        if self.newest_step() is None and not self.metrics_path.exists() and not self.encoder_path.exists():
+        """Removes the folder of a run that ended before any figure or warning, so that its name is free again."""
+        warned = any(not message.startswith("INFO: ") for _, message in self.messages())
+        if self.newest_step() is None and not warned and not self.records() and not self.encoder_path.exists():
             shutil.rmtree(self.path, ignore_errors=True)
             with contextlib.suppress(OSError):  # other runs of the recipe
                 self.path.parent.rmdir()
@@ -321,6 +322,10 @@ class RunFolder:
     def records(self) -> list[dict[str, Any]]:
         """All figures so far, without messages."""
         return [record for record in _json_lines(self.metrics_path) if "metrics" in record]
+
+    def messages(self) -> list[tuple[float, str]]:
+        """Time and text of what was said so far."""
+        return [(record["time"], record["message"]) for record in _json_lines(self.metrics_path) if "message" in record]
 
     def histograms(self) -> list[NormHistogram]:
         """How the norms were distributed, oldest first."""

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from ssl_sec.edges.packaging import command
 from ssl_sec.edges.ray_jobs import Cluster, as_table, exit_code
 from ssl_sec.errors import ConfigError, nearest
 
@@ -57,15 +58,13 @@ def submit(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.submit",
+        prog=command("submit"),
         description="Sends a job to a Ray cluster, and looks after those that were sent.",
-        epilog=_EPILOG,
+        epilog=_EPILOG.replace("python -m jobs.submit", command("submit")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", help="pretrain or probe; or status, logs, stop, list")
-    parser.add_argument(
-        "overrides", nargs="*", help="of the job's configuration, as for python -m jobs.<job>; or a job id"
-    )
+    parser.add_argument("overrides", nargs="*", help="of the job's configuration, as for the job itself; or a job id")
     parser.add_argument(
         "--address", help="of the cluster's dashboard, http://<head>:8265; default: RAY_ADDRESS, or this machine"
     )
@@ -100,7 +99,7 @@ def _submit(options: argparse.Namespace) -> int:
     print(f"MLflow: {sent.mlflow}", flush=True)
     if options.follow:
         return _follow(cluster, sent.job_id, options.detach)
-    print(f"follow it: python -m jobs.submit logs {sent.job_id} --follow")
+    print(f"follow it: {command('submit')} logs {sent.job_id} --follow")
     return 0
 
 
@@ -109,7 +108,7 @@ def _follow(cluster: Cluster, job_id: str, detach: bool) -> int:
         details = cluster.follow(job_id, _print)
     except KeyboardInterrupt:
         if detach:
-            print(f"\n{job_id} goes on; follow it: python -m jobs.submit logs {job_id} --follow", file=sys.stderr)
+            print(f"\n{job_id} goes on; follow it: {command('submit')} logs {job_id} --follow", file=sys.stderr)
             return 130
         print(f"\nstopping {job_id}: its state is saved first (Ctrl-C again leaves it to itself)", file=sys.stderr)
         details = cluster.stop(job_id)

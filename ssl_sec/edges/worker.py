@@ -16,17 +16,17 @@ from ssl_sec.checkpoint import CheckpointWriter, newest_checkpoint, save_part, w
 from ssl_sec.collectives import wait_for_workers
 from ssl_sec.config import MetricLearningConfig, PretrainConfig, ProbeJobConfig, TrainingConfig
 from ssl_sec.cpu import keep_freed_memory, schedule_as_batch
-from ssl_sec.diagnostics import NormHistogram
 from ssl_sec.edges.run_folder import SCORES, RunFolder
 from ssl_sec.encoders import Encoder
 from ssl_sec.errors import Stopped, UserError, out_of_memory
 from ssl_sec.face import recognise_faces
 from ssl_sec.face_config import FaceConfig
 from ssl_sec.metric_learning import learn_metric
+from ssl_sec.norms import NormHistogram
 from ssl_sec.pretraining import pretrain
 from ssl_sec.probing import linear_evaluation
 from ssl_sec.settings import from_values
-from ssl_sec.training import Request
+from ssl_sec.training import Request, say
 
 logger = logging.getLogger(__name__)
 
@@ -165,6 +165,7 @@ def _last_checkpoint(folder: RunFolder) -> str:
 
 
 def _train(config: RecipeConfig, folder: RunFolder, runtime: FolderRuntime) -> None:
+    say(runtime, "loading %s", config.data.name)
     try:
         if isinstance(config, PretrainConfig):
             pretrain(config, runtime, folder)
@@ -180,6 +181,7 @@ def _probe(config: ProbeJobConfig, folder: RunFolder, runtime: FolderRuntime) ->
     """Probes the encoder that the driver laid into the folder, beside its run's configuration."""
     trained = from_values(PretrainConfig, yaml.safe_load((folder.path / "pretrain.yaml").read_text()))
     data = config.data or trained.data
+    say(runtime, "loading %s and the encoder", data.name)
     encoder = load_encoder(trained, data.open("test").image_shape, folder.encoder_path).to(runtime.device)
     findings = linear_evaluation(encoder, data, config.probe, config.runtime, runtime)
     last_step = 2 * config.probe.epochs

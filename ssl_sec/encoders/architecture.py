@@ -81,7 +81,7 @@ class TorchvisionResNet:
                 f"        self.inplanes = {planes[0]} if planes == 64 else self.inplanes",
                 f"        return super()._make_layer(block, {by_stage}[planes], blocks, **options)",
                 "",
-                f"encoder = OtherWidth(torchvision.models.resnet.{block.__name__}, {list(repeats)})",
+                f"encoder = OtherWidth(torchvision.models.resnet.{block}, {list(repeats)})",
                 f"encoder.bn1 = torch.nn.BatchNorm2d({planes[0]})",
             ]
         if self.stem == "cifar":

@@ -5,7 +5,6 @@ mean and standard deviation. Here `GOOGLENET_MEAN` and `GOOGLENET_STD` say it di
 """
 
 from torch import nn
-from torchvision.models.googlenet import BasicConv2d, GoogLeNet
 
 from ssl_sec.encoders.initialisation import he_normal_
 from ssl_sec.errors import ConfigError
@@ -27,6 +26,8 @@ def googlenet(num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
     Raises:
         ConfigError: for smaller images.
     """
+    from torchvision.models.googlenet import BasicConv2d, GoogLeNet  # torchvision takes two seconds to import
+
     if image_size_px < _SMALLEST_PX:
         raise ConfigError(
             f"encoder.name: found 'googlenet', but the images have {image_size_px} pixels; "

@@ -13,8 +13,6 @@ from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
-from torchvision.models.resnet import conv1x1, conv3x3
-from torchvision.ops import SqueezeExcitation
 
 from ssl_sec.encoders.face_maps import as_features, map_size_px
 from ssl_sec.encoders.initialisation import he_normal_
@@ -37,14 +35,15 @@ class IRUnit(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(inputs)
-        self.conv1 = conv3x3(inputs, outputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
         self.prelu = nn.PReLU(outputs)
-        self.conv2 = conv3x3(outputs, outputs, stride)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, stride, padding=1, bias=False)
         self.bn3 = nn.BatchNorm2d(outputs)
         self.downsample = nn.Identity()
         if stride != 1:
-            self.downsample = nn.Sequential(conv1x1(inputs, outputs, stride), nn.BatchNorm2d(outputs))
+            convolution = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.downsample = nn.Sequential(convolution, nn.BatchNorm2d(outputs))
 
     def forward(self, maps: Float[Tensor, "batch inputs height width"]) -> Float[Tensor, "batch outputs rows columns"]:
         """The branch and the shortcut, added."""
@@ -59,6 +58,8 @@ class SEIRUnit(IRUnit):
     """A unit whose branch is weighted channel by channel (squeeze and excitation); arguments as for `IRUnit`."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        from torchvision.ops import SqueezeExcitation  # torchvision takes two seconds to import
+
         super().__init__(inputs, outputs, stride)
         squeezed = max(1, outputs // _SQUEEZE_REDUCTION)
         self.se = SqueezeExcitation(outputs, squeezed, activation=partial(nn.PReLU, squeezed))
@@ -93,7 +94,7 @@ class IRNet(nn.Module):
         planes = stage_planes(width)
         self.map_size_px = map_size_px(image_size_px)
         self.num_features = planes[-1] * self.map_size_px**2
-        self.conv1 = conv3x3(num_channels, planes[0])
+        self.conv1 = nn.Conv2d(num_channels, planes[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(planes[0])
         self.prelu = nn.PReLU(planes[0])
         inputs = [planes[0], *planes[:-1]]

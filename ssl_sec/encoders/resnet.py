@@ -9,15 +9,14 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock, Bottleneck, conv1x1
 
 from ssl_sec.encoders.initialisation import he_normal_
 
-# Blocks of each stage by depth.
-LAYERS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {
-    18: (BasicBlock, (2, 2, 2, 2)),
-    34: (BasicBlock, (3, 4, 6, 3)),
-    50: (Bottleneck, (3, 4, 6, 3)),
+# Which of torchvision's blocks, and how many in each stage, by depth.
+LAYERS: dict[int, tuple[Literal["BasicBlock", "Bottleneck"], tuple[int, int, int, int]]] = {
+    18: ("BasicBlock", (2, 2, 2, 2)),
+    34: ("BasicBlock", (3, 4, 6, 3)),
+    50: ("Bottleneck", (3, 4, 6, 3)),
 }
 
 
@@ -43,10 +42,14 @@ class ResNet(nn.Module):
     def __init__(
         self, depth: int, stem: Literal["cifar", "imagenet"], width: float = 1.0, num_channels: int = 3
     ) -> None:
+        from torchvision.models.resnet import BasicBlock, Bottleneck  # torchvision takes two seconds to import
+
         super().__init__()
-        block, repeats = LAYERS[depth]
+        name, repeats = LAYERS[depth]
+        block = BasicBlock if name == "BasicBlock" else Bottleneck
         planes = stage_planes(width)
-        self.num_features = planes[-1] * block.expansion
+        outplanes = [count * block.expansion for count in planes]
+        self.num_features = outplanes[-1]
         if stem == "cifar":
             self.conv1 = nn.Conv2d(num_channels, planes[0], 3, padding=1, bias=False)
             self.maxpool = nn.Identity()
@@ -55,10 +58,10 @@ class ResNet(nn.Module):
             self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         self.bn1 = nn.BatchNorm2d(planes[0])
         self.relu = nn.ReLU(inplace=True)
-        inplanes = [planes[0], *(count * block.expansion for count in planes[:-1])]
+        channels = zip([planes[0], *outplanes[:-1]], planes, outplanes, strict=True)
         self.layer1, self.layer2, self.layer3, self.layer4 = (
-            _stage(block, inplanes[stage], planes[stage], repeats[stage], stride=1 if stage == 0 else 2)
-            for stage in range(4)
+            _stage(block, *numbers, repeats[stage], stride=1 if stage == 0 else 2)
+            for stage, numbers in enumerate(channels)
         )
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         he_normal_(self)
@@ -71,12 +74,12 @@ class ResNet(nn.Module):
 
 
 def _stage(
-    block: type[BasicBlock] | type[Bottleneck], inplanes: int, planes: int, repeats: int, stride: int
+    block: type[nn.Module], inplanes: int, planes: int, outplanes: int, repeats: int, stride: int
 ) -> nn.Sequential:
-    outplanes = planes * block.expansion
     shortcut = None
     if stride != 1 or inplanes != outplanes:
-        shortcut = nn.Sequential(conv1x1(inplanes, outplanes, stride), nn.BatchNorm2d(outplanes))
+        convolution = nn.Conv2d(inplanes, outplanes, 1, stride, bias=False)
+        shortcut = nn.Sequential(convolution, nn.BatchNorm2d(outplanes))
     rest = [block(outplanes, planes) for _ in range(repeats - 1)]
     return nn.Sequential(block(inplanes, planes, stride, shortcut), *rest)
 

@@ -11,7 +11,6 @@ biases of 0; those of the units from N(0, 0.01²), without biases.
 
 from jaxtyping import Float
 from torch import Tensor, nn
-from torchvision.models.resnet import conv3x3
 
 from ssl_sec.encoders.face_maps import as_features, map_size_px
 from ssl_sec.encoders.initialisation import caffe_xavier_
@@ -27,9 +26,9 @@ class SphereFaceUnit(nn.Module):
 
     def __init__(self, planes: int) -> None:
         super().__init__()
-        self.conv1 = conv3x3(planes, planes)
+        self.conv1 = nn.Conv2d(planes, planes, 3, padding=1, bias=False)
         self.prelu1 = nn.PReLU(planes)
-        self.conv2 = conv3x3(planes, planes)
+        self.conv2 = nn.Conv2d(planes, planes, 3, padding=1, bias=False)
         self.prelu2 = nn.PReLU(planes)
         for layer in (self.conv1, self.conv2):
             nn.init.normal_(layer.weight, std=0.01)

@@ -67,9 +67,9 @@ PODS = {
 
 
 def commands_in(text: str) -> list[tuple[str, list[str]]]:
-    """Job and overrides of each `python -m jobs...` of a text; what stands for something else (<...>, ...) aside."""
+    """Job and overrides of each command of a text, in either form; what stands for something else (<...>) aside."""
     found = []
-    for job, rest in re.findall(r"python -m jobs\.(\w+)((?: [^\n`|#]*)?)", text.replace("\\\n", " ")):
+    for job, rest in re.findall(r"python -m (?:jobs\.|ssl_sec )(\w+)((?: [^\n`|#]*)?)", text.replace("\\\n", " ")):
         words = shlex.split(rest, comments=True)
         if job == "submit":
             job, *words = words
@@ -326,8 +326,8 @@ class Slurm:
         self.run = RunFolder(folder / "runs" / "digits" / "slurm-7")
         self.requeued = folder / "requeued"
         programs = {
-            # python -m jobs.pretrain, without the imports that only a run needs
-            "python": f"shift 2; exec {sys.executable} -c '{JOB}' \"$@\"",
+            # python -m ssl_sec pretrain, without the imports that only a run needs
+            "python": f"shift 3; exec {sys.executable} -c '{JOB}' \"$@\"",
             "ray": 'echo token >"$RAY_AUTH_TOKEN_PATH"',
             "scontrol": f'if [ "$1" = show ]; then echo node1; echo node2; else echo "$2" >{self.requeued}; fi',
             "srun": (
@@ -370,8 +370,8 @@ def test_a_slurm_job_is_stopped_before_its_time_limit_requeued_and_resumed(tmp_p
     assert job.wait(timeout=60) == 130
     assert slurm.requeued.read_text() == "7\n"
     first = slurm.command()
-    assert first[:4] == ["python", "-m", "jobs.pretrain", "experiment=digits"]
-    config = from_values(PretrainConfig, compose("pretrain", first[3:]))
+    assert first[:5] == ["python", "-m", "ssl_sec", "pretrain", "experiment=digits"]
+    config = from_values(PretrainConfig, compose("pretrain", first[4:]))
     assert config.resume == "auto"
     assert RunFolder(Path(config.output_dir) / config.recipe / str(config.run_name)) == slurm.run
 

@@ -1,8 +1,15 @@
+import contextlib
 import io
 import json
+import os
+import pty
+import re
+import termios
 import threading
 import time
 from pathlib import Path
+
+import pytest
 
 from ssl_sec.edges.following import Follower, Progress
 
@@ -151,7 +158,69 @@ def test_progress_draws_one_bar_on_a_terminal():
     drawn = stream.getvalue()
     assert "epoch 2.0/4" in drawn
     assert "50%" in drawn
-    assert "images/s 1234" in drawn
+    assert "1234 images/s" in drawn
+
+
+def everything_on(screen: int) -> str:
+    """What was written to a terminal that is closed now; Linux says by an error that there is no more."""
+    drawn = b""
+    with contextlib.suppress(OSError):
+        while part := os.read(screen, 65536):
+            drawn += part
+    os.close(screen)
+    return drawn.decode()
+
+
+LONGEST = {
+    "train/loss": 123.456789,
+    "train/images_per_s": 123456.7,
+    "train/norm_mean": 12345.678,
+    "train/norm_std": 1.0,
+    "train/eta": 0.123456,
+    "train/lr": 0.00012345,
+    "train/epoch": 999.9,
+}
+
+
+@pytest.mark.parametrize("columns", [0, 40, 60, 80, 100, 200])  # 0: the terminal does not say
+@pytest.mark.parametrize(
+    ("unit", "score", "expected"),
+    [
+        ("epoch", {"val/knn_top1": 100.0, "val/rankme": 1234.5}, ["epoch 999.9/1000", "kNN 100.0%"]),
+        ("step", {"val/recall_at_1": 100.0}, ["step 999991/1000000", "R@1 100.0%"]),
+        ("epoch", {"val/verification_accuracy": 100.0}, ["epoch 999.9/1000", "acc 100.0%"]),
+    ],
+)
+def test_the_bar_never_wraps_and_80_columns_show_what_a_run_is_watched_by(columns, unit, score, expected):
+    """On a terminal of its own, with a long name and the longest figures."""
+    screen, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, columns))
+    with os.fdopen(terminal, "w") as stream:
+        total = 1000 if unit == "epoch" else 1_000_000
+        progress = Progress(total, "cifar10-resnet50-imagenet-sec-{s0}-20261122-081724", unit, stream)
+        progress([{"step": 0, "metrics": {**LONGEST, "train/epoch": 0.1}}])
+        progress._started -= 40.0 if unit == "epoch" else 360_000.0  # as if that had taken long
+        progress([{"step": 999_990, "metrics": {**LONGEST, "train/images_per_s": 123456.7}}])
+        progress([{"step": 999_990, "metrics": score}])
+        progress.close()
+    lines = [line for line in re.split(r"[\r\n]", re.sub(r"\x1b\[\w+", "", everything_on(screen))) if line]
+    assert max(map(len, lines)) < (columns or 80)
+    shown = lines[-1].rstrip()
+    assert shown.isprintable()
+    if columns == 0 or columns >= 80:
+        for figure in (*expected, "loss 123.5", "123457 images/s"):
+            assert figure in shown
+        assert re.search(r"\d:\d\d left", shown)
+    if columns == 200:
+        assert shown.startswith("cifar10-resnet50-imagenet-sec-{…")
+        assert "norm 1.23e+04" in shown
+
+
+def test_messages_of_an_earlier_process_are_not_shown_again():
+    stream = io.StringIO()
+    progress = Progress(total=4, name="run", stream=stream, said=[(1.5, "INFO: loading digits")])
+    progress([{"time": 1.5, "message": "INFO: loading digits"}, {"time": 2.5, "message": "INFO: loading digits"}])
+    assert stream.getvalue() == "INFO: loading digits\n"
 
 
 def test_steps_taken_again_are_not_shown_again():

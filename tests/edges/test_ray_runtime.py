@@ -12,7 +12,7 @@ from ssl_sec.config import PretrainConfig, RayConfig
 from ssl_sec.cpu import ENVIRONMENT
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_pretraining
-from ssl_sec.edges.ray_runtime import connect, scaling_for, shortage
+from ssl_sec.edges.ray_runtime import connect, scaling_for, shortage, workers_in_words
 from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.settings import from_values
 
@@ -110,6 +110,18 @@ def test_an_elastic_run_needs_the_least_number_and_takes_a_machines_share_for_ea
         scaling_for(RayConfig(num_workers=(4, 8)), {"CPU": 3.0})
     with pytest.raises(ConfigError, match="runtime.cpus_per_worker: found 2 for 2 workers"):
         scaling_for(RayConfig(num_workers=(2, 8), cpus_per_worker=2), {"CPU": 3.0})
+
+
+@pytest.mark.parametrize(
+    ("options", "resources", "expected"),
+    [
+        (RayConfig(), {"CPU": 2.0}, "1 worker with 2 CPUs"),
+        (RayConfig(num_workers=2), {"CPU": 2.0}, "2 workers with 1 CPU each"),
+        (RayConfig(num_workers=(2, 8)), {"CPU": 64.0, "GPU": 4.0}, "2 to 8 workers with 16 CPUs and 1 GPU each"),
+    ],
+)
+def test_the_workers_are_said_in_words(options, resources, expected):
+    assert workers_in_words(scaling_for(options, resources)) == expected
 
 
 def test_a_cluster_that_lost_machines_is_told():

@@ -108,6 +108,13 @@ def test_records_are_kept_to_the_step_that_is_resumed(folder: RunFolder):
     assert [record["step"] for record in folder.records()] == [0, 1]
 
 
+def test_a_run_that_only_said_what_it_was_doing_leaves_its_name_free(folder: RunFolder):
+    folder.tell("INFO", "worker 0: loading digits")
+    assert [message for _, message in folder.messages()] == ["INFO: worker 0: loading digits"]
+    folder.discard_unstarted()
+    assert not folder.path.exists()
+
+
 def test_an_error_keeps_its_message_and_exit_code(folder: RunFolder):
     assert folder.error() is None
     folder.write_error(DataError("x.png: not an image"))

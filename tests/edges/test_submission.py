@@ -59,7 +59,7 @@ def test_a_job_is_checked_before_it_is_sent_and_keeps_its_name():
     assert (command.name, command.recipe) == ("mine", "digits")
     assert (
         entrypoint(command.job, command.overrides)
-        == "exec python -m jobs.pretrain experiment=digits output_dir=/shared/runs run_name=mine"
+        == "exec python -m ssl_sec pretrain experiment=digits output_dir=/shared/runs run_name=mine"
     )
     unnamed = checked("pretrain", (*DIGITS, "seed=3"), None, is_local=False)
     assert unnamed.name.startswith("seed3-") and f"run_name={unnamed.name}" in unnamed.overrides

@@ -1,0 +1,205 @@
+"""The commands: `ssl-sec <command> ...`, and in a checkout `python -m jobs.<command> ...`.
+
+A command reads its configuration before it imports what does the work, so that help and mistakes are shown at once.
+"""
+
+import atexit
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+from ssl_sec import __version__
+from ssl_sec.edges.command_line import exit_code_of, run_job
+from ssl_sec.edges.composition import compose
+from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.settings import from_values
+
+
+def pretrain(overrides: Sequence[str]) -> str:
+    """Contrastive pretraining, with a linear probe if asked for."""
+    values = compose("pretrain", overrides)
+    from ssl_sec.config import PretrainConfig
+    from ssl_sec.edges.machine import announce
+
+    config = from_values(PretrainConfig, values)
+    announce(config.runtime)
+    from ssl_sec.edges.driver import run_pretraining
+    from ssl_sec.edges.summary import summary
+
+    return summary(run_pretraining(config))
+
+
+def metric_learning(overrides: Sequence[str]) -> str:
+    """Deep metric learning, measured on classes that it has not seen."""
+    values = compose("metric_learning", overrides)
+    from ssl_sec.config import MetricLearningConfig
+    from ssl_sec.edges.machine import announce
+
+    config = from_values(MetricLearningConfig, values)
+    announce(config.runtime)
+    from ssl_sec.edges.driver import run_metric_learning
+    from ssl_sec.edges.summary import summary
+
+    return summary(run_metric_learning(config))
+
+
+def face(overrides: Sequence[str]) -> str:
+    """Face recognition, measured on benchmarks of verification and identification."""
+    values = compose("face", overrides)
+    from ssl_sec.edges.machine import announce
+    from ssl_sec.face_config import FaceConfig
+
+    config = from_values(FaceConfig, values)
+    announce(config.runtime)
+    from ssl_sec.edges.driver import run_face
+    from ssl_sec.edges.summary import summary
+
+    return summary(run_face(config))
+
+
+def probe(overrides: Sequence[str]) -> str:
+    """Linear evaluation of the encoder of a pretraining run."""
+    values = compose("probe", overrides)
+    from ssl_sec.config import ProbeJobConfig
+    from ssl_sec.edges.machine import announce
+
+    config = from_values(ProbeJobConfig, values)
+    announce(config.runtime)
+    from ssl_sec.edges.driver import run_probe
+    from ssl_sec.edges.summary import summary
+
+    return summary(run_probe(config))
+
+
+def ablate(overrides: Sequence[str]) -> str:
+    """One recipe under several constraints and seeds, in one table."""
+    compose("ablate", overrides)  # a misspelled key is found before the imports
+    from ssl_sec.edges.ablation import run_ablation
+
+    return run_ablation(overrides)
+
+
+def report(overrides: Sequence[str]) -> str:
+    """Results beside a paper's tables and figures, or two runs side by side."""
+    from ssl_sec.edges.report import run_report
+
+    return run_report(overrides)
+
+
+def export(overrides: Sequence[str]) -> str:
+    """The encoder of a run in a format that other programs load."""
+    values = compose("export", overrides)
+    from ssl_sec.config import ExportConfig
+
+    config = from_values(ExportConfig, values)
+    from ssl_sec.edges.export import run_export
+
+    return run_export(config).told()
+
+
+def align(overrides: Sequence[str]) -> str:
+    """Cuts faces out of images, aligned by five points each."""
+    values = compose("align", overrides)
+    from ssl_sec.config import AlignConfig
+
+    config = from_values(AlignConfig, values)
+    from ssl_sec.edges.align import run_align
+
+    return run_align(config).told()
+
+
+def replay(overrides: Sequence[str]) -> str:
+    """Sends MLflow what it missed of a run during an outage."""
+    values = compose("replay", overrides)
+    from ssl_sec.config import ReplayConfig
+
+    config = from_values(ReplayConfig, values)
+    from ssl_sec.edges.driver import run_replay
+    from ssl_sec.edges.summary import summary
+
+    return summary(run_replay(config))
+
+
+def submit(arguments: Sequence[str]) -> int:
+    """Sends a job to a Ray cluster, lists jobs, shows their logs, stops them."""
+    from ssl_sec.edges.submit_command import submit
+
+    return submit(arguments)
+
+
+def pipeline(arguments: Sequence[str]) -> int:
+    """Jobs that wait for one another, on the cluster; `submit` starts it there with --then or for a sweep."""
+    from ssl_sec.edges.pipeline import Plan, run_pipeline
+
+    return run_pipeline(from_values(Plan, json.loads(arguments[0])))
+
+
+# Commands that are configured by `configs/<name>.yaml` and return what is to be printed.
+_JOBS: dict[str, Callable[[Sequence[str]], str]] = {
+    job.__name__: job for job in (pretrain, probe, ablate, metric_learning, face, export, align, report, replay)
+}
+# Commands with a command line of their own, which return the exit code.
+_OTHERS: dict[str, Callable[[Sequence[str]], int]] = {"submit": submit}
+# Only the cluster calls them.
+_HIDDEN: dict[str, Callable[[Sequence[str]], int]] = {"pipeline": pipeline}
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Runs the command that the first argument names, with the other arguments; returns the exit code."""
+    name, *rest = arguments or ["--help"]
+    command = name.replace("-", "_")
+    if command in _JOBS:
+        return run_job(command, _JOBS[command], rest)
+    return exit_code_of(lambda: _run_other(name, command, rest))
+
+
+def _run_other(name: str, command: str, arguments: Sequence[str]) -> int:
+    if name in ("--help", "-h"):
+        print(_help())
+    elif name == "--version":
+        print(f"ssl_sec {__version__}")
+    elif command in (others := {**_OTHERS, **_HIDDEN}):
+        return others[command](arguments)
+    else:
+        raise ConfigError(f"command: found {name!r}; {nearest(command, {**_JOBS, **_OTHERS})}")
+    return 0
+
+
+def _help() -> str:
+    shown = {name: (run.__doc__ or "").splitlines()[0] for name, run in {**_JOBS, **_OTHERS}.items()}
+    width = max(map(len, shown))
+    return "\n".join(
+        [
+            "usage: ssl-sec <command> [group=option ...] [key=value ...]",
+            "       ssl-sec <command> --help     explain the command's groups and keys",
+            "       ssl-sec --version",
+            "",
+            "commands:",
+            *(f"    {name:<{width}}  {about}" for name, about in shown.items()),
+        ]
+    )
+
+
+def main(*before: str) -> NoReturn:
+    """Runs the command of this process's command line and ends the process.
+
+    Args:
+        before: arguments that stand before those of the command line.
+    """
+    codes: list[int] = []
+    # Registered before anything large is imported, so that it is called after everything else that waits for the end.
+    atexit.register(_leave, codes)
+    codes.append(run_command([*before, *sys.argv[1:]]))
+    sys.exit(codes[0])
+
+
+def _leave(codes: Sequence[int]) -> None:
+    """Leaves without taking apart what was imported: with torch, MLflow and Ray that takes seconds."""
+    if codes:
+        with suppress(OSError, ValueError):  # nobody reads any more
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(codes[0])

@@ -1,0 +1,123 @@
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+from ssl_sec.edges.commands import pretrain, run_command
+
+ROOT = Path(__file__).parents[2]
+SHOWN = ["pretrain", "probe", "ablate", "metric_learning", "face", "export", "align", "report", "replay", "submit"]
+
+
+def test_a_run_says_what_it_uses_and_what_it_is_doing(quick, caplog):
+    caplog.set_level("INFO", logger="ssl_sec")
+    told = pretrain([*quick, "runtime=local", "run_name=it", "probe.enabled=true"])
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("ssl_sec")]
+    expected = [
+        *(
+            "device: cpu (",
+            "importing ",
+            "folder: ",
+            "connecting to MLflow at sqlite:",
+            "MLflow UI: ",
+            "then open http",
+        ),
+        *("loading digits", "data: digits/train, 1,437 images of 1 x 8 x 8, 10 classes", "training 10 steps of 256 "),
+        *("measuring kNN and RankMe on 1,437 ", "computing the features of 1,437 ", "drawing the plots"),
+        *("sending plots and weights to MLflow", "folder: ", "connecting to MLflow", "MLflow UI: ", "then open http"),
+        *("loading digits and the encoder", "computing the features", "training a linear probe", "measuring the probe"),
+        *("drawing the plots", "sending plots"),
+    ]
+    assert len(said) == len(expected), said
+    for line, start in zip(said, expected, strict=True):
+        assert line.startswith(start)
+    # The page that is named at the start is the one that is named at the end.
+    (page,) = {line.removeprefix("then open ") for line in said[5:6]}
+    assert (
+        page.rpartition("/")[2]
+        in (Path(told.split("folder: ")[1].split("\n")[0]).parent / "it/mlflow_run_id").read_text()
+    )
+
+
+def test_a_command_leaves_at_once_but_in_order():
+    """What is registered to be done at the end is done and what was printed arrives, but nothing is taken apart."""
+    code = (
+        "import atexit, sys\nfrom ssl_sec.edges import commands\n"
+        "class Large:\n    def __del__(self): print('taken apart')\n"
+        "def run(arguments):\n"
+        "    global large; large = Large()\n"
+        "    atexit.register(print, 'registered')\n"
+        "    print(*arguments)\n"
+        "    return 3\n"
+        "commands.run_command = run\n"
+        "commands.main('given')"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "more"], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "given more\nregistered\n", "")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_the_help_has_a_line_for_each_command(arguments, capsys):
+    assert run_command(arguments) == 0
+    told = capsys.readouterr().out
+    listed = re.findall(r"^    (\w+) +(\S.*\.)$", told, re.M)
+    assert [name for name, _ in listed] == SHOWN
+    assert max(map(len, told.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("pretran", "command: found 'pretran'; did you mean 'pretrain'?"),
+        ("metric-lerning", "command: found 'metric-lerning'; did you mean 'metric_learning'?"),
+        ("experiment=digits", "command: found 'experiment=digits'; "),
+    ],
+)
+def test_an_unknown_command_is_one_line_with_the_nearest(command, message, capsys):
+    assert run_command([command]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {message}")
+    assert told.count("\n") == 1
+
+
+def test_a_command_may_be_written_with_a_hyphen(capsys):
+    assert run_command(["metric-learning", "experiment=digits_retrieval", "--cfg", "job"]) == 0
+    assert "recipe: digits_retrieval" in capsys.readouterr().out
+
+
+def test_every_command_is_a_module_of_a_checkout_and_both_do_the_same():
+    modules = {path.stem for path in (ROOT / "jobs").glob("*.py")} - {"__init__"}
+    assert modules == {*SHOWN, "pipeline"}
+    told = [
+        subprocess.run([sys.executable, "-m", *command, "epoch=3"], capture_output=True, text=True, cwd=ROOT)
+        for command in (["jobs.pretrain"], ["ssl_sec", "pretrain"])
+    ]
+    assert [each.returncode for each in told] == [2, 2]
+    assert told[0].stderr == told[1].stderr == "error: epoch: unknown key; did you mean 'epochs'?\n"
+
+
+def test_the_wheel_has_one_package_its_configs_and_the_command(tmp_path: Path):
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(installed)
+    tops = {path.name for path in installed.iterdir()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"ssl_sec"}
+    (about,) = installed.glob("*.dist-info/entry_points.txt")
+    assert "ssl-sec = ssl_sec.edges.commands:main" in about.read_text()
+    # What pip makes of the entry point.
+    program = tmp_path / "ssl-sec"
+    program.write_text("import sys; from ssl_sec.edges.commands import main; sys.exit(main())")
+    command = [sys.executable, str(program), "pretrain", "experiment=digits", "--cfg", "job"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(installed)}, timeout=300
+    )
+    assert "recipe: digits" in done.stdout, done.stderr
+    told = subprocess.run(
+        [*command[:3], "--help"], capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(installed)}
+    ).stdout
+    assert told.startswith("usage: ssl-sec pretrain ")

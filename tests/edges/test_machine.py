@@ -1,0 +1,35 @@
+import re
+
+import pytest
+import torch
+
+from ssl_sec.config import LocalConfig, RayConfig
+from ssl_sec.edges.machine import in_words
+
+
+@pytest.mark.parametrize(
+    ("runtime", "expected"),
+    [
+        (LocalConfig(device="cpu"), r"device: cpu \(\d+ threads?\), one process, float32"),
+        (
+            RayConfig(precision="bfloat16"),
+            "workers: one for each GPU, or one on CPUs, on Ray on this machine; device: auto, bfloat16",
+        ),
+        (
+            RayConfig(num_workers=(2, 8), address="head:6379", device="cuda"),
+            "workers: 2 to 8, on the Ray cluster at head:6379; device: cuda, float32",
+        ),
+        (RayConfig(num_workers=3), "workers: 3, on Ray on this machine; device: auto, float32"),
+    ],
+)
+def test_a_runtime_is_said_in_words(runtime, expected, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert re.fullmatch(expected, in_words(runtime))
+
+
+def test_the_cluster_of_the_environment_and_the_name_of_a_gpu_are_said(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "other:6379")
+    assert "the Ray cluster at other:6379" in in_words(RayConfig())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU number {device.index}")
+    assert in_words(LocalConfig()) == "device: cuda (GPU number 0), one process, float32"
