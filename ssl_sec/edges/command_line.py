@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ssl_sec.edges.composition import composed_yaml, experiments, groups, options
+from ssl_sec.edges.environment import prepare
 from ssl_sec.errors import Stopped, UserError
 from ssl_sec.masking import masked
 
@@ -49,6 +50,7 @@ def run_job(job: str, run: Callable[[Sequence[str]], str], arguments: Sequence[s
 
 def exit_code_of(run: Callable[[], int]) -> int:
     """Runs a command; what a user can mend becomes one line and an exit code, without secrets."""
+    prepare()
     logging.basicConfig(level=logging.INFO)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_WithoutSecrets("%(levelname)s: %(message)s"))

@@ -15,12 +15,14 @@ import ray
 import torch
 from ray import train
 from ray.exceptions import RayActorError, RayError
+from ray.job_config import JobConfig
 from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
 from ssl_sec.config import RayConfig
 from ssl_sec.cpu import ENVIRONMENT
 from ssl_sec.data.samplers import worker_counts, worker_rows
+from ssl_sec.edges.environment import prepare, require_files_for_ray
 from ssl_sec.edges.ray_policies import ElasticPolicy, ElasticTrainer, FailureWatch
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.worker import Job, Worker, work
@@ -49,7 +51,7 @@ def run_with_ray(
     Raises:
         ConfigError: if the cluster has not what is asked for, or the workers do not divide the batch.
     """
-    connect(options.address)
+    connect(options.address, folder.path.name)
     scaling = scaling_for(options, ray.cluster_resources())
     if global_batch_size is not None and isinstance(scaling.num_workers, int):
         worker_rows(global_batch_size, 0, scaling.num_workers)
@@ -68,7 +70,7 @@ def run_with_ray(
         logger.warning("a worker died while the workers were started; they are started again")
         # Ray keeps what the dead group held until its driver leaves.
         ray.shutdown()
-        connect(options.address)
+        connect(options.address, folder.path.name)
 
 
 def _trainer(
@@ -146,10 +148,16 @@ def _died_at_start(failure: BaseException) -> bool:
     return isinstance(failure, ControllerError) and isinstance(failure.controller_failure, RayActorError)
 
 
-def connect(address: str | None) -> None:
-    """Joins the cluster, or starts one on this machine; a second call is none."""
+def connect(address: str | None, name: str | None = None) -> None:
+    """Joins the cluster, or starts one on this machine; a second call does nothing.
+
+    Args:
+        address: of the cluster; None for the environment's, or a new one.
+        name: of this job in Ray's dashboard.
+    """
     if ray.is_initialized():
         return
+    require_files_for_ray()
     # What the workers have to say comes through the run's folder. A Ray of our own keeps the rest in its log files;
     # of a cluster the rest may tell why nothing starts.
     started_here = address is None and "RAY_ADDRESS" not in os.environ
@@ -159,7 +167,12 @@ def connect(address: str | None) -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")
     _check_listening(address or os.environ.get("RAY_ADDRESS"))
     with _own_signal_handlers():
-        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=not started_here)
+        ray.init(
+            address=address,
+            logging_level=logging.ERROR,
+            log_to_driver=not started_here,
+            job_config=JobConfig(metadata={} if name is None else {"job_name": name}),
+        )
 
 
 @contextlib.contextmanager
@@ -260,6 +273,7 @@ class _FolderHandler(logging.Handler):
 
 def _worker(settings: dict[str, Any]) -> None:
     """Runs in each of Ray's worker processes."""
+    prepare()
     context = train.get_context()
     RunFolder(Path(settings["folder"])).require_launch(settings["launch"])
     # Ray puts its workers into a folder of its own, while paths of a configuration start where the driver was started.

@@ -1,0 +1,74 @@
+"""What a job does where its environment lacks something, as in containers and services.
+
+A user id may have no name and no home, a home may not be writable, a process may open few files, and a locale may
+not know every character.
+"""
+
+import contextlib
+import getpass
+import io
+import os
+import resource
+import sys
+import tempfile
+from pathlib import Path
+
+from ssl_sec.errors import ConfigError
+
+# Ray and its services were seen to hang with 256 and to work with 384; more workers take more.
+RAY_NEEDS_FILES = 512
+_ENOUGH_FILES = 65536
+
+
+def prepare() -> None:
+    """Completes the environment of this process, and of those that it starts."""
+    allow_open_files()
+    _name_user()
+    home = os.path.expanduser("~")
+    if home == "~":  # neither HOME nor the system's list of users has it
+        os.environ["HOME"] = str(_own_folder())
+    elif not os.access(home, os.W_OK):
+        os.environ.setdefault("MPLCONFIGDIR", str(_own_folder()))  # matplotlib writes there, or says at length why not
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+def allow_open_files() -> int:
+    """Lets this process open as many files as it may, up to what anybody needs; returns how many."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _ENOUGH_FILES if most == resource.RLIM_INFINITY else min(most, _ENOUGH_FILES)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    now, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _ENOUGH_FILES if now == resource.RLIM_INFINITY else now
+
+
+def require_files_for_ray() -> None:
+    """Refuses to start Ray where it could not open enough files: it dies or hangs then, without a word.
+
+    Raises:
+        ConfigError: if it could not.
+    """
+    if (found := allow_open_files()) < RAY_NEEDS_FILES:
+        raise ConfigError(
+            f"runtime: found 'ray', but this process may open {found} files (ulimit -n), and Ray needs "
+            f"{RAY_NEEDS_FILES} or more; allowed: a higher limit, or runtime=local"
+        )
+
+
+def _name_user() -> None:
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # Python 3.13 changed which
+        os.environ["LOGNAME"] = str(os.getuid())
+
+
+def _own_folder() -> Path:
+    """A folder for temporary files that is this user's alone, the same each time."""
+    folder = Path(tempfile.gettempdir()) / f"ssl_sec-{os.getuid()}"
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.getuid():
+            return folder
+    return Path(tempfile.mkdtemp(prefix="ssl_sec-"))
