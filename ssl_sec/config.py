@@ -4,6 +4,7 @@ The values come from `configs/`, composed by Hydra; nothing here looks a name up
 """
 
 import os
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -62,14 +63,14 @@ from ssl_sec.loss_config import NoTransformConfig, PairLossConfig, TransformConf
 from ssl_sec.losses import SphericalConstraint
 from ssl_sec.optimisers import ParameterGroup, adam, lars, parameter_groups, sgd
 from ssl_sec.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp, Schedule, StepDecay
-from ssl_sec.settings import check
+from ssl_sec.settings import Complete, check
 from ssl_sec.training import Precision
 
 Split = Literal["train", "test"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _DataConfig:
+class _DataConfig(metaclass=Complete):
     """What every data set has.
 
     Attributes:
@@ -113,8 +114,8 @@ class _DataConfig:
             return image_set
         return limit_images(image_set, self.max_images, seed=0)
 
-    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
-        raise AssertionError("each data set opens itself")
+    @abstractmethod
+    def _open(self, split: Split, crop: Crop | None) -> ImageSet: ...
 
     def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
         raise ConfigError("data.num_train_classes: found None, must be given: both splits have the same classes")
@@ -350,7 +351,7 @@ DataConfig = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PairsConfig:
+class _PairsConfig(metaclass=Complete):
     """What every set of pairs to verify has; its images have the size and the channels of the training images.
 
     Attributes:
@@ -371,9 +372,9 @@ class _PairsConfig:
         return self.title or Path(self._list).stem
 
     @property
+    @abstractmethod
     def _list(self) -> str:
         """The file that lists the pairs."""
-        raise AssertionError("each kind has its own")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -485,7 +486,7 @@ class AugmentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _EncoderConfig:
+class _EncoderConfig(metaclass=Complete):
     """What every encoder has.
 
     Attributes:
@@ -522,9 +523,9 @@ class _EncoderConfig:
             backbone = freeze_batch_norm(backbone)
         return Encoder(backbone, num_features, mean, std)
 
+    @abstractmethod
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
         """The backbone as others name it."""
-        raise AssertionError("each encoder has its own")
 
     @property
     def _has_weights(self) -> bool:
@@ -535,8 +536,8 @@ class _EncoderConfig:
         """Mean and standard deviation that the published weights expect."""
         return (0.0,), (1.0,)
 
-    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
-        raise AssertionError("each encoder builds its own")
+    @abstractmethod
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -728,7 +729,7 @@ EncoderConfig = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _HeadConfig:
+class _HeadConfig(metaclass=Complete):
     """What every head has.
 
     Attributes:
@@ -749,8 +750,8 @@ class _HeadConfig:
             load_head_weights(head, Path(self.weights).expanduser())
         return head
 
-    def _head(self, num_features: int, seed: int) -> nn.Module:
-        raise AssertionError("each head builds its own")
+    @abstractmethod
+    def _head(self, num_features: int, seed: int) -> nn.Module: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -918,7 +919,7 @@ class OptimiserConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _SteppedOptimiserConfig:
+class _SteppedOptimiserConfig(metaclass=Complete):
     """An optimiser whose learning rates fall at given steps.
 
     Attributes:
@@ -957,8 +958,8 @@ class _SteppedOptimiserConfig:
         """The learning rate of all but the backbone by global step."""
         return StepDecay(self.learning_rate, self.decay_at_steps, self.decay_factor)
 
-    def _of_groups(self, groups: list[ParameterGroup]) -> Optimizer:
-        raise AssertionError("each optimiser builds itself")
+    @abstractmethod
+    def _of_groups(self, groups: list[ParameterGroup]) -> Optimizer: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The losses as values of a run; each checks itself by building what it describes."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,10 +10,11 @@ from torch import Tensor
 
 from ssl_sec import losses
 from ssl_sec.errors import ConfigError
+from ssl_sec.settings import Complete
 
 
 @dataclass(frozen=True, kw_only=True)
-class _LossConfig:
+class _LossConfig(metaclass=Complete):
     """A loss that needs no classes: rows of one label are positives of each other."""
 
     def __post_init__(self) -> None:
@@ -21,13 +23,13 @@ class _LossConfig:
         except ValueError as error:
             raise ConfigError(f"loss.{error}") from None
 
+    @abstractmethod
     def build(self) -> losses.Loss:
         """The loss."""
-        raise AssertionError("each loss builds itself")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ClassLossConfig:
+class _ClassLossConfig(metaclass=Complete):
     """A loss with something for each class of the data."""
 
     def __post_init__(self) -> None:
@@ -37,9 +39,9 @@ class _ClassLossConfig:
         except ValueError as error:
             raise ConfigError(f"loss.{error}") from None
 
+    @abstractmethod
     def build(self, num_classes: int, dim: int) -> losses.Loss:
         """The loss for so many classes and embeddings of `dim`."""
-        raise AssertionError("each loss builds itself")
 
 
 @dataclass(frozen=True, kw_only=True)

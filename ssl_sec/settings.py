@@ -6,12 +6,24 @@ or a union of dataclasses, told apart by the field `name` that each declares as 
 
 import dataclasses
 import types
+from abc import ABCMeta
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from ssl_sec.errors import ConfigError, nearest
 
 T = TypeVar("T")
+
+
+class Complete(ABCMeta):
+    """Of classes that leave methods to their subclasses: a public one that lacks some fails where it is defined."""
+
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> None:
+        super().__init__(name, bases, namespace)
+        if missing := ", ".join(sorted(cls.__abstractmethods__)):
+            if not name.startswith("_"):
+                raise TypeError(f"class {name} must define {missing}")
+
 
 _PLAIN = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
 

@@ -50,13 +50,13 @@ def run_job(job: str, run: Callable[[Sequence[str]], str], arguments: Sequence[s
 
 def exit_code_of(run: Callable[[], int]) -> int:
     """Runs a command; what a user can mend becomes one line and an exit code, without secrets."""
-    prepare()
     logging.basicConfig(level=logging.INFO)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_WithoutSecrets("%(levelname)s: %(message)s"))
     logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("ssl_sec").setLevel(logging.INFO)
     try:
+        prepare()
         return run()
     except UserError as error:
         print(masked(f"error: {error}"), file=sys.stderr)

@@ -17,17 +17,26 @@ from ssl_sec.errors import ConfigError
 
 # Ray and its services were seen to hang with 256 and to work with 384; more workers take more.
 RAY_NEEDS_FILES = 512
+# A job in one process was seen to hang with 40 and to work with 64.
+_JOB_NEEDS_FILES = 64
 _ENOUGH_FILES = 65536
 
 
 def prepare() -> None:
-    """Completes the environment of this process, and of those that it starts."""
-    allow_open_files()
+    """Completes the environment of this process, and of those that it starts.
+
+    Raises:
+        ConfigError: if it cannot work in it.
+    """
+    if (found := allow_open_files()) < _JOB_NEEDS_FILES:
+        raise ConfigError(
+            f"this process may open {found} files (ulimit -n), and a job needs {_JOB_NEEDS_FILES} or more"
+        )
     _name_user()
     home = os.path.expanduser("~")
     if home == "~":  # neither HOME nor the system's list of users has it
         os.environ["HOME"] = str(_own_folder())
-    elif not os.access(home, os.W_OK):
+    elif not _can_write(home):
         os.environ.setdefault("MPLCONFIGDIR", str(_own_folder()))  # matplotlib writes there, or says at length why not
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
@@ -62,6 +71,14 @@ def _name_user() -> None:
         getpass.getuser()
     except (KeyError, OSError):  # Python 3.13 changed which
         os.environ["LOGNAME"] = str(os.getuid())
+
+
+def _can_write(folder: str) -> bool:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def _own_folder() -> Path:

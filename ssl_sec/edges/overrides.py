@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import QuotedString
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 
 
@@ -49,4 +49,4 @@ def _parses(override: str) -> bool:
 
 
 def _quoted(value: str) -> str:
-    return QuotedString(text=value, quote=QuotedString.Quote.single).with_quotes()
+    return QuotedString(text=value, quote=Quote.single).with_quotes()
