@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from ssl_sec import config, loss_config
+from ssl_sec import config as configs
+from ssl_sec import loss_config
 from ssl_sec.config import (
     AugmentConfig,
     BNInceptionConfig,
@@ -600,11 +601,11 @@ def test_a_mean_for_each_channel_needs_as_many_channels():
 @pytest.mark.parametrize(
     ("base", "missing"),
     [
-        (config._EncoderConfig, "_backbone, architecture"),
-        (config._DataConfig, "_open"),
-        (config._PairsConfig, "_list"),
-        (config._HeadConfig, "_head"),
-        (config._SteppedOptimiserConfig, "_of_groups"),
+        (configs._EncoderConfig, "_backbone, architecture"),
+        (configs._DataConfig, "_open"),
+        (configs._PairsConfig, "_list"),
+        (configs._HeadConfig, "_head"),
+        (configs._SteppedOptimiserConfig, "_of_groups"),
         (loss_config._LossConfig, "build"),
         (loss_config._ClassLossConfig, "build"),
     ],
