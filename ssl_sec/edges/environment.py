@@ -22,25 +22,32 @@ _JOB_NEEDS_FILES = 64
 _ENOUGH_FILES = 65536
 
 
-def prepare() -> None:
-    """Completes the environment of this process, and of those that it starts.
-
-    Raises:
-        ConfigError: if it cannot work in it.
-    """
-    if (found := allow_open_files()) < _JOB_NEEDS_FILES:
-        raise ConfigError(
-            f"this process may open {found} files (ulimit -n), and a job needs {_JOB_NEEDS_FILES} or more"
-        )
-    _name_user()
+def complete() -> None:
+    """Gives this process, and those that it starts, a user's name, a home and a place for matplotlib's files."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # Python 3.13 changed which
+        os.environ["LOGNAME"] = str(os.getuid())
     home = os.path.expanduser("~")
     if home == "~":  # neither HOME nor the system's list of users has it
         os.environ["HOME"] = str(_own_folder())
     elif not _can_write(home):
-        os.environ.setdefault("MPLCONFIGDIR", str(_own_folder()))  # matplotlib writes there, or says at length why not
+        os.environ.setdefault("MPLCONFIGDIR", str(_own_folder()))
+
+
+def prepare() -> None:
+    """Lets this process print any character and open as many files as it may.
+
+    Raises:
+        ConfigError: if those are too few for any job.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
+    if (found := allow_open_files()) < _JOB_NEEDS_FILES:
+        raise ConfigError(
+            f"this process may open {found} files (ulimit -n), and a job needs {_JOB_NEEDS_FILES} or more"
+        )
 
 
 def allow_open_files() -> int:
@@ -64,13 +71,6 @@ def require_files_for_ray() -> None:
             f"runtime: found 'ray', but this process may open {found} files (ulimit -n), and Ray needs "
             f"{RAY_NEEDS_FILES} or more; allowed: a higher limit, or runtime=local"
         )
-
-
-def _name_user() -> None:
-    try:
-        getpass.getuser()
-    except (KeyError, OSError):  # Python 3.13 changed which
-        os.environ["LOGNAME"] = str(os.getuid())
 
 
 def _can_write(folder: str) -> bool:

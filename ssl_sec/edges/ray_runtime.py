@@ -22,7 +22,7 @@ from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from ssl_sec.config import RayConfig
 from ssl_sec.cpu import ENVIRONMENT
 from ssl_sec.data.samplers import worker_counts, worker_rows
-from ssl_sec.edges.environment import prepare, require_files_for_ray
+from ssl_sec.edges.environment import require_files_for_ray
 from ssl_sec.edges.ray_policies import ElasticPolicy, ElasticTrainer, FailureWatch
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.worker import Job, Worker, work
@@ -273,7 +273,6 @@ class _FolderHandler(logging.Handler):
 
 def _worker(settings: dict[str, Any]) -> None:
     """Runs in each of Ray's worker processes."""
-    prepare()
     context = train.get_context()
     RunFolder(Path(settings["folder"])).require_launch(settings["launch"])
     # Ray puts its workers into a folder of its own, while paths of a configuration start where the driver was started.
