@@ -1,4 +1,4 @@
-"""One recipe under several constraints and seeds: python -m jobs.ablate experiment=digits [seeds=[0,1,2]]."""
+"""One recipe under several changes and seeds: python -m jobs.ablate experiment=digits [seeds=[0,1,2]]."""
 
 from ssl_sec.edges.commands import ablate, main
 

@@ -1,3 +1,134 @@
-"""Contrastive self-supervision with the Spherical Embedding Constraint, on one machine or a cluster."""
+"""Contrastive self-supervision with the Spherical Embedding Constraint, on one machine or a cluster.
+
+The names below are imported when they are first used, so that `import ssl_sec` itself is quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from ssl_sec.data.image_set import ImageSet
+    from ssl_sec.data.sources import open_cifar10, open_cifar100, open_digits, open_folder, open_parquet
+    from ssl_sec.edges.run_encoder import load_encoder
+    from ssl_sec.encoders import Encoder, load_weights, resnet, save_weights, timm_backbone
+    from ssl_sec.evaluation.features import extract_features
+    from ssl_sec.evaluation.knn import knn_top1
+    from ssl_sec.evaluation.linear_probe import linear_probe
+    from ssl_sec.evaluation.retrieval import recall_at_k
+    from ssl_sec.losses import (
+        AngularLoss,
+        ArcFaceLoss,
+        CContrastiveLoss,
+        CenterLoss,
+        CombinedLoss,
+        ContrastiveLoss,
+        CosFaceLoss,
+        CTripletLoss,
+        L2SoftmaxLoss,
+        LiftedStructureLoss,
+        Loss,
+        ModifiedSoftmaxLoss,
+        MultiSimilarityLoss,
+        NormalizedNPairLoss,
+        NormFaceLoss,
+        NPairAngularLoss,
+        NPairLoss,
+        NTXentLoss,
+        RankedListLoss,
+        SemihardTripletLoss,
+        SoftmaxLoss,
+        SphereFaceLoss,
+        SphericalConstraint,
+        SphericalFeatureTransform,
+        TripletLoss,
+        from_views,
+    )
+    from ssl_sec.objective import Objective, Terms
+    from ssl_sec.schedules import CappedRamp, Constant, FaceRamp, LinearRamp
+
+_HOMES = {
+    "ssl_sec.data.image_set": ("ImageSet",),
+    "ssl_sec.data.sources": ("open_cifar10", "open_cifar100", "open_digits", "open_folder", "open_parquet"),
+    "ssl_sec.edges.run_encoder": ("load_encoder",),
+    "ssl_sec.encoders": ("Encoder", "load_weights", "resnet", "save_weights", "timm_backbone"),
+    "ssl_sec.evaluation.features": ("extract_features",),
+    "ssl_sec.evaluation.knn": ("knn_top1",),
+    "ssl_sec.evaluation.linear_probe": ("linear_probe",),
+    "ssl_sec.evaluation.retrieval": ("recall_at_k",),
+    "ssl_sec.losses": (
+        *("AngularLoss", "ArcFaceLoss", "CContrastiveLoss", "CTripletLoss", "CenterLoss", "CombinedLoss"),
+        *("ContrastiveLoss", "CosFaceLoss", "L2SoftmaxLoss", "LiftedStructureLoss", "Loss", "ModifiedSoftmaxLoss"),
+        *("MultiSimilarityLoss", "NPairAngularLoss", "NPairLoss", "NTXentLoss", "NormFaceLoss", "NormalizedNPairLoss"),
+        *("RankedListLoss", "SemihardTripletLoss", "SoftmaxLoss", "SphereFaceLoss", "SphericalConstraint"),
+        *("SphericalFeatureTransform", "TripletLoss", "from_views"),
+    ),
+    "ssl_sec.objective": ("Objective", "Terms"),
+    "ssl_sec.schedules": ("CappedRamp", "Constant", "FaceRamp", "LinearRamp"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AngularLoss",
+    "ArcFaceLoss",
+    "CContrastiveLoss",
+    "CTripletLoss",
+    "CappedRamp",
+    "CenterLoss",
+    "CombinedLoss",
+    "Constant",
+    "ContrastiveLoss",
+    "CosFaceLoss",
+    "Encoder",
+    "FaceRamp",
+    "ImageSet",
+    "L2SoftmaxLoss",
+    "LiftedStructureLoss",
+    "LinearRamp",
+    "Loss",
+    "ModifiedSoftmaxLoss",
+    "MultiSimilarityLoss",
+    "NPairAngularLoss",
+    "NPairLoss",
+    "NTXentLoss",
+    "NormFaceLoss",
+    "NormalizedNPairLoss",
+    "Objective",
+    "RankedListLoss",
+    "SemihardTripletLoss",
+    "SoftmaxLoss",
+    "SphereFaceLoss",
+    "SphericalConstraint",
+    "SphericalFeatureTransform",
+    "Terms",
+    "TripletLoss",
+    "__version__",
+    "extract_features",
+    "from_views",
+    "knn_top1",
+    "linear_probe",
+    "load_encoder",
+    "load_weights",
+    "open_cifar10",
+    "open_cifar100",
+    "open_digits",
+    "open_folder",
+    "open_parquet",
+    "recall_at_k",
+    "resnet",
+    "save_weights",
+    "timm_backbone",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

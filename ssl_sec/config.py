@@ -4,6 +4,7 @@ The values come from `configs/`, composed by Hydra; nothing here looks a name up
 """
 
 import os
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -140,8 +141,8 @@ class _DataConfig(Settings, key="data"):
             return image_set
         return limit_images(image_set, self.max_images, seed=0)
 
-    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
-        raise AssertionError("each data set opens itself")
+    @abstractmethod
+    def _open(self, split: Split, crop: Crop | None) -> ImageSet: ...
 
     def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
         raise ConfigError("data.num_train_classes: found None, must be given: both splits have the same classes")
@@ -392,9 +393,9 @@ class _PairsConfig(Settings, key="benchmarks"):
         return self.title or Path(self._list).stem
 
     @property
+    @abstractmethod
     def _list(self) -> str:
         """The file that lists the pairs."""
-        raise AssertionError("each kind has its own")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -533,9 +534,9 @@ class _EncoderConfig(Settings, key="encoder"):
             backbone = freeze_batch_norm(backbone)
         return Encoder(backbone, num_features, mean, std)
 
+    @abstractmethod
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
         """The backbone as others name it."""
-        raise AssertionError("each encoder has its own")
 
     @property
     def _has_weights(self) -> bool:
@@ -546,8 +547,8 @@ class _EncoderConfig(Settings, key="encoder"):
         """Mean and standard deviation that the published weights expect."""
         return (0.0,), (1.0,)
 
-    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
-        raise AssertionError("each encoder builds its own")
+    @abstractmethod
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -762,8 +763,8 @@ class _HeadConfig(Settings, key="head"):
             load_head_weights(head, Path(self.weights).expanduser())
         return head
 
-    def _head(self, num_features: int, seed: int) -> nn.Module:
-        raise AssertionError("each head builds its own")
+    @abstractmethod
+    def _head(self, num_features: int, seed: int) -> nn.Module: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -941,8 +942,8 @@ class _SteppedOptimiserConfig(Settings, key="optimiser"):
         """The learning rate of all but the backbone by global step."""
         return StepDecay(self.learning_rate, self.decay_at_steps, self.decay_factor)
 
-    def _of_groups(self, groups: list[ParameterGroup]) -> Optimizer:
-        raise AssertionError("each optimiser builds itself")
+    @abstractmethod
+    def _of_groups(self, groups: list[ParameterGroup]) -> Optimizer: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The losses as values of a run; each checks itself by building what it describes."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,9 +24,9 @@ class _LossConfig(Settings, key="loss"):
         except ValueError as error:
             raise ConfigError(f"loss.{error}") from None
 
+    @abstractmethod
     def build(self) -> losses.Loss:
         """The loss."""
-        raise AssertionError("each loss builds itself")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +43,9 @@ class _ClassLossConfig(Settings, key="loss"):
         except ValueError as error:
             raise ConfigError(f"loss.{error}") from None
 
+    @abstractmethod
     def build(self, num_classes: int, dim: int) -> losses.Loss:
         """The loss for so many classes and embeddings of `dim`."""
-        raise AssertionError("each loss builds itself")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from ssl_sec.errors import DataError, printable
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.linear_probe import (
+    HELD_OUT_SHARE,
     LinearProbes,
     ProbeResult,
     evaluate_probe,
@@ -30,8 +31,6 @@ from ssl_sec.evaluation.linear_probe import (
 from ssl_sec.evaluation.splits import labelled_subset, stratified_split
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training import Runtime, say
-
-HELD_OUT_SHARE = 0.1
 
 Rows = tuple[Tensor, Tensor]
 

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import types
+from abc import ABCMeta
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,17 @@ from typing import (
 from ssl_sec.errors import ConfigError, nearest, printable
 
 T = TypeVar("T")
+
+
+class Complete(ABCMeta):
+    """Of classes that leave methods to their subclasses: a public one that lacks some fails where it is defined."""
+
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **rest: Any) -> None:
+        super().__init__(name, bases, namespace, **rest)
+        if missing := ", ".join(sorted(cls.__abstractmethods__)):
+            if not name.startswith("_"):
+                raise TypeError(f"class {name} must define {missing}")
+
 
 _PLAIN = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
 
@@ -145,7 +157,7 @@ CountOrZero = Annotated[int, Range(ge=0)]
 Seed = Annotated[int, Range(ge=0)]
 
 
-class Settings:
+class Settings(metaclass=Complete):
     """A dataclass whose fields keep to the rules of their annotations, however it is made.
 
     Attributes:

@@ -8,6 +8,8 @@ import torch
 from PIL import Image
 from torch import nn
 
+from ssl_sec import config as configs
+from ssl_sec import loss_config
 from ssl_sec.config import (
     AugmentConfig,
     BNInceptionConfig,
@@ -613,3 +615,22 @@ def test_a_mean_for_each_channel_needs_as_many_channels():
     assert encoder.build(num_channels=3, image_size_px=8).mean.shape == (3, 1, 1)
     with pytest.raises(ConfigError, match="encoder.mean: .* must be one value, or one for each of 1 channels"):
         encoder.build(num_channels=1, image_size_px=8)
+
+
+@pytest.mark.parametrize(
+    ("base", "missing"),
+    [
+        (configs._EncoderConfig, "_backbone, architecture"),
+        (configs._DataConfig, "_open"),
+        (configs._PairsConfig, "_list"),
+        (configs._HeadConfig, "_head"),
+        (configs._SteppedOptimiserConfig, "_of_groups"),
+        (loss_config._LossConfig, "build"),
+        (loss_config._ClassLossConfig, "build"),
+    ],
+)
+def test_a_class_that_lacks_a_method_of_its_kind_fails_where_it_is_defined(base, missing):
+    with pytest.raises(TypeError, match=f"class MineConfig must define {missing}"):
+
+        class MineConfig(base):
+            pass

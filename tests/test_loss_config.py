@@ -10,7 +10,7 @@ from ssl_sec import loss_config, losses
 from ssl_sec.config import PretrainConfig
 from ssl_sec.errors import ConfigError
 from ssl_sec.settings import from_values
-from tests.losses.cases import rows
+from tests.losses.cases import ALL_LOSSES, rows
 from tests.test_config import RUN
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "loss"
@@ -31,6 +31,7 @@ def test_every_loss_has_a_file_and_every_file_a_loss():
     kinds = {type(built(from_values(kind, values_of(name)))) for name, kind in (PAIR | CLASS).items()}
     exported = [getattr(losses, name) for name in losses.__all__ if name.endswith("Loss") and name != "Loss"]
     assert kinds == set(exported)
+    assert {case.make for case in ALL_LOSSES} == set(exported) - {losses.CombinedLoss}  # of two others
 
 
 @pytest.mark.parametrize("name", sorted((PAIR | CLASS).keys() - {"combined"}))

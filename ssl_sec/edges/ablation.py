@@ -1,9 +1,12 @@
-"""One recipe under several constraints and seeds, each run probed, in one table.
+"""One recipe under several changes and seeds, each run probed, in one table.
 
-The arm `random` keeps the encoder as it was initialised: what the network's architecture gives without training.
+An arm changes the recipe: `loss=triplet`, `constraint.eta=0.5`, or several such, `loss=triplet+constraint=sec`. A name
+alone is an option of the group `constraint`, or `random`, which keeps the encoder as it was initialised: what the
+network's architecture gives without training.
 """
 
 import json
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +22,8 @@ from ssl_sec.settings import from_values
 
 _COLUMNS = {"probe/top1": "probe top-1 %", "probe/top5": "probe top-5 %", "probe/knn_top1": "kNN top-1 %"}
 _RANDOM = "random"
+# Keys that each run of the sweep has its own values of.
+_OURS = {"seed": "seeds=[...]", "run_name": "recipe=<name>", "arms": "one list", "seeds": "one list"}
 
 Results = Mapping[str, Sequence[Mapping[str, float]]]
 
@@ -35,11 +40,8 @@ def run_ablation(overrides: Sequence[str]) -> str:
     values = compose("ablate", overrides)
     asked = from_values(AblateConfig, {key: values[key] for key in ("arms", "seeds")})
     arms, seeds = asked.arms, asked.seeds
-    allowed = {_RANDOM, *options()["constraint"]}
-    for arm in arms:
-        if arm not in allowed:
-            raise ConfigError(f"arms: found {arm!r}; {nearest(arm, allowed)}")
     shared = [override for override in overrides if override.partition("=")[0] not in ("arms", "seeds")]
+    from_values(PretrainConfig, compose("pretrain", shared))  # what is wrong without the arms is none of theirs
     configs = {(arm, seed): _config(shared, arm, seed) for seed in seeds for arm in arms}
     announce(next(iter(configs.values())).runtime)
     results: dict[str, list[Mapping[str, float]]] = {arm: [] for arm in arms}
@@ -53,15 +55,39 @@ def run_ablation(overrides: Sequence[str]) -> str:
 
 
 def _config(shared: Sequence[str], arm: str, seed: int) -> PretrainConfig:
-    chosen = ["constraint=none", "epochs=0"] if arm == _RANDOM else [f"constraint={arm}"]
-    names = [f"seed={seed}", f"run_name={new_name(f'{arm}-seed{seed}')}", "probe.enabled=true"]
-    return from_values(PretrainConfig, compose("pretrain", [*shared, *chosen, *names]))
+    changes = [change for part in re.split(r"\+(?!\d)", arm) for change in _changes(arm, part)]  # 1e+5 is a number
+    name = re.sub(r"[^\w.-]+", "-", arm)
+    names = [f"seed={seed}", f"run_name={new_name(f'{name}-seed{seed}')}", "probe.enabled=true"]
+    try:
+        return from_values(PretrainConfig, compose("pretrain", [*shared, *changes, *names]))
+    except ConfigError as error:
+        raise ConfigError(f"arms: {arm}: {error}") from None
+
+
+def _changes(arm: str, part: str) -> list[str]:
+    """The overrides of a part of an arm.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    key, is_override, _ = part.partition("=")
+    if key in _OURS:
+        raise ConfigError(f"arms: found {arm!r}; {key} is no arm's: give {_OURS[key]}")
+    if is_override:
+        return [part]
+    allowed = {_RANDOM, *options()["constraint"]}
+    if part not in allowed:
+        raise ConfigError(
+            f"arms: found {part!r}; {nearest(part, allowed)}, or an override of any group or key, such as loss=triplet"
+        )
+    return ["constraint=none", "epochs=0"] if part == _RANDOM else [f"constraint={part}"]
 
 
 def _table(results: Results) -> str:
+    of = "arm" if any("=" in arm for arm in results) else "constraint"
     rows = [[arm, *(_cell([run[key] for run in runs]) for key in _COLUMNS)] for arm, runs in results.items()]
     num_seeds = max(map(len, results.values()))
-    table = in_table(rows, ["constraint", *_COLUMNS.values()])
+    table = in_table(rows, [of, *_COLUMNS.values()])
     return table if num_seeds == 1 else f"{table}\n(mean ± standard deviation over {num_seeds} seeds)"
 
 

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from ssl_sec.edges.composition import composed_yaml, experiments, groups, options
+from ssl_sec.edges.environment import prepare
 from ssl_sec.edges.packaging import command
 from ssl_sec.errors import Stopped, UserError, out_of_memory
 from ssl_sec.masking import masked
@@ -61,6 +62,7 @@ def exit_code_of(run: Callable[[], int]) -> int:
     logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("ssl_sec").setLevel(logging.INFO)
     try:
+        prepare()
         return run()
     except UserError as error:
         print(masked(f"error: {error}"), file=sys.stderr)

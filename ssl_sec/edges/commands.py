@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from ssl_sec import __version__
@@ -134,7 +135,7 @@ def pipeline(arguments: Sequence[str]) -> int:
     """Jobs that wait for one another, on the cluster; `submit` starts it there with --then or for a sweep."""
     from ssl_sec.edges.pipeline import Plan, run_pipeline
 
-    return run_pipeline(from_values(Plan, json.loads(arguments[0])))
+    return run_pipeline(from_values(Plan, json.loads(Path(arguments[0]).read_text(encoding="utf-8"))))
 
 
 # Commands that are configured by `configs/<name>.yaml` and return what is to be printed.

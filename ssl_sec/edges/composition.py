@@ -21,6 +21,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
 
+from ssl_sec.edges.overrides import understood
 from ssl_sec.errors import ConfigError, nearest, printable
 from ssl_sec.papers import Value, reported
 from ssl_sec.settings import flattened
@@ -149,6 +150,7 @@ def _groups() -> frozenset[str]:
 
 def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
     parser = OverridesParser.create()
+    overrides = [understood(override) for override in overrides]
     for override in overrides:
         try:
             parsed = parser.parse_override(override)
@@ -282,7 +284,7 @@ def _told(value: Value) -> str:
 
 
 def _explanation(path: Path) -> str:
-    comments: Iterable[str] = (line for line in path.read_text().splitlines() if line.startswith("# "))
+    comments: Iterable[str] = (line for line in path.read_text("utf-8").splitlines() if line.startswith("# "))
     return next((line[2:] for line in comments if not line.startswith("# @package")), "")
 
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shlex
 import shutil
 import signal
 import tempfile
@@ -38,6 +39,7 @@ from ssl_sec.edges.mlflow_tracker import (
     model_name,
     tracking_uri,
 )
+from ssl_sec.edges.overrides import assigned
 from ssl_sec.edges.packaging import command
 from ssl_sec.edges.pictures import face_pictures, pretraining_pictures, probe_pictures, retrieval_pictures
 from ssl_sec.edges.run_folder import RunFolder
@@ -452,7 +454,7 @@ class _Run:
 
     @property
     def _replay_command(self) -> str:
-        return f"{command('replay')} folder={self.folder.path}"
+        return f"{command('replay')} {shlex.quote(assigned('folder', str(self.folder.path)))}"
 
 
 @contextmanager

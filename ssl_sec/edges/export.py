@@ -105,7 +105,7 @@ def run_export(config: ExportConfig) -> Exported:
     with _laid_out(output, config.overwrite) as folder:
         form.write(exportable, images, folder)
         check = check_export(form, exportable, images, folder)
-        (folder / "README.md").write_text(model_card(run, probes, form, exportable, check))
+        (folder / "README.md").write_text(model_card(run, probes, form, exportable, check), encoding="utf-8")
         for path in folder.iterdir():  # safetensors keeps its files from others, whom an export is for
             shutil.copymode(folder / "README.md", path)
     return Exported(folder=output, form=form, exportable=exportable, check=check)

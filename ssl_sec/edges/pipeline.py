@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -189,7 +190,8 @@ class _Pipeline:
                 overrides.append(f"run={run_id}")
             elif parent is not None:
                 overrides.append(f"tracking.parent_run={parent.run_id}")
-            code = self._stage(job_id, stage.job, tuple(overrides), " ".join([*point.swept, stage.job]))
+            name = point.name if stage.job != "probe" else f"{point.name}-probe"
+            code = self._stage(job_id, stage.job, tuple(overrides), name, " ".join([*point.swept, stage.job]))
             run_id, found = self._run_of(job_id)
             metrics |= found
             if code != 0:
@@ -197,13 +199,14 @@ class _Pipeline:
                 return Ended(code=code, state=state, metrics=metrics)
         return Ended(code=0, state="succeeded", metrics=metrics)
 
-    def _stage(self, job_id: str, job: str, overrides: tuple[str, ...], label: str) -> int:
-        metadata = {"recipe": self._plan.recipe, "job": job, "parent": self._job_id}
+    def _stage(self, job_id: str, job: str, overrides: tuple[str, ...], name: str, label: str) -> int:
+        metadata = {"job_name": name, "recipe": self._plan.recipe, "job": job, "parent": self._job_id}
         print(f"{label}: job {job_id}", flush=True)
         with self._lock:
             self._running.add(job_id)
         try:
-            self._cluster.submit_beside(entrypoint(job, overrides), job_id, metadata, parent=self._job_id)
+            line = entrypoint(job, overrides, sys.executable)
+            self._cluster.submit_beside(line, job_id, metadata, parent=self._job_id)
             if self._stopping.is_set():  # it came while the job was sent
                 self._cluster.ask_to_stop(job_id)
             details = self._cluster.follow(job_id, _Prefixed(label))

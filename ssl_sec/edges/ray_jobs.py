@@ -8,28 +8,45 @@ import contextlib
 import logging
 import os
 import shlex
+import socket
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from urllib.parse import urlparse
 
 import requests
-from ray.exceptions import AuthenticationError
+from ray._private.services import canonicalize_bootstrap_address_or_die  # what the client does first
+from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from ssl_sec.edges.command_line import in_table
 from ssl_sec.edges.packaging import COMMIT_VARIABLE, JOB_ID_VARIABLE, checkout, commit, packaged
-from ssl_sec.errors import ConfigError, Stopped, UserError, first_line
+from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
 from ssl_sec.masking import masked
 
 # How long a driver has to save after it was told to stop; Ray's own is 3 s.
 _STOP_WITHIN_S = 300
 _POLL_S = 1.0
+# How long a cluster has to answer the first question; Ray's client itself asks for most of a minute, or for ever.
+_ANSWER_WITHIN_S = 5.0
+# How long a connection may be lost while a job is followed.
+_LOST_FOR_S = 60.0
+_START_ONE = "start one with `ray start --head`, or name one: --address http://<head>:8265"
 _ENDED = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED)
 
 
-def entrypoint(job: str, arguments: Sequence[str]) -> str:
-    """The command line that runs a job, from a checkout that was sent or a package that is installed."""
-    return shlex.join(["exec", "python", "-m", "ssl_sec", job, *arguments])
+def entrypoint(job: str, arguments: Sequence[str], python: str = "python") -> str:
+    """The command line that prints which Python it takes, and runs a job with it.
+
+    The job comes from a checkout that was sent, or from a package that is installed.
+    """
+    named = f'echo "python: $(command -v {shlex.quote(python)})"'
+    return f"{named}; {shlex.join(['exec', python, '-m', 'ssl_sec', job, *arguments])}"
+
+
+class ConnectionLost(StorageError):
+    """A cluster that answered before does not answer."""
 
 
 class Cluster:
@@ -45,18 +62,28 @@ class Cluster:
     def __init__(self, address: str | None) -> None:
         for name in ("ray", "ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk"):
             logging.getLogger(name).setLevel(logging.ERROR)
+        address = address or os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS") or _found_here()
         try:
-            self._client = JobSubmissionClient(address)
+            _require_answer(address)
+            with _ray_address(address):
+                self._client = JobSubmissionClient(address)
         except AuthenticationError as error:
             raise ConfigError(
-                f"the Ray cluster at {address or 'this machine'} asks for another token; give the one it was started "
+                f"the Ray cluster at {address} asks for another token; give the one it was started "
                 "with: RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=<file>"
             ) from error
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            where = address or os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
-            raise ConfigError(
-                f"no Ray cluster at {where or 'this machine'} ({first_line(error)}); start one with "
-                "`ray start --head`, or name one: --address http://<head>:8265"
+        except (OSError, RuntimeError, ValueError, KeyError, RayError) as error:
+            raise ConfigError(f"no Ray cluster at {address} ({_reason(error)}); {_START_ONE}") from error
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[None]:
+        """Turns a connection that is lost into one line."""
+        try:
+            yield
+        except requests.RequestException as error:
+            raise ConnectionLost(
+                f"the Ray cluster at {self.address} does not answer any more ({_reason(error)}); a job may still run: "
+                "`python -m jobs.submit list`"
             ) from error
 
     @property
@@ -64,22 +91,37 @@ class Cluster:
         """Of the dashboard."""
         return self._client.get_address()
 
-    def submit(self, entrypoint: str, job_id: str, metadata: Mapping[str, str], environment: Mapping[str, str]) -> None:
+    def submit(
+        self,
+        entrypoint: str,
+        job_id: str,
+        metadata: Mapping[str, str],
+        environment: Mapping[str, str],
+        files: Mapping[str, str] | None = None,
+    ) -> None:
         """Sends the checkout, where there is one, and starts a command on the cluster.
 
+        Args:
+            entrypoint: the command.
+            job_id: of the new job.
+            metadata: what the dashboard shows; `job_name` is its column "Name".
+            environment: variables of the job.
+            files: more files for the job's working folder, their text by their name.
+
         Raises:
-            ConfigError: if the checkout is too large.
+            ConfigError: if the checkout is too large, or the cluster cannot be reached.
             UserError: if the cluster refuses the job.
         """
         root = checkout()
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WITHIN_S), JOB_ID_VARIABLE: job_id, **environment}
-        if root is None:
-            self._submit(entrypoint, job_id, metadata, {"env_vars": variables})
-            return
-        if (found := commit(root)) is not None:
+        if is_this_machine(self.address):
+            # The Python that submits, as if its environment were activated; not there, if a port is forwarded.
+            variables["PATH"] = f"{Path(sys.executable).parent}:${{PATH}}"
+        if root is not None and (found := commit(root)) is not None:
             variables[COMMIT_VARIABLE] = found
-        with packaged(root) as folder:
-            self._submit(entrypoint, job_id, metadata, {"working_dir": str(folder), "env_vars": variables})
+        with packaged(root, files or {}) as folder:
+            working_dir = {} if folder is None else {"working_dir": str(folder)}
+            self._submit(entrypoint, job_id, metadata, {**working_dir, "env_vars": variables})
 
     def submit_beside(self, entrypoint: str, job_id: str, metadata: Mapping[str, str], parent: str) -> None:
         """Starts a command with the code and the environment of another job."""
@@ -91,10 +133,11 @@ class Cluster:
         self, entrypoint: str, job_id: str, metadata: Mapping[str, str], runtime_env: dict[str, object]
     ) -> None:
         try:
-            self._client.submit_job(
-                entrypoint=entrypoint, submission_id=job_id, metadata=dict(metadata), runtime_env=runtime_env
-            )
-        except (RuntimeError, ConnectionError) as error:
+            with self._connected():
+                self._client.submit_job(
+                    entrypoint=entrypoint, submission_id=job_id, metadata=dict(metadata), runtime_env=runtime_env
+                )
+        except RuntimeError as error:
             raise UserError(f"the cluster at {self.address} refused the job: {first_line(error)}") from error
 
     def details(self, job_id: str) -> JobDetails:
@@ -104,7 +147,8 @@ class Cluster:
             ConfigError: if it knows none of that id.
         """
         try:
-            return self._client.get_job_info(job_id)
+            with self._connected():
+                return self._client.get_job_info(job_id)
         except RuntimeError as error:
             known = ", ".join(str(job.submission_id) for job in self.jobs()[:10]) or "there are none"
             raise ConfigError(
@@ -113,13 +157,15 @@ class Cluster:
 
     def jobs(self) -> list[JobDetails]:
         """All jobs that were submitted, newest first."""
-        listed = [job for job in self._client.list_jobs() if job.submission_id is not None]
+        with self._connected():
+            listed = [job for job in self._client.list_jobs() if job.submission_id is not None]
         return sorted(listed, key=lambda job: job.start_time or 0, reverse=True)
 
     def logs(self, job_id: str) -> str:
         """What a job printed so far."""
         self.details(job_id)
-        return self._client.get_job_logs(job_id)
+        with self._connected():
+            return self._client.get_job_logs(job_id)
 
     def stop(self, job_id: str) -> JobDetails:
         """Asks a job to save and stop; its details at its end."""
@@ -131,7 +177,8 @@ class Cluster:
 
     def ask_to_stop(self, job_id: str) -> None:
         """Asks a job to save and stop."""
-        self._client.stop_job(job_id)
+        with self._connected():
+            self._client.stop_job(job_id)
 
     def follow(self, job_id: str, write: Callable[[str], object]) -> JobDetails:
         """Hands on what a job prints until it ends; a connection that breaks is taken up again."""
@@ -146,15 +193,72 @@ class Cluster:
                 num_written += len(new)
                 write(masked(new))
 
+        last_answer = time.monotonic()
         while True:
             with contextlib.suppress(RuntimeError, OSError, requests.RequestException):
                 asyncio.run(tail())
-            details = self.details(job_id)
-            if details.status in _ENDED:
-                whole = self._client.get_job_logs(job_id)
-                write(masked(whole[num_written:]))
-                return details
+            try:
+                details = self.details(job_id)
+                last_answer = time.monotonic()
+                if details.status in _ENDED:
+                    write(masked(self.logs(job_id)[num_written:]))
+                    return details
+            except ConnectionLost:
+                if time.monotonic() > last_answer + _LOST_FOR_S:
+                    raise
             time.sleep(_POLL_S)
+
+
+def _found_here() -> str:
+    """The address of the cluster on this machine, or of the last one that was started here.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    try:
+        return canonicalize_bootstrap_address_or_die("auto")
+    except ConnectionError as error:
+        raise ConfigError(f"no Ray cluster was found on this machine; {_START_ONE}") from error
+
+
+def _require_answer(address: str) -> None:
+    """Asks an address whether something answers there.
+
+    Raises:
+        OSError: if nothing does in time.
+    """
+    url = urlparse(address if "://" in address else f"ray://{address}")
+    if url.scheme in ("http", "https"):
+        requests.get(f"{address.rstrip('/')}/api/version", timeout=_ANSWER_WITHIN_S)
+    elif url.hostname and url.port:
+        socket.create_connection((url.hostname, url.port), timeout=_ANSWER_WITHIN_S).close()
+
+
+@contextlib.contextmanager
+def _ray_address(address: str) -> Iterator[None]:
+    """Makes Ray's client take this address and not, as it would, that of the environment first."""
+    name = "RAY_API_SERVER_ADDRESS"
+    before = os.environ.get(name)
+    os.environ[name] = address
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong with a connection, in a few words."""
+    if isinstance(error, requests.Timeout | TimeoutError):
+        return f"no answer within {_ANSWER_WITHIN_S:g} s"
+    if isinstance(error, requests.JSONDecodeError | KeyError):
+        return "what answers there is not Ray"
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    system = [cause.strerror for cause in causes if isinstance(cause, OSError) and cause.strerror]
+    return system[-1] if system else first_line(error)
 
 
 def exit_code(details: JobDetails) -> int:

@@ -15,12 +15,14 @@ import ray
 import torch
 from ray import train
 from ray.exceptions import RayActorError, RayError
+from ray.job_config import JobConfig
 from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
 from ssl_sec.config import RayConfig
 from ssl_sec.cpu import ENVIRONMENT
 from ssl_sec.data.samplers import worker_counts, worker_rows
+from ssl_sec.edges.environment import require_files_for_ray
 from ssl_sec.edges.ray_policies import ElasticPolicy, ElasticTrainer, FailureWatch
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.worker import Job, Worker, work
@@ -49,7 +51,7 @@ def run_with_ray(
     Raises:
         ConfigError: if the cluster has not what is asked for, or the workers do not divide the batch.
     """
-    connect(options.address)
+    connect(options.address, folder.path.name)
     scaling = scaling_for(options, ray.cluster_resources())
     logger.info("starting %s", workers_in_words(scaling))
     if global_batch_size is not None and isinstance(scaling.num_workers, int):
@@ -69,7 +71,7 @@ def run_with_ray(
         logger.warning("a worker died while the workers were started; they are started again")
         # Ray keeps what the dead group held until its driver leaves.
         ray.shutdown()
-        connect(options.address)
+        connect(options.address, folder.path.name)
 
 
 def _trainer(
@@ -147,10 +149,16 @@ def _died_at_start(failure: BaseException) -> bool:
     return isinstance(failure, ControllerError) and isinstance(failure.controller_failure, RayActorError)
 
 
-def connect(address: str | None) -> None:
-    """Joins the cluster, or starts one on this machine; a second call is none."""
+def connect(address: str | None, name: str | None = None) -> None:
+    """Joins the cluster, or starts one on this machine; a second call does nothing.
+
+    Args:
+        address: of the cluster; None for the environment's, or a new one.
+        name: of this job in Ray's dashboard.
+    """
     if ray.is_initialized():
         return
+    require_files_for_ray()
     # What the workers have to say comes through the run's folder. A Ray of our own keeps the rest in its log files;
     # of a cluster the rest may tell why nothing starts.
     started_here = address is None and "RAY_ADDRESS" not in os.environ
@@ -161,7 +169,12 @@ def connect(address: str | None) -> None:
     _check_listening(address or os.environ.get("RAY_ADDRESS"))
     logger.info("starting Ray on this machine" if started_here else "connecting to the Ray cluster")
     with _own_signal_handlers():
-        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=not started_here)
+        ray.init(
+            address=address,
+            logging_level=logging.ERROR,
+            log_to_driver=not started_here,
+            job_config=JobConfig(metadata={} if name is None else {"job_name": name}),
+        )
 
 
 def workers_in_words(scaling: ScalingConfig) -> str:

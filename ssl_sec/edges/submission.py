@@ -22,6 +22,7 @@ from ssl_sec.config import PretrainConfig, TrackingConfig, TrainingConfig
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import new_name
 from ssl_sec.edges.mlflow_tracker import JOB_ID_TAG, connected
+from ssl_sec.edges.overrides import assigned, understood
 from ssl_sec.edges.pipeline import Plan, Point, Stage
 from ssl_sec.edges.ray_jobs import Cluster, entrypoint, is_this_machine
 from ssl_sec.edges.worker import CONFIGS, Job
@@ -31,6 +32,9 @@ from ssl_sec.settings import flattened, from_values, to_values
 
 # Of this process's environment, what a job needs too.
 _PASSED_ON = ("MLFLOW_TRACKING_URI", "MLFLOW_S3_ENDPOINT_URL", "OMP_NUM_THREADS", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S")
+
+# In a pipeline's working folder: what it does.
+_PLAN = "plan.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +47,7 @@ class Order:
         name: of the run or the sweep; None makes one.
         then: what follows each pretraining, `probe` with its overrides, or None.
         parallel: points of a sweep that run at once.
+        python: that runs the job; the name is looked up in the PATH of the cluster's head.
     """
 
     job: Job
@@ -50,6 +55,7 @@ class Order:
     name: str | None = None
     then: str | None = None
     parallel: int = 1
+    python: str = "python"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +120,7 @@ def send(order: Order, cluster: Cluster) -> Sent:
     job_id = job_id_for(first.recipe, name, is_new=not was_given)
     values = compose(first.job, first.overrides)
     tracking = from_values(TrackingConfig, values["tracking"])
-    line = entrypoint(first.job, first.overrides)
+    line, files = entrypoint(first.job, first.overrides, order.python), {}
     if len(points) > 1 or order.then is not None:
         plan = Plan(
             name=name,
@@ -128,8 +134,9 @@ def send(order: Order, cluster: Cluster) -> Sent:
                 for each, swept in points
             ),
         )
-        line = entrypoint("pipeline", [json.dumps(to_values(plan))])
-    cluster.submit(line, job_id, {"recipe": first.recipe, "job": first.job, "name": name}, environment)
+        line = entrypoint("pipeline", [_PLAN], order.python)
+        files = {_PLAN: json.dumps(to_values(plan), indent=1)}
+    cluster.submit(line, job_id, {"job_name": name, "recipe": first.recipe, "job": first.job}, environment, files)
     uri = tracking.uri or environment.get("MLFLOW_TRACKING_URI") or f"sqlite:///{values['output_dir']}/mlflow.db"
     return Sent(
         job_id=job_id,
@@ -160,7 +167,7 @@ def checked(job: Job, overrides: Sequence[str], name: str | None, is_local: bool
                 f"{masked(override)}: found credentials, which the cluster's dashboard would show; allowed: "
                 "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or the like, in the environment of its nodes"
             )
-    given = [*overrides, *([f"run_name={name}"] if name else [])]
+    given = [*overrides, *([assigned("run_name", name)] if name else [])]
     values = compose(job, given)
     output_dir = str(values["output_dir"])
     if not os.path.isabs(output_dir):
@@ -168,7 +175,7 @@ def checked(job: Job, overrides: Sequence[str], name: str | None, is_local: bool
             raise ConfigError(
                 f"output_dir: found {output_dir!r}, must be an absolute path on storage that all nodes share"
             )
-        given.append(f"output_dir={os.path.abspath(output_dir)}")
+        given.append(assigned("output_dir", os.path.abspath(output_dir)))
     if not values.get("run_name"):
         given.append(f"run_name={new_name('probe' if job == 'probe' else 'seed' + str(values['seed']))}")
     config = from_values(CONFIGS[job], compose(job, given))
@@ -222,7 +229,7 @@ def points_of(overrides: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[str
     """
     parser = OverridesParser.create()
     choices: list[list[str]] = []
-    for text in overrides:
+    for text in map(understood, overrides):
         try:
             override = parser.parse_override(text)
         except HydraException as error:
@@ -253,10 +260,10 @@ def _then(then: str | None, command: Command) -> tuple[Stage, ...]:
     settings = {f"probe.{key}": value for key, value in flattened(to_values(config.probe)).items() if key != "enabled"}
     settings |= {"output_dir": config.output_dir, "run_name": f"{command.name}-probe"}
     carried = [o for o in command.overrides if o.startswith(("runtime", "tracking.uri=", "tracking.experiment="))]
-    overrides = (*(f"{key}={_in_hydra(value)}" for key, value in settings.items()), *carried, *changes)
+    overrides = (*(_override(key, value) for key, value in settings.items()), *carried, *changes)
     checked("probe", (*overrides, "run=the-one-before"), None, is_local=False)
     return (Stage(job="probe", overrides=overrides),)
 
 
-def _in_hydra(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def _override(key: str, value: Any) -> str:
+    return assigned(key, value) if isinstance(value, str) else f"{key}={json.dumps(value)}"

@@ -71,6 +71,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--then", metavar="JOB", help='what follows a pretraining: probe, or "probe probe.epochs=50"')
     parser.add_argument("--name", help="of the run; default: made from the time and the seed")
     parser.add_argument(
+        "--python",
+        default="python",
+        metavar="PATH",
+        help="that runs the job; default: on this machine the one that runs this command, else python in the PATH of "
+        "the cluster's head; the first line that the job prints names it",
+    )
+    parser.add_argument(
         "--parallel", type=int, default=1, metavar="N", help="points of a sweep that run at once; default: 1"
     )
     parser.add_argument(
@@ -90,6 +97,7 @@ def _submit(options: argparse.Namespace) -> int:
         name=options.name,
         then=options.then,
         parallel=options.parallel,
+        python=options.python,
     )
     check(order)  # what is wrong is told before a cluster is looked for
     cluster = Cluster(options.address)

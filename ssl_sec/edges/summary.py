@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -73,4 +74,5 @@ def how_to_look(finished: Finished, page: str = "runs") -> str:
     program = Path(sys.executable).parent / "mlflow"
     near = os.path.relpath(program)
     shown = "mlflow" if not program.exists() else str(program) if near.startswith("..") else near
-    return f"MLflow UI: {shown} ui --backend-store-uri {finished.uri}\n           then open http://127.0.0.1:5000{path}"
+    command = shlex.join([shown, "ui", "--backend-store-uri", finished.uri])
+    return f"MLflow UI: {command}\n           then open http://127.0.0.1:5000{path}"

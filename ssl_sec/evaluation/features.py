@@ -16,8 +16,8 @@ from ssl_sec.data.loading import batches
 def extract_features(
     encoder: nn.Module,
     image_set: ImageSet,
-    indices: Int64[Tensor, " images"],
-    device: torch.device,
+    indices: Int64[Tensor, " images"] | None = None,
+    device: torch.device | None = None,
     *,
     batch_size: int = 512,
     num_loader_workers: int = 0,
@@ -28,8 +28,8 @@ def extract_features(
     Args:
         encoder: images in [0, 1] -> features; put into evaluation mode and back.
         image_set: where the images come from.
-        indices: at least one.
-        device: where the encoder is.
+        indices: at least one; None takes all images.
+        device: where the encoder is; None looks at its parameters.
         batch_size: images of a forward pass on one worker.
         num_loader_workers: processes that decode a streamed set.
         on_batch: told how many images this worker has done.
@@ -37,6 +37,8 @@ def extract_features(
     Returns:
         Features in float32 or the encoder's float64, and labels, both on `device`.
     """
+    indices = torch.arange(len(image_set)) if indices is None else indices
+    device = next((p.device for p in encoder.parameters()), torch.device("cpu")) if device is None else device
     per_worker = -(-len(indices) // world_size())
     # The last worker repeats images from the start so that all gather the same number of rows.
     padded = indices.repeat(-(-per_worker * world_size() // len(indices)))[: per_worker * world_size()]

@@ -12,6 +12,7 @@ rates is two matrix products.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -19,9 +20,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from ssl_sec.errors import DataError
+from ssl_sec.evaluation.splits import stratified_split
 from ssl_sec.seeding import derived_seed
 
 FeatureBatch = tuple[Float[Tensor, "batch dim"], Int64[Tensor, " batch"]]
+
+# Of the training images, by class: they choose the learning rate.
+HELD_OUT_SHARE = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +73,41 @@ class ProbeResult:
     top1: float
     top5: float
     confusion: Int64[Tensor, "classes classes"]
+
+
+def linear_probe(
+    train: tuple[Float[Tensor, "train dim"], Int64[Tensor, " train"]],
+    test: tuple[Float[Tensor, "test dim"], Int64[Tensor, " test"]],
+    *,
+    learning_rates: Sequence[float] = (1.0, 2.0, 5.0, 10.0),
+    batch_size: int = 256,
+    seed: int = 0,
+    **training: Any,
+) -> ProbeResult:
+    """The whole protocol on features: a learning rate is chosen on held-out training images, the test set seen once.
+
+    Args:
+        train: features and labels of the training images.
+        test: likewise of the test images.
+        learning_rates: one is chosen.
+        batch_size: of training.
+        seed: of the order and of the images held out.
+        training: further arguments of `train_linear_probes`, `epochs` for example.
+
+    Raises:
+        DataError: every classifier diverged.
+    """
+    features, labels = train
+    num_classes = int(torch.cat([labels, test[1].to(labels)]).max()) + 1
+    kept, held_out = stratified_split(labels, HELD_OUT_SHARE, seed=seed)
+
+    def trained(images: Tensor, rates: Sequence[float]) -> LinearProbes:
+        batches = shuffled(features[images], labels[images], batch_size, derived_seed(seed, "probe"))
+        common = {"num_classes": num_classes, "dim": features.shape[1], "device": features.device}
+        return train_linear_probes(batches, learning_rates=rates, **common, **training)
+
+    rate, held_out_top1 = select_learning_rate(trained(kept, learning_rates), features[held_out], labels[held_out])
+    return evaluate_probe(trained(torch.cat([kept, held_out]), (rate,)), rate, held_out_top1, *test)
 
 
 def shuffled(

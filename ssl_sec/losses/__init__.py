@@ -28,6 +28,7 @@ from ssl_sec.losses.template import (
     normalized_softmax_lower_bound,
 )
 from ssl_sec.losses.transform import Rotation, SphericalFeatureTransform, rotation
+from ssl_sec.losses.views import from_views
 
 __all__ = [
     "AngularLoss",
@@ -56,6 +57,7 @@ __all__ = [
     "SphericalConstraint",
     "SphericalFeatureTransform",
     "TripletLoss",
+    "from_views",
     "normalized_softmax_lower_bound",
     "rotation",
     "spherical_constraint",

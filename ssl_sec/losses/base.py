@@ -34,8 +34,10 @@ class Loss(nn.Module, ABC):
             anchors: the range of rows whose terms are summed; the shares of a partition add up to the loss.
 
         Raises:
+            TypeError: `labels` are not one whole number a row.
             ValueError: the batch gives the loss nothing to compare; the message names what is missing.
         """
+        require_labels(type(self).__name__, embeddings, labels)
         with torch.autocast(embeddings.device.type, enabled=False):
             return self._share(in_full_precision(embeddings), labels, anchors)
 
@@ -56,6 +58,23 @@ def require(condition: bool, name: str, found: object, allowed: str) -> None:
     """Raises a ValueError that names a parameter, what was found and what is allowed, unless the condition holds."""
     if not condition:
         raise ValueError(f"{name}: found {found}, must be {allowed}")
+
+
+def require_labels(name: str, embeddings: Tensor, labels: Tensor) -> None:
+    """Refuses what is no batch with labels, as two views are none; it looks at shapes and types alone.
+
+    Raises:
+        TypeError: it shows the right call.
+    """
+    whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    if embeddings.ndim != 2 or labels.ndim != 1 or not whole or len(labels) != len(embeddings):
+        found = " and ".join(
+            f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in (embeddings, labels)
+        )
+        raise TypeError(
+            f"{name}: found {found}, must be embeddings of shape [batch, dim] and labels, one whole number a row; "
+            "of two views of the same images: loss(*ssl_sec.from_views(z1, z2))"
+        )
 
 
 def require_triplets(name: str, classes: Classes) -> None:

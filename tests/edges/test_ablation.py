@@ -3,7 +3,11 @@ from pathlib import Path
 
 import pytest
 
+from ssl_sec.config import PretrainConfig
+from ssl_sec.edges import ablation
 from ssl_sec.edges.ablation import run_ablation
+from ssl_sec.edges.driver import Finished
+from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.errors import ConfigError
 
 
@@ -22,6 +26,62 @@ def test_arms_and_seeds_make_one_table(quick, tmp_path: Path):
     assert "train/loss" in results["sec"][0]
     assert "train/loss" not in results["random"][0]
     assert results["sec"][0]["train/loss"] != results["sec"][1]["train/loss"]
+
+
+@pytest.fixture
+def trained(monkeypatch, tmp_path: Path) -> list[PretrainConfig]:
+    """The configurations of the runs, which are not run."""
+    configs: list[PretrainConfig] = []
+
+    def run(config: PretrainConfig) -> Finished:
+        configs.append(config)
+        folder = RunFolder(tmp_path / "digits" / str(config.run_name))
+        folder.path.mkdir(parents=True)
+        metrics = {"probe/top1": 10.0 * len(configs), "probe/top5": 99.0, "probe/knn_top1": 50.0}
+        return Finished(folder=folder, uri="http://mlflow", run_id=None, experiment_id=None, metrics=metrics)
+
+    monkeypatch.setattr(ablation, "run_pretraining", run)
+    return configs
+
+
+def test_arms_are_options_of_any_group_or_values_of_any_key(quick, trained):
+    arms = "arms=[random,sec,loss=ntxent,loss=triplet+constraint=sec_ema,constraint.eta=1e+1,random+encoder=resnet34]"
+    table = run_ablation([*quick, "runtime=local", arms])
+    rows = [line.split() for line in table.strip().splitlines()]
+    assert [rows[0][0], *(row[0] for row in rows[2:8])] == [
+        "arm",
+        *arms.removeprefix("arms=[").removesuffix("]").split(","),
+    ]
+    assert [row[1] for row in rows[2:8]] == ["10.00", "20.00", "30.00", "40.00", "50.00", "60.00"]
+    got = [(c.encoder.name, c.loss.name, c.constraint.name, c.epochs) for c in trained]
+    assert got == [
+        ("resnet18", "ntxent", "none", 0),
+        ("resnet18", "ntxent", "sec", 2),
+        ("resnet18", "ntxent", "sec", 2),
+        ("resnet18", "triplet", "sec_ema", 2),
+        ("resnet18", "ntxent", "sec", 2),
+        ("resnet34", "ntxent", "none", 0),
+    ]
+    assert trained[4].constraint.eta == 10.0
+    assert trained[3].run_name.startswith("loss-triplet-constraint-sec_ema-seed0-")
+    assert len({config.run_name for config in trained}) == 6
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["arms=[loss=ntxnet]"], "arms: loss=ntxnet: loss: found 'ntxnet'; did you mean 'ntxent'"),
+        (["arms=[sec,loss=arcface]"], "arms: loss=arcface: loss.name: found 'arcface'"),
+        (["arms=[constraint.etta=1]"], "arms: constraint.etta=1: constraint.etta: unknown key; did you mean"),
+        (["arms=[sec,seed=3]"], r"arms: found 'seed=3'; seed is no arm's: give seeds=\[...\]"),
+        (["arms=[loss=triplet+sce]"], "arms: found 'sce'; did you mean 'sec'.* or an override of any group or key"),
+        (["arms=[none]", "epochs=-1"], "^epochs: found -1"),
+    ],
+)
+def test_a_wrong_arm_is_one_line_before_anything_runs(quick, trained, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        run_ablation([*quick, "runtime=local", *overrides])
+    assert trained == []
 
 
 def test_an_unknown_arm_is_refused_before_anything_runs(quick, tmp_path: Path):

@@ -34,7 +34,7 @@ def head(tmp_path_factory):
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
         "OMP_NUM_THREADS": "1",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": "/usr/bin:/bin",  # no python of ours
     }
     environment.pop("RAY_ADDRESS", None)
     dashboard = free_port()
@@ -62,12 +62,17 @@ def submit(head, *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, env=head.environment, capture_output=True, text=True)
 
 
-def states(head, job_id: str) -> dict[str, str]:
-    """The states of a job and of its parts."""
+def listed(head, job_id: str) -> dict[str, dict]:
+    """What Ray knows of a job and of its parts."""
     token = Path(head.environment["RAY_AUTH_TOKEN_PATH"]).read_text()
     request = urllib.request.Request(f"{head.address}/api/jobs/", headers={"Authorization": f"Bearer {token}"})
-    listed = json.loads(urllib.request.urlopen(request).read())
-    return {job["submission_id"]: job["status"] for job in listed if (job["submission_id"] or "").startswith(job_id)}
+    jobs = json.loads(urllib.request.urlopen(request).read())
+    return {job["submission_id"]: job for job in jobs if (job["submission_id"] or "").startswith(job_id)}
+
+
+def states(head, job_id: str) -> dict[str, str]:
+    """The states of a job and of its parts."""
+    return {part: job["status"] for part, job in listed(head, job_id).items()}
 
 
 def runs(head, recipe: str = "digits") -> dict:
@@ -96,6 +101,11 @@ def test_pretrain_then_probe_followed_to_the_end(head):
     assert done.stdout.count("[pretrain] folder: ") == 1  # nothing is shown twice
     parts = (job_id, f"{job_id}-1-pretrain", f"{job_id}-1-probe")
     assert states(head, job_id) == dict.fromkeys(parts, "SUCCEEDED")
+    assert [listed(head, job_id)[part]["metadata"]["job_name"] for part in parts] == ["chain", "chain", "chain-probe"]
+    python = Path(sys.executable).with_name("python")
+    assert f"\npython: {python}\n" in done.stdout  # the pipeline's
+    assert f"[pretrain] python: {python}\n" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) < 1000
     (_, _, *rows) = submit(head, "list").stdout.splitlines()
     assert [row.split()[:2] for row in rows] == [[part, "succeeded"] for part in reversed(parts[1:])] + [
         [job_id, "succeeded"]

@@ -150,3 +150,13 @@ def test_an_address_without_a_cluster_is_one_line(monkeypatch):
         ray.shutdown()
     with pytest.raises(ConfigError, match="runtime.address: no Ray cluster at 127.0.0.1:1"):
         connect("127.0.0.1:1")
+
+
+def test_a_run_has_its_name_in_the_dashboard(monkeypatch):
+    import ray
+
+    asked = {}
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: asked.update(options))
+    connect(None, "mine")
+    assert asked["job_config"].metadata == {"job_name": "mine"}

@@ -11,8 +11,8 @@ from ssl_sec.config import PretrainConfig, ProbeJobConfig
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.packaging import checkout, commit, packaged
 from ssl_sec.edges.pipeline import Plan
-from ssl_sec.edges.ray_jobs import as_table, entrypoint, exit_code, is_this_machine
-from ssl_sec.edges.submission import _point_name, _then, checked, job_id_for, passed_on, points_of
+from ssl_sec.edges.ray_jobs import Cluster, as_table, entrypoint, exit_code, is_this_machine
+from ssl_sec.edges.submission import Order, _point_name, _then, checked, job_id_for, passed_on, points_of, send
 from ssl_sec.edges.submit_command import submit
 from ssl_sec.errors import ConfigError
 from ssl_sec.settings import from_values, to_values
@@ -58,8 +58,8 @@ def test_a_job_is_checked_before_it_is_sent_and_keeps_its_name():
     command = checked("pretrain", DIGITS, "mine", is_local=False)
     assert (command.name, command.recipe) == ("mine", "digits")
     assert (
-        entrypoint(command.job, command.overrides)
-        == "exec python -m ssl_sec pretrain experiment=digits output_dir=/shared/runs run_name=mine"
+        entrypoint(command.job, command.overrides) == 'echo "python: $(command -v python)"; '
+        "exec python -m ssl_sec pretrain experiment=digits output_dir=/shared/runs run_name=mine"
     )
     unnamed = checked("pretrain", (*DIGITS, "seed=3"), None, is_local=False)
     assert unnamed.name.startswith("seed3-") and f"run_name={unnamed.name}" in unnamed.overrides
@@ -80,6 +80,51 @@ def test_a_job_is_checked_before_it_is_sent_and_keeps_its_name():
 def test_what_cannot_work_is_refused_before_a_cluster_is_asked(overrides, message):
     with pytest.raises(ConfigError, match=message):
         checked("pretrain", (*DIGITS, *overrides), None, is_local=False)
+
+
+def test_a_job_names_its_python_before_anything_else(tmp_path):
+    python = tmp_path / "a place" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+
+    def printed(path: str, line: str) -> str:
+        return subprocess.run(["sh", "-c", line], env={"PATH": path}, capture_output=True, text=True).stdout
+
+    expected = f"python: {python}\n-m jobs.pretrain seed=1\n"
+    assert printed(f"{python.parent}:/usr/bin:/bin", entrypoint("pretrain", ["seed=1"])) == expected
+    assert printed("/usr/bin:/bin", entrypoint("pretrain", ["seed=1"], str(python))) == expected
+
+
+class SentJobs(Cluster):
+    """A cluster that keeps what it is sent."""
+
+    address = "http://127.0.0.1:8265"
+
+    def __init__(self) -> None:
+        self.sent = []
+
+    def submit(self, *job) -> None:
+        self.sent.append(job)
+
+
+def test_a_pipeline_finds_its_plan_in_a_file(tmp_path):
+    cluster = SentJobs()
+    overrides = ("experiment=digits", f"output_dir={tmp_path}", "constraint.eta=0.1,0.5")
+    send(Order(job="pretrain", overrides=overrides, name="eta", then="probe", python="/opt/python"), cluster)
+    ((line, job_id, metadata, _, files),) = cluster.sent
+    assert line.endswith("exec /opt/python -m jobs.pipeline plan.json")
+    plan = from_values(Plan, json.loads(files["plan.json"]))
+    assert [point.name for point in plan.points] == ["eta-eta0.1", "eta-eta0.5"]
+    assert job_id.startswith("digits-eta-") and metadata["job_name"] == "eta"
+
+
+def test_one_job_has_its_overrides_in_its_command_and_its_name_in_ray(tmp_path):
+    cluster = SentJobs()
+    send(Order(job="pretrain", overrides=("experiment=digits", f"output_dir={tmp_path}"), name="mine"), cluster)
+    ((line, _, metadata, _, files),) = cluster.sent
+    assert f"output_dir={tmp_path} run_name=mine" in line
+    assert (metadata["job_name"], files) == ("mine", {})
 
 
 def test_on_this_machine_a_relative_folder_is_that_of_the_user(tmp_path, monkeypatch):
@@ -207,6 +252,8 @@ def test_code_and_configs_travel_and_nothing_else(small_checkout):
     with packaged(small_checkout) as folder:
         assert names(folder) == sorted([*expected, "ssl_sec/new.py"])
     assert not folder.exists()
+    with packaged(small_checkout, {"plan.json": "{}"}) as folder:
+        assert names(folder) == sorted([*expected, "plan.json", "ssl_sec/new.py"])
     assert commit(small_checkout) == git(small_checkout, "rev-parse", "HEAD").strip()
     (small_checkout / "ssl_sec" / "a.py").write_text("changed")
     assert commit(small_checkout).endswith("-dirty")
@@ -222,6 +269,13 @@ def test_a_checkout_that_is_too_large_is_refused_with_its_biggest_folders(small_
         packaged(small_checkout, limit_mib=2.0),
     ):
         pass
+
+
+def test_without_a_checkout_only_the_files_of_the_job_travel():
+    with packaged(None, {"plan.json": "{}"}) as folder:
+        assert names(folder) == ["plan.json"]
+    with packaged(None) as folder:
+        assert folder is None
 
 
 def test_this_checkout_is_lean():

@@ -1,0 +1,52 @@
+"""Overrides as people type them, in Hydra's grammar.
+
+Hydra takes a value without quotes only if it has none of the characters that its grammar uses or does not know: no
+accent, no `~`, `#`, `&`, `(` or `=`. Such a value is taken as it stands.
+"""
+
+from functools import cache
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import HydraException
+
+
+def understood(override: str) -> str:
+    """An override in Hydra's grammar: where it is not, its values are quoted; unchanged if that does not help.
+
+    Args:
+        override: `key=value`; commas separate the values of a list in brackets, or of a sweep.
+    """
+    key, _, text = override.partition("=")
+    if _parses(override) or not text:
+        return override
+    is_list = text.startswith("[") and text.endswith("]")
+    values = (text[1:-1] if is_list else text).split(",")
+    listed = ",".join(value if _parses(f"key={value}") else _quoted(value.strip()) for value in values)
+    mended = f"{key}=[{listed}]" if is_list else f"{key}={listed}"
+    return mended if text[0] not in "{'\"" and (is_list or text[0] != "[") and _parses(mended) else override
+
+
+def assigned(key: str, value: str) -> str:
+    """The override that gives a key a string, whatever its characters."""
+    override = f"{key}={value}"
+    parsed: Any = _parser().parse_override(override).value() if _parses(override) else None
+    return override if parsed == value else f"{key}={_quoted(value)}"
+
+
+@cache
+def _parser() -> OverridesParser:
+    return OverridesParser.create()
+
+
+def _parses(override: str) -> bool:
+    try:
+        _parser().parse_override(override)
+    except HydraException:
+        return False
+    return True
+
+
+def _quoted(value: str) -> str:
+    return QuotedString(text=value, quote=Quote.single).with_quotes()

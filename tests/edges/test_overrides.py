@@ -1,0 +1,34 @@
+"""Values that Hydra's grammar does not take are taken as they stand."""
+
+import pytest
+
+from ssl_sec.edges.composition import compose
+from ssl_sec.edges.overrides import assigned, understood
+
+ODD = ["/tmp/données", "/tmp/mes essais é (1)", "~/runs", "/tmp/a#1", "/tmp/it's", "/tmp/a=b", "/tmp/a&b;c", 'a"b']
+
+
+@pytest.mark.parametrize("path", ODD)
+def test_a_path_needs_no_quotes(path):
+    assert compose("pretrain", [f"output_dir={path}"])["output_dir"] == path
+
+
+@pytest.mark.parametrize("path", [*ODD, "/tmp/a,b", "1", "null", "[a]", "{a}", "a b", "'a'", "/tmp/a\\", " a"])
+def test_an_override_that_a_job_writes_gives_the_string_back(path):
+    assert compose("pretrain", [assigned("output_dir", path)])["output_dir"] == path
+
+
+def test_a_plain_override_stays_as_it_is():
+    for override in ("epochs=3", "seed=0,1,2", "probe.learning_rates=[0.1,1.0]", "+a={b:1}", "~encoder.width", "seed="):
+        assert understood(override) == override
+    assert assigned("output_dir", "/tmp/runs") == "output_dir=/tmp/runs"
+
+
+def test_values_of_lists_and_sweeps_are_quoted_one_by_one():
+    assert understood("data.train=[/tmp/é.parquet,/tmp/b.parquet]") == "data.train=['/tmp/é.parquet',/tmp/b.parquet]"
+    assert understood("data.root=/tmp/é,/tmp/b") == "data.root='/tmp/é',/tmp/b"
+
+
+def test_what_is_no_override_stays_wrong():
+    for override in ("digits", "epochs=[1", "epochs={1", "output_dir='a"):
+        assert understood(override) == override

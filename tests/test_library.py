@@ -1,0 +1,141 @@
+"""The package as a library: its names, losses of two views, and the README's lines."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import lightly.loss
+import pytest
+import torch
+from torch import nn
+
+import ssl_sec
+from ssl_sec import from_views, losses
+from ssl_sec.config import DigitsConfig, LocalConfig, PretrainConfig, ProbeConfig
+from ssl_sec.data.sources import open_digits
+from ssl_sec.edges.composition import compose
+from ssl_sec.edges.run_folder import RunFolder
+from ssl_sec.encoders import Encoder, save_weights
+from ssl_sec.errors import ConfigError
+from ssl_sec.evaluation.features import extract_features
+from ssl_sec.evaluation.linear_probe import linear_probe
+from ssl_sec.losses.base import require_labels
+from ssl_sec.probing import linear_evaluation
+from ssl_sec.settings import from_values, to_values
+from tests.fakes import FakeRuntime
+from tests.losses.cases import PAIR_LOSSES, rows
+
+README = Path(__file__).parents[1] / "README.md"
+Z1, Z2 = rows(8, 16, seed=1), rows(8, 16, seed=2)
+
+
+def test_every_name_is_there_and_every_loss_has_one():
+    assert set(ssl_sec.__all__) <= set(dir(ssl_sec))
+    assert all(getattr(ssl_sec, name) is not None for name in ssl_sec.__all__)
+    of_losses = {name for name in losses.__all__ if isinstance(getattr(losses, name), type)} - {"Rotation"}
+    assert of_losses <= set(ssl_sec.__all__)
+    with pytest.raises(AttributeError, match="module 'ssl_sec' has no attribute 'NTXent'"):
+        _ = ssl_sec.NTXent
+
+
+def test_importing_the_package_imports_nothing_else():
+    code = "import sys, ssl_sec; dir(ssl_sec); print(sorted({'torch', 'numpy', 'hydra', 'mlflow'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("case", PAIR_LOSSES, ids=str)
+def test_a_loss_of_two_views_is_that_of_their_rows_and_images(case):
+    labels = torch.tensor([*range(8), *range(8)])
+    loss = case.build()
+    torch.testing.assert_close(loss(*from_views(Z1, Z2)), loss(torch.cat([Z1, Z2]), labels), rtol=0, atol=0)
+
+
+def test_ntxent_of_two_views_is_lightlys():
+    ours = ssl_sec.NTXentLoss(temperature=0.2)(*from_views(Z1, Z2))
+    torch.testing.assert_close(ours, lightly.loss.NTXentLoss(temperature=0.2)(Z1, Z2))
+
+
+def test_three_views_of_an_image_are_positives_of_each_other():
+    embeddings, labels = from_views(Z1, Z2, Z1)
+    assert embeddings.shape == (24, 16)
+    assert labels.tolist() == [*range(8)] * 3
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [Z2, torch.zeros(8, dtype=torch.float64), torch.zeros(7, dtype=torch.int64), torch.zeros(8, dtype=torch.bool)],
+)
+def test_what_is_no_label_is_refused_with_the_right_call(labels):
+    with pytest.raises(
+        TypeError, match=r"NTXentLoss: found float64\[8, 16\] and .* loss\(\*ssl_sec.from_views\(z1, z2\)\)"
+    ):
+        require_labels("NTXentLoss", Z1, labels)
+    require_labels("NTXentLoss", Z1, torch.zeros(8, dtype=torch.int32))
+
+
+def test_views_called_as_labels_are_a_type_error_outside_of_the_tests_too():
+    code = "import torch, ssl_sec; ssl_sec.TripletLoss()(torch.randn(8, 16), torch.randn(8, 16))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == (
+        "TypeError: TripletLoss: found float32[8, 16] and float32[8, 16], must be embeddings of shape [batch, dim] and "
+        "labels, one whole number a row; of two views of the same images: loss(*ssl_sec.from_views(z1, z2))"
+    )
+
+
+@pytest.mark.parametrize("views", [(Z1,), (Z1, Z2[:4])])
+def test_what_are_no_views_is_refused(views):
+    with pytest.raises(Exception, match="from_views"):
+        from_views(*views)
+
+
+def blocks() -> list[str]:
+    """The README's blocks of Python that import from the package itself."""
+    found = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    return [block for block in found if block.startswith("from ssl_sec import")]
+
+
+@pytest.fixture
+def run_folder(tmp_path) -> Path:
+    """What a run of digits leaves of its encoder."""
+    config = from_values(PretrainConfig, compose("pretrain", ["experiment=digits", "encoder.width=0.125"]))
+    folder = RunFolder(tmp_path / "runs" / "digits" / "mine")
+    folder.start(to_values(config))
+    folder.describe_data(open_digits("train"))
+    torch.manual_seed(0)
+    save_weights(config.encoder.build(1, 8).backbone, folder.encoder_path)
+    return folder.path
+
+
+def test_the_lines_of_the_readme_run(run_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {"z1": Z1, "z2": Z2}
+    losing, probing = blocks()
+    exec(losing, names)
+    assert names["loss"].shape == ()
+    exec(probing, names)
+    assert len(probing.strip().splitlines()) == 5
+    assert capsys.readouterr().out == f"{names['result'].top1}\n"
+    assert 0.5 < names["result"].top1 <= 1
+
+
+def test_the_encoder_of_a_folder_is_the_one_that_was_trained(run_folder, tmp_path):
+    encoder = ssl_sec.load_encoder(run_folder)
+    torch.manual_seed(0)
+    trained = Encoder(*ssl_sec.resnet(18, "cifar", 0.125, 1))
+    torch.testing.assert_close(encoder.state_dict(), trained.state_dict(), rtol=0, atol=0)
+    assert not encoder.training
+    with pytest.raises(
+        ConfigError, match=r"run: found .*, which holds no trained encoder; allowed: the folder of a run"
+    ):
+        ssl_sec.load_encoder(tmp_path)
+
+
+def test_a_probe_of_features_is_that_of_the_job():
+    encoder = nn.Flatten()
+    config = ProbeConfig(epochs=8, learning_rates=(0.01, 0.1), decay_epochs=(5,), seed=3)
+    job = linear_evaluation(encoder, DigitsConfig(), config, LocalConfig(device="cpu"), FakeRuntime()).probe
+    train, test = (extract_features(encoder, open_digits(split)) for split in ("train", "test"))
+    ours = linear_probe(train, test, learning_rates=(0.01, 0.1), seed=3, epochs=8, decay_epochs=(5,))
+    assert (ours.learning_rate, ours.held_out_top1, ours.top1) == (job.learning_rate, job.held_out_top1, job.top1)
+    torch.testing.assert_close(ours.confusion, job.confusion, rtol=0, atol=0)
