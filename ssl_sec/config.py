@@ -1145,6 +1145,7 @@ class ProbeConfig:
         enabled: whether pretraining is followed by it.
         augment: train on freshly augmented images, as SimCLR does, instead of cached features.
         learning_rates: all are trained at once; one is chosen on a held-out tenth of the training set.
+        decay_at: the rates are divided by `decay_factor` after these shares of the epochs, each in (0, 1).
         labels_per_class: train on so few labels; None takes all.
     """
 
@@ -1154,7 +1155,7 @@ class ProbeConfig:
     batch_size: int = 256
     learning_rates: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0)
     momentum: float = 0.9
-    decay_epochs: tuple[int, ...] = (60, 75, 90)
+    decay_at: tuple[float, ...] = (0.6, 0.75, 0.9)
     decay_factor: float = 5.0
     labels_per_class: int | None = None
     seed: int = 0
@@ -1165,6 +1166,10 @@ class ProbeConfig:
         check(len(self.learning_rates) > 0, "probe.learning_rates", self.learning_rates, "one value or more")
         check(all(rate > 0 for rate in self.learning_rates), "probe.learning_rates", self.learning_rates, "> 0")
         check(0 <= self.momentum < 1, "probe.momentum", self.momentum, "in [0, 1)")
+        shares = all(0 < share < 1 for share in self.decay_at)
+        check(shares, "probe.decay_at", list(self.decay_at), "shares of probe.epochs, each in (0, 1)")
+        reached = self.epochs > 1 or not self.decay_at
+        check(reached, "probe.decay_at", list(self.decay_at), "[] with probe.epochs=1, in which no decay is reached")
         check(self.decay_factor > 0, "probe.decay_factor", self.decay_factor, "> 0")
         if self.labels_per_class is not None:
             check(self.labels_per_class >= 1, "probe.labels_per_class", self.labels_per_class, "≥ 1")

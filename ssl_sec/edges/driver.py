@@ -165,12 +165,12 @@ def run_probe(config: ProbeJobConfig) -> Finished:
     Raises:
         UserError: for what the user can mend.
     """
-    output_dir = Path(config.output_dir).expanduser().resolve()
+    store, run = find_run(config.run, config.tracking, config.output_dir, ("pretrain",))
     with tempfile.TemporaryDirectory() as downloads:
-        client = connected(tracking_uri(config.tracking, output_dir))
-        trained = download_run(client, config.run, Path(downloads), ("pretrain",))
+        trained = download_run(store.client, run.run_id, Path(downloads), ("pretrain",))
         assert isinstance(trained, PretrainConfig)
-        return _probe(config, Path(downloads), trained)
+        tracking = replace(config.tracking, uri=store.client.tracking_uri)
+        return _probe(replace(config, run=run.run_id, tracking=tracking), Path(downloads), trained)
 
 
 def download_run(client: MlflowClient, run_id: str, folder: Path, jobs: Sequence[Job]) -> RecipeConfig:
@@ -197,18 +197,13 @@ def download_run(client: MlflowClient, run_id: str, folder: Path, jobs: Sequence
         for artifact in ("config.yaml", "encoder.safetensors", *head):
             client.download_artifacts(run_id, artifact, str(folder))
     except (MlflowException, OSError) as error:
-        raise unknown_run(client, run_id, jobs) from error
-    config = from_values(CONFIGS[job], yaml.safe_load((folder / "config.yaml").read_text()))
+        raise ConfigError(
+            f"run: found {run_id!r}, but MLflow at {client.tracking_uri} has no encoder of it; allowed: a finished run of "
+            f"{_either(jobs)}"
+        ) from error
+    config = from_values(CONFIGS[job], stored_values(folder / "config.yaml"))
     assert not isinstance(config, ProbeJobConfig)
     return config
-
-
-def unknown_run(client: MlflowClient, run_id: str, jobs: Sequence[Job]) -> ConfigError:
-    """What to tell of a run id that the store does not know, or not as a finished run of these jobs."""
-    return ConfigError(
-        f"run: found {run_id!r}, but MLflow at {client.tracking_uri} has no finished run of that id; allowed: a run id "
-        f"that {_either(jobs)} printed, with tracking.uri or MLFLOW_TRACKING_URI set to its store"
-    )
 
 
 def _either(jobs: Sequence[Job]) -> str:
@@ -227,7 +222,7 @@ def run_replay(config: ReplayConfig) -> Finished:
     identity = RunIdentity(**json.loads(folder.identity_path.read_text()))
     identity = replace(identity, uri=config.uri or _with_credentials(identity.uri))
     job: Job = next(name for name in get_args(Job) if name == identity.tags["job"])
-    values = yaml.safe_load(folder.config_path.read_text())
+    values = stored_values(folder.config_path)
     runtime = from_values(CONFIGS[job], values).runtime
     run = _Run(
         job=job,

@@ -33,7 +33,7 @@ def pretrain_config(overrides: list[str]) -> PretrainConfig:
 def finished(tmp_path_factory: pytest.TempPathFactory):
     """A run with its probe and its registered model."""
     output_dir = tmp_path_factory.mktemp("runs")
-    overrides = ["experiment=digits", "encoder.width=0.125", "epochs=2", "probe.epochs=5", "probe.decay_epochs=[3]"]
+    overrides = ["experiment=digits", "encoder.width=0.125", "epochs=2", "probe.epochs=5", "probe.decay_at=[0.6]"]
     overrides += ["probe.enabled=true", "run_name=whole", f"output_dir={output_dir}", "tracking.system_metrics=false"]
     return run_pretraining(pretrain_config(overrides))
 
@@ -134,7 +134,7 @@ def test_a_probe_of_its_own_finds_the_run_by_its_id(finished, tmp_path: Path):
         "runtime=local",
         "probe=few_labels",
         "probe.epochs=5",
-        "probe.decay_epochs=[3]",
+        "probe.decay_at=[0.6]",
     ]
     elsewhere = [f"output_dir={tmp_path}", f"tracking.uri={finished.uri}", "run_name=elsewhere"]
     probed = run_probe(from_values(ProbeJobConfig, compose("probe", [*overrides, *elsewhere])))
