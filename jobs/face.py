@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 
 from ssl_sec.edges.command_line import run_job
-from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_face
+from ssl_sec.edges.job_values import values_of
 from ssl_sec.edges.summary import summary
 from ssl_sec.face_config import FaceConfig
 from ssl_sec.settings import from_values
@@ -13,7 +13,7 @@ from ssl_sec.settings import from_values
 
 def face(overrides: Sequence[str]) -> str:
     """Runs the job and tells its results."""
-    return summary(run_face(from_values(FaceConfig, compose("face", overrides))))
+    return summary(run_face(from_values(FaceConfig, values_of("face", overrides))))
 
 
 if __name__ == "__main__":

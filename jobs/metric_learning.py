@@ -5,15 +5,15 @@ from collections.abc import Sequence
 
 from ssl_sec.config import MetricLearningConfig
 from ssl_sec.edges.command_line import run_job
-from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_metric_learning
+from ssl_sec.edges.job_values import values_of
 from ssl_sec.edges.summary import summary
 from ssl_sec.settings import from_values
 
 
 def metric_learning(overrides: Sequence[str]) -> str:
     """Runs the job and tells its results."""
-    return summary(run_metric_learning(from_values(MetricLearningConfig, compose("metric_learning", overrides))))
+    return summary(run_metric_learning(from_values(MetricLearningConfig, values_of("metric_learning", overrides))))
 
 
 if __name__ == "__main__":

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 
 from ssl_sec.config import PretrainConfig
 from ssl_sec.edges.command_line import run_job
-from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_pretraining
+from ssl_sec.edges.job_values import values_of
 from ssl_sec.edges.summary import summary
 from ssl_sec.settings import from_values
 
 
 def pretrain(overrides: Sequence[str]) -> str:
     """Runs the job and tells its results."""
-    return summary(run_pretraining(from_values(PretrainConfig, compose("pretrain", overrides))))
+    return summary(run_pretraining(from_values(PretrainConfig, values_of("pretrain", overrides))))
 
 
 if __name__ == "__main__":

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 
 from ssl_sec.config import ReplayConfig
 from ssl_sec.edges.command_line import run_job
-from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_replay
+from ssl_sec.edges.job_values import values_of
 from ssl_sec.edges.summary import summary
 from ssl_sec.settings import from_values
 
 
 def replay(overrides: Sequence[str]) -> str:
     """Runs the job and tells its results."""
-    return summary(run_replay(from_values(ReplayConfig, compose("replay", overrides))))
+    return summary(run_replay(from_values(ReplayConfig, values_of("replay", overrides))))
 
 
 if __name__ == "__main__":

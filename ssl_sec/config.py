@@ -1183,7 +1183,8 @@ class TrainingConfig:
         recipe: names the experiment in MLflow and the folder of its runs.
         run_name: None makes one from the time and the seed.
         output_dir: where run folders are made.
-        resume: take up the run of this name where it stopped; "auto" starts it where there is none.
+        resume: take up the run of this name where it stopped; "auto" starts it where there is none. On a command line,
+            resume=<folder, name or id> stands for the run's own configuration.
         seed: of weights, order and augmentation.
         global_batch_size: images of all workers together in a step.
         log_every_steps: how often figures are reported.
@@ -1410,7 +1411,7 @@ class ProbeJobConfig:
     """A probe of a run that MLflow knows.
 
     Attributes:
-        run: the MLflow run id of the pretraining.
+        run: the pretraining's MLflow run id, its name, the beginning of one, or its folder.
         data: None takes the data set of that run.
     """
 
@@ -1432,7 +1433,7 @@ class ExportConfig:
     """The encoder of a run that MLflow knows, in files that others read; with its head if embeddings were trained.
 
     Attributes:
-        run: the MLflow run id of the training.
+        run: the training's MLflow run id, its name, the beginning of one, or its folder.
         format: of the files; see `ssl_sec.exporting`.
         output: a folder that is made; None takes one in output_dir/exports.
         overwrite: whether an export that is there is replaced.
@@ -1475,12 +1476,14 @@ class ReplayConfig:
     """Figures that MLflow has not.
 
     Attributes:
-        folder: of the run that has ended.
+        folder: of the run that has ended; or its name, its id, or the beginning of one.
         uri: of the store; None takes the one that the run was meant for.
+        output_dir: where the runs' folders are, to find one by its name or id.
     """
 
     folder: str
     uri: str | None = None
+    output_dir: str = "runs"
 
 
 @dataclass(frozen=True, kw_only=True)

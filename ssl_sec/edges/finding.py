@@ -29,9 +29,7 @@ class Named(Protocol):
 N = TypeVar("N", bound=Named)
 
 
-def the_one(
-    key: str, word: str, runs: Iterable[N], where: str, prefers: Callable[[N], bool] = lambda run: True
-) -> N:
+def the_one(key: str, word: str, runs: Iterable[N], where: str, prefers: Callable[[N], bool] = lambda run: True) -> N:
     """The one run with this id or name, or whose id or name alone begins so.
 
     Args:
@@ -45,6 +43,8 @@ def the_one(
         ConfigError: if there is none, or several.
     """
     known = list(runs)
+    if not word:
+        raise ConfigError(f"{key}: found '', must be a run's id, its name, the beginning of one, or its folder")
     candidates = [run for run in known if run.run_id.startswith(word) or run.name.startswith(word)]
     for matching in (
         [run for run in candidates if run.run_id == word],
@@ -66,7 +66,7 @@ def the_one(
 def folder_named(word: str) -> RunFolder | None:
     """The run folder that the word is the path of, if it is one."""
     folder = RunFolder(Path(word).expanduser().resolve())
-    return folder if folder.holds_run else None
+    return folder if word and folder.holds_run else None
 
 
 def find_folder(key: str, word: str, output_dir: Path) -> RunFolder:

@@ -27,10 +27,10 @@ class Patience:
 
     Args:
         limit_s: in all, for calls that fail or are not answered; a call that does its work costs nothing.
-        answers: asks the service something small, while a call takes long.
+        answers: asks the service something small, while a call takes long; None if there is nothing to ask.
     """
 
-    def __init__(self, limit_s: float, answers: Callable[[], object]) -> None:
+    def __init__(self, limit_s: float, answers: Callable[[], object] | None = None) -> None:
         self.limit_s = limit_s
         self._left_s = limit_s
         self._answers = answers
@@ -43,11 +43,11 @@ class Patience:
     def join(self, thread: threading.Thread) -> bool:
         """Waits for a thread that calls the service; returns whether it ended."""
         for _ in range(_MOST_LOOKS):
-            wait_s = max(self._left_s, 0) / 2
+            wait_s = max(self._left_s, 0) / (1 if self._answers is None else 2)
             thread.join(wait_s)
             if not thread.is_alive():
                 return True
-            if not self._answered(wait_s):
+            if self._answers is None or not _answered(self._answers, wait_s):
                 break
         self._left_s = 0.0
         return False
@@ -71,11 +71,12 @@ class Patience:
             raise call.error
         return call.results[0]
 
-    def _answered(self, within_s: float) -> bool:
-        question = _Call(self._answers)
-        question.start()
-        question.join(within_s)
-        return not question.is_alive() and question.error is None
+
+def _answered(ask: Callable[[], object], within_s: float) -> bool:
+    question = _Call(ask)
+    question.start()
+    question.join(within_s)
+    return not question.is_alive() and question.error is None
 
 
 class _Call(threading.Thread, Generic[T]):

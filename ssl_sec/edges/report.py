@@ -6,6 +6,7 @@ from pathlib import Path
 from ssl_sec import papers
 from ssl_sec.config import ReportConfig
 from ssl_sec.edges.composition import compose
+from ssl_sec.edges.job_values import in_quotes
 from ssl_sec.edges.report_compare import comparison_report
 from ssl_sec.edges.report_figures import figure_report
 from ssl_sec.edges.report_files import Report
@@ -63,5 +64,5 @@ def _overrides(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     runs = [word for word in arguments if "=" not in word and word != "compare"]
     # Quoted, since an id may read as a number.
-    quoted = ",".join("'" + run.replace("\\", "\\\\").replace("'", "\\'") + "'" for run in runs)
+    quoted = ",".join(map(in_quotes, runs))
     return [*(word for word in arguments if "=" in word), f"compare=[{quoted}]"]

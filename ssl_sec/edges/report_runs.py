@@ -18,6 +18,7 @@ from ssl_sec.config import TrackingConfig
 from ssl_sec.diagnostics import NormHistogram
 from ssl_sec.edges.finding import folder_named, id_of, the_one, uri_of
 from ssl_sec.edges.mlflow_tracker import connected, tracking_uri
+from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
 from ssl_sec.errors import ConfigError, StorageError, first_line, nearest
 
 _FINISHED = "attributes.status = 'FINISHED'"
@@ -112,7 +113,10 @@ class RunArchive:
                 "output_dir=<their folder>"
             )
         try:
-            return cls(connected(uri), config.experiment)
+            client = Patience(ANSWER_S).call(lambda: connected(uri))
+            return cls(client, config.experiment)
+        except NoAnswer as error:
+            raise StorageError(f"tracking.uri: MLflow at {uri} did not answer for {ANSWER_S:g} s") from error
         except Exception as error:
             raise StorageError(f"tracking.uri: MLflow at {uri} cannot be used: {first_line(error)}") from error
 
@@ -206,12 +210,19 @@ class RunArchive:
             points = self.client.get_metric_history(run.run_id, metric)
         return sorted({p.step: p.value for p in sorted(points, key=lambda p: (p.step, p.timestamp))}.items())
 
+    def download(self, run: ArchivedRun, artifact: str, folder: Path) -> Path | None:
+        """A file of the run, brought into the folder; None if the run has none of that name."""
+        with self._told():
+            if not any(each.path == artifact for each in self.client.list_artifacts(run.run_id)):
+                return None
+            return Path(self.client.download_artifacts(run.run_id, artifact, str(folder)))
+
     def last_histogram(self, run: ArchivedRun) -> NormHistogram | None:
         """How the norms of the last batch were distributed; None if the run did not keep it."""
-        with self._told(), tempfile.TemporaryDirectory() as folder:
-            if not any(artifact.path == "norms.json" for artifact in self.client.list_artifacts(run.run_id)):
+        with tempfile.TemporaryDirectory() as folder:
+            path = self.download(run, "norms.json", Path(folder))
+            if path is None:
                 return None
-            path = Path(self.client.download_artifacts(run.run_id, "norms.json", folder))
             told = json.loads(path.read_text())
         return next((NormHistogram(**one) for one in reversed(told) if sum(one["counts"])), None)
 
@@ -246,7 +257,7 @@ class RunArchive:
 def find_run(
     word: str, tracking: TrackingConfig, output_dir: str, jobs: Sequence[str]
 ) -> tuple[RunArchive, ArchivedRun]:
-    """The run that `run=<word>` means, and the store that it is in: that of its folder, if the word is one.
+    """The run that `run=<word>` means, and the store that it is in.
 
     Args:
         word: an id, a name, the beginning of one, or a run's folder.
@@ -258,11 +269,17 @@ def find_run(
         ConfigError: if there is no such run, or several.
         StorageError: if the store cannot be used.
     """
-    folder = folder_named(word)
-    own = None if folder is None else uri_of(folder)
-    store = replace(tracking, uri=tracking.uri or own, experiment=None)
+    store = replace(beside(word, tracking), experiment=None)
     archive = RunArchive.open(store, Path(output_dir).expanduser().resolve())
     return archive, archive.find(word, "run", jobs)
+
+
+def beside(word: str, tracking: TrackingConfig) -> TrackingConfig:
+    """The tracking of what belongs to a run: in its folder's store, if the word is a folder and no other is given."""
+    folder = folder_named(word)
+    if folder is None or tracking.uri is not None:
+        return tracking
+    return replace(tracking, uri=uri_of(folder))
 
 
 def newest_of_each_seed(runs: Sequence[ArchivedRun]) -> list[ArchivedRun]:
