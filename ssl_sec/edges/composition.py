@@ -210,7 +210,7 @@ def _unknown_key(job: str, overrides: Sequence[str]) -> str | None:
     for override in overrides:
         key = override.partition("=")[0]
         if key in _RENAMED:
-            return f"{key}: unknown key since version 0.2; {_RENAMED[key]}"
+            return f"{key}: unknown key; {_RENAMED[key]}"
         if key not in keys and key not in known and not key.startswith(("+", "~")):
             return f"{key}: unknown key; {nearest(key, keys | known.keys())}"
     return None

@@ -28,6 +28,7 @@ from ssl_sec.config import (
     ReplayConfig,
     RuntimeConfig,
 )
+from ssl_sec.edges.addresses import require_store
 from ssl_sec.edges.finding import find_folder, id_of
 from ssl_sec.edges.following import Follower, Progress
 from ssl_sec.edges.mlflow_tracker import (
@@ -44,7 +45,6 @@ from ssl_sec.edges.report_runs import beside, find_run
 from ssl_sec.edges.resuming import resume_run
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.stored_config import stored_values, with_credentials
-from ssl_sec.edges.stores import require_store
 from ssl_sec.edges.worker import CONFIGS, Job, RecipeConfig, Worker, load_encoder, load_head, work
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
 from ssl_sec.face_config import FaceConfig

@@ -69,8 +69,14 @@ def folder_named(word: str) -> RunFolder | None:
     return folder if word and folder.holds_run else None
 
 
-def find_folder(key: str, word: str, output_dir: Path) -> RunFolder:
+def find_folder(key: str, word: str, output_dir: Path, job: str | None = None) -> RunFolder:
     """The folder of the run that the word means: a path, or a run in the output folder.
+
+    Args:
+        key: that the word was given for.
+        word: an id, a name, the beginning of one, or a path.
+        output_dir: where runs are looked for.
+        job: whose run is meant, where there are several.
 
     Raises:
         ConfigError: if there is none, or several.
@@ -81,7 +87,8 @@ def find_folder(key: str, word: str, output_dir: Path) -> RunFolder:
     if "/" in word:
         raise ConfigError(f"{key}: {Path(word).expanduser().resolve()} holds no run; allowed: a run's folder")
     runs = [_LocalRun.read(path.parent) for path in sorted(output_dir.glob("*/*/config.yaml"))]
-    return the_one(key, word, runs, f"output_dir={output_dir}").folder
+    where = f"output_dir={output_dir}"
+    return the_one(key, word, runs, where, prefers=lambda run: job in (None, job_of(run.folder))).folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -106,7 +106,7 @@ def _parsed(text: str) -> Override:
 def _resumed_values(job: str, word: str, typed: Sequence[str]) -> dict[str, Any]:
     """The configuration of the run that the word means, with what was typed beside it."""
     output_dir = _value_of("output_dir", typed) or "runs"
-    folder = find_folder("resume", word, Path(output_dir).expanduser().resolve())
+    folder = find_folder("resume", word, Path(output_dir).expanduser().resolve(), job)
     found = job_of(folder)
     if found is not None and found != job:
         raise ConfigError(f"resume: {folder.path} holds a run of jobs.{found}; allowed: a run of jobs.{job}")

@@ -46,10 +46,10 @@ from torch import nn
 
 from ssl_sec import __version__
 from ssl_sec.config import TrackingConfig
+from ssl_sec.edges.addresses import require_store
 from ssl_sec.edges.following import Record
 from ssl_sec.edges.packaging import COMMIT_VARIABLE, JOB_ID_VARIABLE
 from ssl_sec.edges.run_folder import SCORES
-from ssl_sec.edges.stores import require_store
 from ssl_sec.errors import StorageError, first_line
 from ssl_sec.locking import locked
 from ssl_sec.masking import masked_values

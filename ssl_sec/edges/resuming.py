@@ -35,7 +35,7 @@ def resume_run(job: Job, folder: RunFolder, config: RecipeConfig) -> bool:
     if is_longer and (dependent := _tied_to_the_length(config)):
         raise ConfigError(
             f"{length}: found {now[length]!r}, but the run to resume has {before[length]!r}; more are possible only "
-            f"where no schedule depends on their number, and here {' and '.join(dependent)} does"
+            f"where no schedule depends on their number; here these do: {', '.join(dependent)}"
         )
     folder.require_same(before, now, free=(length,) if is_longer else ())
     if folder.is_complete and not is_longer:

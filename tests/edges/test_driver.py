@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from ssl_sec.config import PretrainConfig, ProbeJobConfig, ReplayConfig
 from ssl_sec.edges import worker
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_pretraining, run_probe, run_replay
+from ssl_sec.edges.job_values import values_of
 from ssl_sec.edges.summary import summary
 from ssl_sec.encoders import resnet
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
@@ -154,7 +156,7 @@ def test_a_probe_of_an_unknown_run_is_one_line(finished):
     config = from_values(ProbeJobConfig, compose("probe", ["run=abc", "runtime=local", f"tracking.uri={finished.uri}"]))
     with pytest.raises(
         ConfigError,
-        match="run: found 'abc', but MLflow at .* no finished run of that id; allowed: .* jobs.pretrain printed",
+        match="run: found 'abc', but MLflow at .* has no run whose id or name begins so",
     ):
         run_probe(config)
 
@@ -177,14 +179,16 @@ def test_a_stopped_run_saves_says_killed_and_ends_as_if_it_had_not_stopped(quick
         if step == 3:
             signal.raise_signal(signal.SIGTERM)
 
-    with monkeypatch.context() as patch, pytest.raises(Stopped, match="resume=true run_name=stopped"):
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match="stopped; resume it with: ") as stop:
         patch.setattr(worker.FolderRuntime, "report", interrupting)
         run_pretraining(config)
     run_id = (tmp_path / "runs" / "digits" / "stopped" / "mlflow_run_id").read_text()
     client = MlflowClient(expected.uri)
     assert client.get_run(run_id).info.status == "KILLED"
 
-    resumed = run_pretraining(replace(config, resume="auto"))
+    command = shlex.split(str(stop.value).partition("with: ")[2])
+    assert command[:3] == ["python", "-m", "jobs.pretrain"] and len(command) == 4
+    resumed = run_pretraining(from_values(PretrainConfig, values_of("pretrain", command[3:])))
     assert resumed.run_id == run_id
     assert client.get_run(run_id).info.status == "FINISHED"
     weights, wanted = load_file(resumed.folder.encoder_path), load_file(expected.folder.encoder_path)
