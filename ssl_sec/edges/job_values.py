@@ -110,14 +110,19 @@ def _resumed_values(job: str, word: str, typed: Sequence[str]) -> dict[str, Any]
     found = job_of(folder)
     if found is not None and found != job:
         raise ConfigError(f"resume: {folder.path} holds a run of jobs.{found}; allowed: a run of jobs.{job}")
-    values = _with_typed(job, stored_values(folder.config_path), typed)
+    stored = stored_values(folder.config_path)
     recipe_folder = folder.path.parent
-    if recipe_folder.name != values.get("recipe"):
+    place = {"output_dir": str(recipe_folder.parent), "recipe": recipe_folder.name, "run_name": folder.path.name}
+    if (stored.get("recipe"), stored.get("run_name")) != (place["recipe"], place["run_name"]):
         raise ConfigError(
-            f"resume: {folder.path} is not where the run was, {recipe_folder.parent}/{values.get('recipe')}; allowed: "
-            "a run's folder where it was, or as a whole output_dir moved"
+            f"resume: {folder.path} is not named as the run was, {stored.get('recipe')}/{stored.get('run_name')}; "
+            "allowed: its folder under the old names, in any output_dir"
         )
-    values |= {"resume": True, "run_name": folder.path.name, "output_dir": str(recipe_folder.parent)}
+    values = _with_typed(job, {**stored, **place, "resume": True}, typed)
+    values["output_dir"] = str(Path(values["output_dir"]).expanduser().resolve())
+    for key, known in place.items():
+        if values[key] != known:
+            raise ConfigError(f"{key}: found {values[key]!r}, but the run to resume has {known!r}")
     _refuse_hidden(values)
     return to_values(from_values(CONFIGS[_training(job)], values))
 

@@ -166,7 +166,7 @@ def checked(job: Job, overrides: Sequence[str], name: str | None, is_local: bool
     if resumed_run(job, given) is not None:
         # The job starts in another folder.
         folder = os.path.join(values["output_dir"], values["recipe"], values["run_name"])
-        given = [o for o in given if not o.startswith("resume=")]
+        given = [o for o in given if not o.startswith(("resume=", "output_dir="))]
         given.append(f"resume={in_quotes(folder)}")
     output_dir = str(values["output_dir"])
     if not os.path.isabs(output_dir):

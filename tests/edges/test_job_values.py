@@ -161,6 +161,8 @@ def test_a_resumed_run_has_its_own_configuration_but_for_what_is_typed(finished,
         (["epochs=1"], 2, "epochs: found 1, but the run to resume has 2"),
         (["epochs=4"], 2, "epochs: found 4, but the run to resume has 2; more are possible only where no schedule"),
         (["experiment=digits"], 2, "experiment=digits: a resumed run has its own configuration"),
+        (["run_name=other"], 2, "run_name: found 'other', but the run to resume has 'whole'"),
+        (["output_dir=/elsewhere"], 2, "output_dir: found '/elsewhere', but the run to resume has '"),
         (["seed=1,2"], 2, "'seed=1,2': found several values"),
         (["~seed"], 2, "'~seed': found several values or none"),
     ],
@@ -193,8 +195,8 @@ def test_a_finished_run_is_left_as_it_is(finished, output_dir, capsys, caplog):
 def test_a_run_of_another_job_or_a_folder_that_was_moved_cannot_be_resumed(finished, tmp_path):
     values = stored_values(finished.folder.config_path)
     for place, job, message in [
-        ("digits/probed", "probe", "holds a run of jobs.probe; allowed: a run of jobs.pretrain"),
-        ("elsewhere/whole", "pretrain", "is not where the run was, .*/digits"),
+        ("digits/whole", "probe", "holds a run of jobs.probe; allowed: a run of jobs.pretrain"),
+        ("elsewhere/whole", "pretrain", "elsewhere/whole is not named as the run was, digits/whole"),
     ]:
         folder = RunFolder(tmp_path / place)
         folder.start(values)
