@@ -350,7 +350,8 @@ class _Run:
                     raise told
                 if self.folder.outcome() == "stopped":
                     raise Stopped(f"stopped; resume it with: {self._resume_command}")
-            self._leave_artifacts(tracking.run)
+            # A store that does not take the figures is not asked for more; a replay sends all of it.
+            self._leave_artifacts(None if self.sending.num_lost else tracking.run)
             status = "FINISHED"
         except (Stopped, KeyboardInterrupt):
             status = "KILLED"
@@ -482,7 +483,7 @@ class _Sending:
         self.patience = Patience(ANSWER_S, lambda: self.answers())
         self.answers: Callable[[], object] = lambda: None
         self._errors: list[str] = []
-        self._num_lost = 0
+        self.num_lost = 0
 
     def __call__(self, call: Callable[[], object]) -> None:
         try:
@@ -494,14 +495,14 @@ class _Sending:
 
     def note_loss(self, count: int) -> None:
         """Takes note of figures that MLflow did not take."""
-        self._num_lost = count
+        self.num_lost = count
 
     def warn(self, replay_command: str) -> None:
         """Says once what did not arrive, and how it is sent later."""
         if self.patience.is_over:
             what = f"MLflow did not answer for {ANSWER_S:g} s; send what is missing with"
-        elif self._num_lost:
-            what = f"{self._num_lost} figures are not in MLflow; send them with"
+        elif self.num_lost:
+            what = f"{self.num_lost} figures are not in MLflow; send them with"
         elif self._errors:
             what = f"MLflow: {self._errors[0]}; send what is missing with"
         else:

@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -240,11 +241,19 @@ def test_training_goes_on_without_mlflow_and_the_figures_are_sent_later(quick, c
 
 def test_a_store_that_is_away_for_a_while_has_every_point_once_afterwards(quick, monkeypatch, caplog):
     """It even takes a batch whose answer is lost."""
-    log_batch, calls = MlflowClient.log_batch, []
+    log_batch, calls, asked = MlflowClient.log_batch, [], threading.Event()
+    report = worker.FolderRuntime.report
+
+    def waiting(self, step, metrics, norms=None):  # so that the first call comes before the end
+        report(self, step, metrics, norms)
+        assert step < 5 or asked.wait(120)
+
+    monkeypatch.setattr(worker.FolderRuntime, "report", waiting)
 
     def unreliable(self, run_id, metrics=(), params=(), **options):
         if metrics:
             calls.append(len(metrics))
+            asked.set()
             if len(calls) == 1:
                 raise ConnectionError("refused")
             if len(calls) == 2:

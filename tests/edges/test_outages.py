@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.config import ReplayConfig
@@ -48,8 +49,10 @@ def limit(connection, record):
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    """A store with its tables."""
-    connected(f"sqlite:///{tmp_path}/mlflow.db")
+    """A store with its tables, which this process knows by another name and has let go of."""
+    uri = f"sqlite:///{tmp_path}/./mlflow.db"
+    connected(uri)
+    SqlAlchemyStore._engine_map[uri].dispose()
     return tmp_path / "mlflow.db"
 
 
@@ -67,7 +70,7 @@ def lock(database: Path) -> sqlite3.Connection:
 
 
 def wait_for_steps(process: subprocess.Popen, run: RunFolder) -> None:
-    while steps_so_far(run) < 5:
+    while steps_so_far(run) < 5 or not run.run_id_path.exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
 
