@@ -1,4 +1,4 @@
-"""The encoder of a run, for others: python -m jobs.export run=<MLflow run id> format=onnx [output=<folder>]."""
+"""The encoder of a run, for others: python -m jobs.export run=<id, name or folder> format=onnx [output=<folder>]."""
 
 from ssl_sec.edges.commands import export, main
 

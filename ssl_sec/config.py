@@ -1107,6 +1107,7 @@ class ProbeConfig(Settings, key="probe"):
         enabled: whether pretraining is followed by it.
         augment: train on freshly augmented images, as SimCLR does, instead of cached features.
         learning_rates: all are trained at once; one is chosen on a held-out tenth of the training set.
+        decay_at: the rates are divided by `decay_factor` after these shares of the epochs, each in (0, 1).
         labels_per_class: train on so few labels; None takes all.
     """
 
@@ -1116,10 +1117,15 @@ class ProbeConfig(Settings, key="probe"):
     batch_size: Count = 256
     learning_rates: Annotated[tuple[PositiveRate, ...], NotEmpty()] = (1.0, 2.0, 5.0, 10.0)
     momentum: BelowOne = 0.9
-    decay_epochs: tuple[int, ...] = (60, 75, 90)
+    decay_at: tuple[Annotated[float, Range(gt=0, lt=1)], ...] = (0.6, 0.75, 0.9)
     decay_factor: Annotated[float, Range(ge=1, le=1000)] = 5.0
     labels_per_class: Count | None = None
     seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        reached = self.epochs > 1 or not self.decay_at
+        check(reached, "probe.decay_at", list(self.decay_at), "[] with probe.epochs=1, in which no decay is reached")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1130,7 +1136,8 @@ class TrainingConfig(Settings):
         recipe: names the experiment in MLflow and the folder of its runs.
         run_name: None makes one from the time and the seed.
         output_dir: where run folders are made.
-        resume: take up the run of this name where it stopped; "auto" starts it where there is none.
+        resume: take up the run of this name where it stopped; "auto" starts it where there is none. On a command line,
+            resume=<folder, name or id> stands for the run's own configuration.
         seed: of weights, order and augmentation.
         global_batch_size: images of all workers together in a step.
         log_every_steps: how often figures are reported.
@@ -1325,7 +1332,7 @@ class ProbeJobConfig(Settings):
     """A probe of a run that MLflow knows.
 
     Attributes:
-        run: the MLflow run id of the pretraining.
+        run: the pretraining's MLflow run id, its name, the beginning of one, or its folder.
         data: None takes the data set of that run.
     """
 
@@ -1356,7 +1363,7 @@ class ExportConfig(Settings):
     """The encoder of a run that MLflow knows, in files that others read; with its head if embeddings were trained.
 
     Attributes:
-        run: the MLflow run id of the training.
+        run: the training's MLflow run id, its name, the beginning of one, or its folder.
         format: of the files; see `ssl_sec.exporting`.
         output: a folder that is made; None takes one in output_dir/exports.
         overwrite: whether an export that is there is replaced.
@@ -1395,12 +1402,14 @@ class ReplayConfig(Settings):
     """Figures that MLflow has not.
 
     Attributes:
-        folder: of the run that has ended.
+        folder: of the run that has ended; or its name, its id, or the beginning of one.
         uri: of the store; None takes the one that the run was meant for.
+        output_dir: where the runs' folders are, to find one by its name or id.
     """
 
     folder: Local
     uri: str | None = None
+    output_dir: str = "runs"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,7 +146,7 @@ class _Training:
             learning_rates=rates,
             epochs=config.epochs,
             momentum=config.momentum,
-            decay_epochs=config.decay_epochs,
+            decay_at=config.decay_at,
             decay_factor=config.decay_factor,
             device=self.runtime.device,
             on_epoch=lambda epoch, losses: self._report(first_epoch + epoch, losses),

@@ -8,7 +8,7 @@ capped ramp   min(value, 500 t / T)                                      (SEC, E
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 Schedule = Callable[[int], float]
@@ -88,3 +88,16 @@ class CappedRamp:
     def __call__(self, step: int) -> float:
         """The value at the 0-based global step."""
         return min(self.value, 500 * step / self.total_steps)
+
+
+def epochs_at(shares: Sequence[float], epochs: int) -> tuple[int, ...]:
+    """The 0-based epochs that begin nearest to these shares of a run.
+
+    None is the first and, of two epochs or more, all are reached.
+
+    Args:
+        shares: of the run, in (0, 1).
+        epochs: of the run, ≥ 1.
+    """
+    last = max(epochs - 1, 1)
+    return tuple(min(max(round(share * epochs), 1), last) for share in shares)

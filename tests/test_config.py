@@ -123,6 +123,8 @@ WRONG = [
     ("probe.learning_rates", [], "one value or more"),
     ("probe.momentum", 1.0, "in [0, 1)"),
     ("probe.decay_factor", 0.0, "in [1, 1000]"),
+    ("probe.decay_at", [60, 75, 90], "in (0, 1)"),
+    ("probe.decay_at", [0.0], "in (0, 1)"),
     ("probe.labels_per_class", 0, "≥ 1"),
 ]
 
@@ -245,6 +247,12 @@ def test_every_name_finds_its_group_and_survives_the_way_to_values(group, values
 def test_a_run_that_is_resumed_has_a_name():
     config = from_values(PretrainConfig, {**RUN, "resume": True, "run_name": "a"})
     assert config.resume and config.run_name == "a"
+
+
+def test_decays_that_are_never_reached_are_refused():
+    with pytest.raises(ConfigError, match=r"probe.decay_at: .* must be \[\] with probe.epochs=1"):
+        ProbeConfig(epochs=1)
+    assert ProbeConfig(epochs=1, decay_at=()).decay_at == ()
 
 
 def test_a_probe_job_has_plain_names():

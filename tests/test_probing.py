@@ -15,7 +15,7 @@ from tests.fakes import FakeRuntime
 from tests.workers import on_workers
 
 CPU = LocalConfig(device="cpu")
-QUICK = ProbeConfig(epochs=8, learning_rates=(0.01, 0.1, 1.0), decay_epochs=(5,))
+QUICK = ProbeConfig(epochs=8, learning_rates=(0.01, 0.1, 1.0), decay_at=(5 / 8,))
 
 
 class Pixels(nn.Module):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssl_sec.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp, StepDecay
+from ssl_sec.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp, StepDecay, epochs_at
 
 
 def test_a_constant_is_the_same_at_every_step():
@@ -66,3 +66,19 @@ def test_the_ramp_of_sec_ema_on_faces_is_steep_and_capped():
     """SEC, Eq. 32."""
     ramp = CappedRamp(1.0, 2000)
     assert [ramp(step) for step in range(6)] == [0, 0.25, 0.5, 0.75, 1, 1]
+
+
+@given(
+    shares=st.lists(st.floats(0, 1, exclude_min=True, exclude_max=True)),
+    epochs=st.integers(2, 1000),
+)
+def test_an_epoch_at_a_share_of_a_run_is_the_nearest_and_is_reached(shares, epochs):
+    for share, epoch in zip(shares, epochs_at(shares, epochs), strict=True):
+        assert 1 <= epoch < epochs
+        assert abs(epoch - share * epochs) <= 1
+
+
+def test_the_shares_of_the_papers_probe_are_its_epochs():
+    """SEC, appendix B.3."""
+    assert epochs_at((0.6, 0.75, 0.9), 100) == (60, 75, 90)
+    assert epochs_at((0.6, 0.75, 0.9), 20) == (12, 15, 18)

@@ -46,7 +46,9 @@ def run_job(job: str, run: Callable[[Sequence[str]], str], arguments: Sequence[s
             found = " ".join(arguments[place : place + 2])
             check(found == "--cfg job", "--cfg", found, "--cfg job")
             overrides = [*arguments[:place], *arguments[place + 2 :]]
-            print(composed_yaml(job, overrides), end="")
+            from ssl_sec.edges.job_values import shown_values  # a run may have to be looked up, with MLflow
+
+            print(shown_values(job, overrides), end="")
         else:
             print(masked(run(arguments)))
         return 0

@@ -15,13 +15,14 @@ from typing import NoReturn
 from ssl_sec import __version__
 from ssl_sec.edges.command_line import exit_code_of, run_job
 from ssl_sec.edges.composition import compose
+from ssl_sec.edges.job_values import values_of
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.settings import from_values
 
 
 def pretrain(overrides: Sequence[str]) -> str:
     """Contrastive pretraining, with a linear probe if asked for."""
-    values = compose("pretrain", overrides)
+    values = values_of("pretrain", overrides)
     from ssl_sec.config import PretrainConfig
     from ssl_sec.edges.machine import announce
 
@@ -35,7 +36,7 @@ def pretrain(overrides: Sequence[str]) -> str:
 
 def metric_learning(overrides: Sequence[str]) -> str:
     """Deep metric learning, measured on classes that it has not seen."""
-    values = compose("metric_learning", overrides)
+    values = values_of("metric_learning", overrides)
     from ssl_sec.config import MetricLearningConfig
     from ssl_sec.edges.machine import announce
 
@@ -49,7 +50,7 @@ def metric_learning(overrides: Sequence[str]) -> str:
 
 def face(overrides: Sequence[str]) -> str:
     """Face recognition, measured on benchmarks of verification and identification."""
-    values = compose("face", overrides)
+    values = values_of("face", overrides)
     from ssl_sec.edges.machine import announce
     from ssl_sec.face_config import FaceConfig
 
@@ -63,7 +64,7 @@ def face(overrides: Sequence[str]) -> str:
 
 def probe(overrides: Sequence[str]) -> str:
     """Linear evaluation of the encoder of a pretraining run."""
-    values = compose("probe", overrides)
+    values = values_of("probe", overrides)
     from ssl_sec.config import ProbeJobConfig
     from ssl_sec.edges.machine import announce
 
@@ -92,7 +93,7 @@ def report(overrides: Sequence[str]) -> str:
 
 def export(overrides: Sequence[str]) -> str:
     """The encoder of a run in a format that other programs load."""
-    values = compose("export", overrides)
+    values = values_of("export", overrides)
     from ssl_sec.config import ExportConfig
 
     config = from_values(ExportConfig, values)
@@ -114,7 +115,7 @@ def align(overrides: Sequence[str]) -> str:
 
 def replay(overrides: Sequence[str]) -> str:
     """Sends MLflow what it missed of a run during an outage."""
-    values = compose("replay", overrides)
+    values = values_of("replay", overrides)
     from ssl_sec.config import ReplayConfig
 
     config = from_values(ReplayConfig, values)

@@ -30,6 +30,10 @@ _PACKAGED = Path(__file__).parents[1] / "configs"
 CONFIG_FOLDER = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[2] / "configs"
 
 _TABLES = "table"
+# Keys of earlier versions, and what stands in their place.
+_RENAMED = {
+    "probe.decay_epochs": "give probe.decay_at, shares of probe.epochs, as [0.6,0.75,0.9] for 60, 75, 90 of 100"
+}
 TrainingJob = Literal["pretrain", "metric_learning", "face"]
 _TRAINING_JOBS: tuple[TrainingJob, ...] = ("pretrain", "metric_learning", "face")
 
@@ -222,6 +226,8 @@ def _unknown_key(job: str, overrides: Sequence[str]) -> str | None:
     keys = {*flattened(config), *config, *(".".join(key.split(".")[:-1]) for key in flattened(config))} - {""}
     for override in overrides:
         key = override.partition("=")[0]
+        if key in _RENAMED:
+            return f"{key}: unknown key; {_RENAMED[key]}"
         if key not in keys and key not in known and not key.startswith(("+", "~")):
             return f"{key}: unknown key; {nearest(key, keys | known.keys())}"
     return None

@@ -11,12 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, get_args
 
-import yaml
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from torch import nn
@@ -29,24 +28,29 @@ from ssl_sec.config import (
     ReplayConfig,
     RuntimeConfig,
 )
+from ssl_sec.edges.addresses import require_store
+from ssl_sec.edges.finding import find_folder, id_of
 from ssl_sec.edges.following import Follower, Progress
 from ssl_sec.edges.mlflow_tracker import (
     LateRun,
     RunIdentity,
     TrackedRun,
-    connected,
     mark_best,
     model_name,
     tracking_uri,
 )
 from ssl_sec.edges.overrides import assigned
 from ssl_sec.edges.packaging import command
+from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
 from ssl_sec.edges.pictures import face_pictures, pretraining_pictures, probe_pictures, retrieval_pictures
+from ssl_sec.edges.report_runs import beside, find_run
+from ssl_sec.edges.resuming import resume_run
 from ssl_sec.edges.run_folder import RunFolder
+from ssl_sec.edges.stored_config import stored_values, with_credentials
 from ssl_sec.edges.worker import CONFIGS, Job, RecipeConfig, Worker, load_encoder, load_head, work
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
 from ssl_sec.face_config import FaceConfig
-from ssl_sec.masking import HIDDEN, masked
+from ssl_sec.masking import masked
 from ssl_sec.settings import from_values, to_values
 
 logger = logging.getLogger("ssl_sec")
@@ -104,6 +108,11 @@ def run_pretraining(config: PretrainConfig) -> Finished:
         run_name=f"{config.run_name}-probe",
         tracking=config.tracking,
     )
+    folder = RunFolder(finished.folder.path.with_name(f"{config.run_name}-probe"))
+    if config.resume and folder.is_complete:
+        return replace(finished, metrics={**finished.metrics, **_last_figures(folder)})
+    if config.resume and folder.holds_run:
+        shutil.rmtree(folder.path)  # a probe that was interrupted starts again
     probed = _probe(probe, finished.folder.path, config)
     return replace(finished, metrics={**finished.metrics, **probed.metrics})
 
@@ -141,15 +150,18 @@ def _train(
     output_dir = Path(config.output_dir).expanduser().resolve()
     folder = RunFolder(output_dir / config.recipe / config.run_name)
     values = to_values(config)
-    goes_on = folder.holds_run if config.resume == "auto" else config.resume
-    (folder.resume if goes_on else folder.start)(values)
+    uri = tracking_uri(config.tracking, output_dir)
+    if not (folder.holds_run if config.resume == "auto" else config.resume):
+        folder.start(values)
+    elif not resume_run(job, folder, config):
+        return _nothing_to_do(folder, uri)
     run = _Run(
         job=job,
         recipe=config.recipe,
         folder=folder,
         values=values,
         runtime=config.runtime,
-        uri=tracking_uri(config.tracking, output_dir),
+        uri=uri,
         output_dir=output_dir,
     )
     return run.to_its_end(
@@ -162,21 +174,34 @@ def _train(
     )
 
 
+def _nothing_to_do(folder: RunFolder, uri: str) -> Finished:
+    logger.info(
+        "%s is finished, so that there is nothing to resume; if MLflow lacks something of it: %s",
+        folder.path.name,
+        _replay_command(folder),
+    )
+    return Finished(folder=folder, uri=uri, run_id=id_of(folder), experiment_id=None, metrics=_last_figures(folder))
+
+
+def _last_figures(folder: RunFolder) -> dict[str, float]:
+    return {key: value for record in folder.records() for key, value in record["metrics"].items()}
+
+
+def _replay_command(folder: RunFolder) -> str:
+    return f"{command('replay')} {shlex.quote(assigned('folder', str(folder.path)))}"
+
+
 def run_probe(config: ProbeJobConfig) -> Finished:
     """Probes the encoder of a pretraining run that MLflow knows, on whichever machine this is.
 
     Raises:
         UserError: for what the user can mend.
     """
-    output_dir = Path(config.output_dir).expanduser().resolve()
+    store, run = find_run(config.run, config.tracking, config.output_dir, ("pretrain",))
     with tempfile.TemporaryDirectory() as downloads:
-        uri = tracking_uri(config.tracking, output_dir)
-        try:
-            client = connected(uri)
-        except Exception as error:  # a database raises its own
-            raise StorageError(f"tracking.uri: MLflow at {uri} cannot be used: {first_line(error)}") from error
-        trained = download_run(client, config.run, Path(downloads), ("pretrain",))
+        trained = download_run(store.client, run.run_id, Path(downloads), ("pretrain",))
         assert isinstance(trained, PretrainConfig)
+        config = replace(config, run=run.run_id, tracking=beside(config.run, config.tracking))
         return _probe(config, Path(downloads), trained)
 
 
@@ -204,18 +229,13 @@ def download_run(client: MlflowClient, run_id: str, folder: Path, jobs: Sequence
         for artifact in ("config.yaml", "encoder.safetensors", *head):
             client.download_artifacts(run_id, artifact, str(folder))
     except (MlflowException, OSError) as error:
-        raise unknown_run(client, run_id, jobs) from error
-    config = from_values(CONFIGS[job], yaml.safe_load((folder / "config.yaml").read_text()))
+        raise ConfigError(
+            f"run: found {run_id!r}, but MLflow at {client.tracking_uri} has no encoder of it; allowed: a finished run "
+            f"of {_either(jobs)}"
+        ) from error
+    config = from_values(CONFIGS[job], stored_values(folder / "config.yaml"))
     assert not isinstance(config, ProbeJobConfig)
     return config
-
-
-def unknown_run(client: MlflowClient, run_id: str, jobs: Sequence[Job]) -> ConfigError:
-    """What to tell of a run id that the store does not know, or not as a finished run of these jobs."""
-    return ConfigError(
-        f"run: found {run_id!r}, but MLflow at {client.tracking_uri} has no finished run of that id; allowed: a run id "
-        f"that {_either(jobs)} printed, with tracking.uri or MLFLOW_TRACKING_URI set to its store"
-    )
 
 
 def _either(jobs: Sequence[Job]) -> str:
@@ -228,13 +248,16 @@ def run_replay(config: ReplayConfig) -> Finished:
     Raises:
         UserError: for what the user can mend.
     """
-    folder = RunFolder(Path(config.folder).expanduser().resolve())
+    folder = find_folder("folder", config.folder, Path(config.output_dir).expanduser().resolve())
     if not folder.identity_path.is_file():
-        raise ConfigError(f"folder: {folder.path} holds no run; allowed: the folder that a job printed")
+        raise ConfigError(
+            f"folder: {folder.path} holds no run that was started; allowed: the folder that a job printed"
+        )
     identity = RunIdentity(**json.loads(folder.identity_path.read_text()))
-    identity = replace(identity, uri=config.uri or _with_credentials(identity.uri))
+    identity = replace(identity, uri=config.uri or with_credentials(identity.uri, "uri"))
+    require_store(identity.uri, "uri")
     job: Job = next(name for name in get_args(Job) if name == identity.tags["job"])
-    values = yaml.safe_load(folder.config_path.read_text())
+    values = stored_values(folder.config_path)
     runtime = from_values(CONFIGS[job], values).runtime
     run = _Run(
         job=job,
@@ -246,16 +269,6 @@ def run_replay(config: ReplayConfig) -> Finished:
         output_dir=Path(values["output_dir"]).expanduser().resolve(),
     )
     return run.replay(identity)
-
-
-def _with_credentials(uri: str) -> str:
-    """A store's address whose credentials were not kept with the run: they stand in the environment."""
-    known = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if HIDDEN not in uri:
-        return uri
-    if masked(known) != uri:
-        raise ConfigError(f"uri: the run was meant for {uri}; give its credentials by MLFLOW_TRACKING_URI or uri=...")
-    return known
 
 
 def _probe(config: ProbeJobConfig, trained_path: Path, trained: PretrainConfig) -> Finished:
@@ -298,6 +311,7 @@ class _Run:
     runtime: RuntimeConfig
     uri: str
     output_dir: Path
+    sending: "_Sending" = field(default_factory=lambda: _Sending())
 
     def to_its_end(
         self,
@@ -317,27 +331,30 @@ class _Run:
             parent_run_id=parent_run_id,
         )
         self.folder.identity_path.write_text(json.dumps(asdict(replace(identity, uri=masked(identity.uri)))))
-        tracking = self._tracking(identity)
+        tracking = self._tracking(identity, self._say_where)
         logger.info("folder: %s", self.folder.path)
-        logger.info("connecting to MLflow at %s", masked(self.uri))
-        try:
-            self._say_where(tracking.connect())
-        except StorageError as error:
-            logger.warning("%s; it is tried again, and the figures are in %s", error, self.folder.metrics_path)
         status = "FAILED"
         try:
             with _stopped_by_signals(self.folder):
                 with (
                     Follower(self.folder.metrics_path, progress),
-                    Follower(self.folder.metrics_path, tracking, on_error=self._tell_outage, on_loss=self._tell_loss),
+                    Follower(
+                        self.folder.metrics_path,
+                        tracking,
+                        on_error=self._tell_outage,
+                        on_loss=self.sending.note_loss,
+                        patience=self.sending.patience,
+                        asks_at_once=True,
+                    ),
                 ):
                     self._launch(global_batch_size)
                 told = self.folder.error()
                 if told is not None:
                     raise told
                 if self.folder.outcome() == "stopped":
-                    raise Stopped(f"stopped; go on with resume=true run_name={name}")
-            self._leave_artifacts(tracking.run)
+                    raise Stopped(f"stopped; resume it with: {self._resume_command}")
+            # A store that does not take the figures is not asked for more; a replay sends all of it.
+            self._leave_artifacts(None if self.sending.num_lost else tracking.run)
             status = "FINISHED"
         except (Stopped, KeyboardInterrupt):
             status = "KILLED"
@@ -352,6 +369,9 @@ class _Run:
             tracked = tracking.run
             if tracked is not None:
                 self._tolerated(lambda: tracked.end(status))
+            if self.folder.holds_run:
+                self.sending.warn(self._replay_command)
+        self.folder.close()
         return self._finished(tracked)
 
     def _say_where(self, tracked: TrackedRun) -> None:
@@ -366,18 +386,19 @@ class _Run:
             uri=self.uri,
             run_id=tracked.run_id if tracked else None,
             experiment_id=tracked.experiment_id if tracked else None,
-            metrics={key: value for record in self.folder.records() for key, value in record["metrics"].items()},
+            metrics=_last_figures(self.folder),
         )
 
-    def _tracking(self, identity: RunIdentity) -> LateRun:
+    def _tracking(self, identity: RunIdentity, on_run: Callable[[TrackedRun], None] = lambda run: None) -> LateRun:
         system_metrics = bool(self.values["tracking"]["system_metrics"])
-        return LateRun(identity, self.values, self.output_dir, self.folder.run_id_path, system_metrics)
+        tracking = LateRun(identity, self.values, self.output_dir, self.folder.run_id_path, system_metrics, on_run)
+        self.sending.answers = tracking.ask
+        return tracking
 
     def _tell_outage(self, error: Exception) -> None:
-        logger.warning("MLflow: %s; it is tried again, and the figures are in %s", error, self.folder.metrics_path)
-
-    def _tell_loss(self, count: int) -> None:
-        logger.warning("%d figures are not in MLflow; send them with: %s", count, self._replay_command)
+        logger.warning(
+            "MLflow: %s; it is tried again, and the figures are in %s", first_line(error), self.folder.metrics_path
+        )
 
     def replay(self, identity: RunIdentity) -> Finished:
         """Sends to MLflow what it has not of a run that has ended.
@@ -386,17 +407,24 @@ class _Run:
             StorageError: if the store cannot be used.
         """
         tracking = self._tracking(identity)
-        tracked = tracking.connect()
         try:
-            tracked(self.folder.records())
-            is_whole = tracked.has_file(_LAST_ARTIFACT[self.job])
-        except MlflowException as error:
+            tracked = self.sending.patience.call(tracking.connect)
+            self.sending.patience.call(lambda: tracked(self.folder.records()))
+            is_whole = self.sending.patience.call(lambda: tracked.has_file(_LAST_ARTIFACT[self.job]))
+        except NoAnswer as error:
+            raise StorageError(f"MLflow at {self.uri} did not answer for {ANSWER_S:g} s") from error
+        except UserError:
+            raise
+        except Exception as error:
             raise StorageError(f"MLflow at {self.uri} cannot be used: {first_line(error)}") from error
         outcome = self.folder.outcome()
         if outcome == "finished" and not is_whole:
             self._leave_artifacts(tracked)
         status = {"finished": "FINISHED", "stopped": "KILLED"}.get(outcome or "", "FAILED")
         self._tolerated(lambda: tracked.end(status))
+        if outcome == "finished":
+            self.folder.close()
+        self.sending.warn(self._replay_command)
         return self._finished(tracked)
 
     def _launch(self, global_batch_size: int | None) -> None:
@@ -446,15 +474,52 @@ class _Run:
         self._tolerated(lambda: tracked.log_network(network, data.image_shape, width, model_name(self.recipe)))
 
     def _tolerated(self, call: Callable[[], object]) -> None:
-        """Does what tracking asks for; its failure is told and does not fail the run."""
-        try:
-            call()
-        except Exception as error:
-            logger.warning("MLflow: %s; what is missing there is sent by: %s", first_line(error), self._replay_command)
+        """Does what tracking asks for; its failure does not fail the run, and is reported at the end."""
+        self.sending(call)
 
     @property
     def _replay_command(self) -> str:
-        return f"{command('replay')} {shlex.quote(assigned('folder', str(self.folder.path)))}"
+        return _replay_command(self.folder)
+
+    @property
+    def _resume_command(self) -> str:
+        path = self.folder.path
+        near = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+        return f"{command(self.job)} {shlex.quote(assigned('resume', str(near)))}"
+
+
+class _Sending:
+    """What is sent to MLflow at the end of a run, and what of it did not arrive."""
+
+    def __init__(self) -> None:
+        self.patience = Patience(ANSWER_S, lambda: self.answers())
+        self.answers: Callable[[], object] = lambda: None
+        self._errors: list[str] = []
+        self.num_lost = 0
+
+    def __call__(self, call: Callable[[], object]) -> None:
+        try:
+            self.patience.call(call)
+        except NoAnswer:
+            pass
+        except Exception as error:
+            self._errors.append(first_line(error))
+
+    def note_loss(self, count: int) -> None:
+        """Takes note of figures that MLflow did not take."""
+        self.num_lost = count
+
+    def warn(self, replay_command: str) -> None:
+        """Says once what did not arrive, and how it is sent later."""
+        if self.patience.is_over:
+            what = f"MLflow did not answer for {ANSWER_S:g} s; send what is missing with"
+        elif self.num_lost:
+            what = f"{self.num_lost} figures are not in MLflow; send them with"
+        elif self._errors:
+            what = f"MLflow: {self._errors[0]}; send what is missing with"
+        else:
+            return
+        logger.warning("%s: %s", what, replay_command)
 
 
 @contextmanager

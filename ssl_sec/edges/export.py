@@ -18,9 +18,10 @@ from torch import Tensor
 from ssl_sec.augment import unit_range
 from ssl_sec.config import DataConfig, ExportConfig, MetricLearningConfig, PretrainConfig
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.edges.driver import download_run, unknown_run
-from ssl_sec.edges.mlflow_tracker import child_probes, connected, tracking_uri
+from ssl_sec.edges.driver import download_run
+from ssl_sec.edges.mlflow_tracker import child_probes
 from ssl_sec.edges.model_card import model_card
+from ssl_sec.edges.report_runs import find_run
 from ssl_sec.edges.worker import Job, RecipeConfig, load_encoder, load_head
 from ssl_sec.errors import ConfigError, StorageError, first_line
 from ssl_sec.exporting import (
@@ -82,10 +83,11 @@ def run_export(config: ExportConfig) -> Exported:
     form = FORMATS[config.format]
     require_packages(form)
     output_dir = Path(config.output_dir).expanduser().resolve()
-    client, run, probes = _found(tracking_uri(config.tracking, output_dir), config.run)
+    store, found = find_run(config.run, config.tracking, config.output_dir, _TRAININGS)
+    run, probes = _with_probes(store.client, found.run_id)
     with tempfile.TemporaryDirectory() as downloads:
-        trained = download_run(client, config.run, Path(downloads), _TRAININGS)
-        default = output_dir / "exports" / f"{trained.recipe}-{config.run[:8]}-{form.name}"
+        trained = download_run(store.client, found.run_id, Path(downloads), _TRAININGS)
+        default = output_dir / "exports" / f"{trained.recipe}-{found.run_id[:8]}-{form.name}"
         output = default if config.output is None else Path(config.output).expanduser().resolve()
         _refuse_existing(output, config.overwrite)
         image_set = _image_set(trained, config.data or trained.data)
@@ -111,24 +113,18 @@ def run_export(config: ExportConfig) -> Exported:
     return Exported(folder=output, form=form, exportable=exportable, check=check)
 
 
-def _found(uri: str, run_id: str) -> tuple[MlflowClient, Run, list[Run]]:
-    """The store, the run and its probes.
+def _with_probes(client: MlflowClient, run_id: str) -> tuple[Run, list[Run]]:
+    """The run and its probes.
 
     Raises:
-        ConfigError: if the store does not know the run.
-        StorageError: if it cannot be used.
+        StorageError: if the store cannot be used.
     """
     try:
-        client = connected(uri)
-    except Exception as error:  # a database raises its own
-        raise _unusable(uri, error) from error
-    try:
         run = client.get_run(run_id)
-        return client, run, child_probes(client, run.data.tags.get("recipe", "")).get(run_id, [])
+        return run, child_probes(client, run.data.tags.get("recipe", "")).get(run_id, [])
     except MlflowException as error:
-        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            raise unknown_run(client, run_id, _TRAININGS) from error
-        raise _unusable(uri, error) from error
+        uri = client.tracking_uri
+        raise StorageError(f"tracking.uri: MLflow at {uri} cannot be used: {first_line(error)}") from error
 
 
 def _image_set(trained: RecipeConfig, data: DataConfig) -> ImageSet:
@@ -140,10 +136,6 @@ def _image_set(trained: RecipeConfig, data: DataConfig) -> ImageSet:
             return data.open_by_class("test", trained.augment.centre_crop())
         case FaceConfig():
             return data.open("train")  # its tests are the benchmarks
-
-
-def _unusable(uri: str, error: Exception) -> StorageError:
-    return StorageError(f"tracking.uri: MLflow at {uri} cannot be used: {first_line(error)}")
 
 
 def _some_images(image_set: ImageSet) -> Float[Tensor, "batch channels height width"]:

@@ -11,6 +11,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from tqdm import tqdm
 
+from ssl_sec.edges.patience import Patience
+
 # {"step": int, "metrics": {name: value}, ...}, or {"time": float, "message": str}.
 Record = dict[str, Any]
 
@@ -61,6 +63,8 @@ class Follower:
         retry_s: between tries of a sink that raised.
         on_error: told of the first error of each outage; training must not stop for it.
         on_loss: told at the end of the number of records that the sink never took.
+        patience: with which the end waits for a sink that may not answer; None waits as long as it takes.
+        asks_at_once: whether the sink is asked with no records at first, so that it may connect to what it needs.
     """
 
     def __init__(
@@ -71,6 +75,8 @@ class Follower:
         retry_s: float = 5.0,
         on_error: Callable[[Exception], None] = lambda error: None,
         on_loss: Callable[[int], None] = lambda count: None,
+        patience: Patience | None = None,
+        asks_at_once: bool = False,
     ) -> None:
         self._path = path
         self._sink = sink
@@ -78,6 +84,8 @@ class Follower:
         self._retry_s = retry_s
         self._on_error = on_error
         self._on_loss = on_loss
+        self._patience = patience
+        self._must_ask = asks_at_once
         self._offset = 0
         self._inode: int | None = None
         self._waiting: list[Record] = []
@@ -92,9 +100,13 @@ class Follower:
 
     def __exit__(self, *exception: object) -> None:
         self._closed.set()
-        self._thread.join()
+        if self._patience is None:
+            self._thread.join()
+        else:
+            self._patience.join(self._thread)
 
     def _follow(self) -> None:
+        self._hand_on(at_the_end=False)
         while not self._closed.wait(self._interval_s):
             self._hand_on(at_the_end=False)
         self._hand_on(at_the_end=True)
@@ -104,7 +116,8 @@ class Follower:
 
     def _hand_on(self, at_the_end: bool) -> None:
         self._waiting += self._new_records()
-        if not self._waiting or (time.monotonic() < self._next_try and not at_the_end):
+        nothing_to_do = not self._waiting and not self._must_ask
+        if nothing_to_do or (time.monotonic() < self._next_try and not at_the_end):
             return
         try:
             self._sink(self._waiting)
@@ -114,7 +127,7 @@ class Follower:
                 self._on_error(error)
             self._failing = True
         else:
-            self._waiting, self._failing = [], False
+            self._waiting, self._failing, self._must_ask = [], False, False
 
     def _new_records(self) -> list[Record]:
         """The records of whole lines that were not yet read; all, where a resume has written the file anew."""

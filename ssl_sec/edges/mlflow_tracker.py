@@ -11,8 +11,9 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from torch import nn
 
 from ssl_sec import __version__
 from ssl_sec.config import TrackingConfig
+from ssl_sec.edges.addresses import require_store
 from ssl_sec.edges.following import Record
 from ssl_sec.edges.packaging import COMMIT_VARIABLE, JOB_ID_VARIABLE
 from ssl_sec.edges.run_folder import SCORES
@@ -71,8 +73,24 @@ _ALIAS_TRIES = 5
 
 
 def tracking_uri(config: TrackingConfig, output_dir: Path) -> str:
-    """The store's address: the configured one, the environment's, or sqlite in the output folder."""
-    return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{output_dir.resolve()}/mlflow.db"
+    """The store's address: the configured one, the environment's, or sqlite in the output folder.
+
+    Raises:
+        ConfigError: for a scheme that MLflow has no store for.
+        StorageError: for a sqlite file that cannot be one.
+    """
+    if config.uri:
+        uri, key = config.uri, "tracking.uri"
+    elif from_environment := os.environ.get("MLFLOW_TRACKING_URI"):
+        uri, key = from_environment, "MLFLOW_TRACKING_URI"
+    else:
+        uri, key = f"sqlite:///{output_dir.resolve()}/mlflow.db", "output_dir"
+    require_store(uri, key)
+    return uri
+
+
+class UnknownRun(StorageError):
+    """The store has no run of this id: it was deleted, or it is another store."""
 
 
 class TrackedRun:
@@ -137,7 +155,8 @@ class TrackedRun:
         """Goes on with a run, leaving out the points that it has.
 
         Raises:
-            StorageError: if the store does not know the run.
+            UnknownRun: if the store does not know the run.
+            StorageError: if the store cannot be used.
         """
         try:
             client = connected(uri)
@@ -145,9 +164,18 @@ class TrackedRun:
             run = client.get_run(run_id)
             tracked = cls(client, run_id, run.info.experiment_id)
             tracked._look_up_newest_steps()
-        except MlflowException as error:
-            raise StorageError(f"MLflow at {uri} has no run {run_id}: {first_line(error)}") from error
+        except Exception as error:
+            if isinstance(error, MlflowException) and error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                raise UnknownRun(f"MLflow at {uri} has no run {run_id}") from error
+            raise StorageError(f"MLflow at {uri} cannot be used for run {run_id}: {first_line(error)}") from error
         return tracked
+
+    def note_changes(self, values: Mapping[str, Any]) -> None:
+        """Notes in tags what a resume has changed: parameters stay as they were at first."""
+        parameters = self.client.get_run(self.run_id).data.params
+        for key, value in flattened(masked_values(values)).items():
+            if key != "resume" and parameters.get(key, str(value)) != str(value):
+                self.client.set_tag(self.run_id, f"resumed.{key}", str(value))
 
     def __call__(self, records: Sequence[Record]) -> None:
         """Logs the figures of new steps; after an error, again with the same records, each point still once."""
@@ -253,6 +281,7 @@ class LateRun:
         output_dir: of the job.
         run_id_path: where the run's id is kept once it is known.
         system_metrics: whether the use of this machine is followed while figures come.
+        on_run: called once with the run.
     """
 
     def __init__(
@@ -262,6 +291,7 @@ class LateRun:
         output_dir: Path,
         run_id_path: Path,
         system_metrics: bool = False,
+        on_run: Callable[[TrackedRun], None] = lambda run: None,
     ) -> None:
         self._identity = identity
         self._values = values
@@ -269,6 +299,8 @@ class LateRun:
         self._run_id_path = run_id_path
         self._system_metrics = system_metrics
         self._monitor: SystemMetricsMonitor | None = None
+        self._on_run = on_run
+        self._connected = threading.Event()
         self.run: TrackedRun | None = None
 
     def connect(self) -> TrackedRun:
@@ -278,21 +310,40 @@ class LateRun:
             StorageError: if the store cannot be used.
         """
         if self.run is None:
-            uri = self._identity.uri
-            if self._run_id_path.exists():
-                self.run = TrackedRun.take_up(uri, self._run_id_path.read_text())
-            else:
-                self.run = TrackedRun.start(
-                    uri,
-                    experiment=self._identity.experiment,
-                    name=self._identity.name,
-                    values=self._values,
-                    output_dir=self._output_dir,
-                    tags=self._identity.tags,
-                    parent_run_id=self._identity.parent_run_id,
-                )
-                self._run_id_path.write_text(self.run.run_id)
+            self.run = self._taken_up() or self._started()
+            self._connected.set()
+            self._on_run(self.run)
         return self.run
+
+    def _taken_up(self) -> TrackedRun | None:
+        if not self._run_id_path.exists():
+            return None
+        try:
+            run = TrackedRun.take_up(self._identity.uri, self._run_id_path.read_text().strip())
+        except UnknownRun as error:
+            logger.warning("%s; it is made anew", error)
+            return None
+        run.note_changes(self._values)
+        return run
+
+    def _started(self) -> TrackedRun:
+        run = TrackedRun.start(
+            self._identity.uri,
+            experiment=self._identity.experiment,
+            name=self._identity.name,
+            values=self._values,
+            output_dir=self._output_dir,
+            tags=self._identity.tags,
+            parent_run_id=self._identity.parent_run_id,
+        )
+        self._run_id_path.write_text(run.run_id)
+        return run
+
+    def ask(self) -> None:
+        """Asks the store for the run, as soon as there is one; raises if the store cannot be used."""
+        self._connected.wait()
+        assert self.run is not None
+        self.run.client.get_run(self.run.run_id)
 
     def __call__(self, records: Sequence[Record]) -> None:
         """Logs the figures of new steps."""

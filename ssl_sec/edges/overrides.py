@@ -23,7 +23,7 @@ def understood(override: str) -> str:
         return override
     is_list = text.startswith("[") and text.endswith("]")
     values = (text[1:-1] if is_list else text).split(",")
-    listed = ",".join(value if _parses(f"key={value}") else _quoted(value.strip()) for value in values)
+    listed = ",".join(value if _parses(f"key={value}") else in_quotes(value.strip()) for value in values)
     mended = f"{key}=[{listed}]" if is_list else f"{key}={listed}"
     return mended if text[0] not in "{'\"" and (is_list or text[0] != "[") and _parses(mended) else override
 
@@ -32,7 +32,7 @@ def assigned(key: str, value: str) -> str:
     """The override that gives a key a string, whatever its characters."""
     override = f"{key}={value}"
     parsed: Any = _parser().parse_override(override).value() if _parses(override) else None
-    return override if parsed == value else f"{key}={_quoted(value)}"
+    return override if parsed == value else f"{key}={in_quotes(value)}"
 
 
 @cache
@@ -48,5 +48,6 @@ def _parses(override: str) -> bool:
     return True
 
 
-def _quoted(value: str) -> str:
+def in_quotes(value: str) -> str:
+    """A string of Hydra's grammar."""
     return QuotedString(text=value, quote=Quote.single).with_quotes()

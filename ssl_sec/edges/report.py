@@ -6,10 +6,11 @@ from pathlib import Path
 from ssl_sec import papers
 from ssl_sec.config import ReportConfig
 from ssl_sec.edges.composition import compose
+from ssl_sec.edges.overrides import in_quotes
 from ssl_sec.edges.report_compare import comparison_report
 from ssl_sec.edges.report_figures import figure_report
 from ssl_sec.edges.report_files import Report
-from ssl_sec.edges.report_runs import RunArchive
+from ssl_sec.edges.report_runs import RunArchive, beside
 from ssl_sec.edges.report_table import table_report
 from ssl_sec.errors import StorageError
 from ssl_sec.settings import from_values
@@ -54,7 +55,9 @@ def make_report(config: ReportConfig) -> Report:
     if config.figure is not None:
         return figure_report(config.paper, str(config.figure), archive, config.recipes)
     assert config.compare is not None
-    return comparison_report(archive(), config.compare[0], config.compare[1], shows_all=config.all)
+    first, second = config.compare
+    store = RunArchive.open(beside(first, config.tracking), Path(config.output_dir).expanduser().resolve())
+    return comparison_report(store, first, second, shows_all=config.all)
 
 
 def _overrides(arguments: Sequence[str]) -> list[str]:
@@ -63,5 +66,5 @@ def _overrides(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     runs = [word for word in arguments if "=" not in word and word != "compare"]
     # Quoted, since an id may read as a number.
-    quoted = ",".join("'" + run.replace("\\", "\\\\").replace("'", "\\'") + "'" for run in runs)
+    quoted = ",".join(map(in_quotes, runs))
     return [*(word for word in arguments if "=" in word), f"compare=[{quoted}]"]

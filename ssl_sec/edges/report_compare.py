@@ -25,7 +25,7 @@ def comparison_report(archive: RunArchive, first: str, second: str, *, shows_all
         ConfigError: for a run that is not there, or not told apart from others.
         StorageError: if the store cannot be used.
     """
-    runs = archive.find(first), archive.find(second)
+    runs = archive.find(first, "compare"), archive.find(second, "compare")
     names = _names(*runs)
     settings = _settings(*runs, shows_all=shows_all)
     metrics = _metrics(*runs)

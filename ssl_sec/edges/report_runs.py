@@ -1,10 +1,11 @@
 """The runs that MLflow has, for reports: found by their tags, page by page."""
 
 import json
+import shlex
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from ssl_sec.config import TrackingConfig
+from ssl_sec.edges.finding import folder_named, id_of, the_one, uri_of
 from ssl_sec.edges.mlflow_tracker import connected, tracking_uri
+from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
 from ssl_sec.errors import ConfigError, StorageError, first_line, nearest
 from ssl_sec.norms import NormHistogram
 
@@ -47,6 +50,7 @@ class ArchivedRun:
         run_id: in MLflow.
         name: of the run.
         recipe: that it says it is of.
+        job: that made it.
         status: FINISHED, FAILED, KILLED, RUNNING.
         started_ms: since 1970.
         experiment_id: in MLflow.
@@ -58,6 +62,7 @@ class ArchivedRun:
     run_id: str
     name: str
     recipe: str
+    job: str
     status: str
     started_ms: int
     experiment_id: str
@@ -108,7 +113,10 @@ class RunArchive:
                 "output_dir=<their folder>"
             )
         try:
-            return cls(connected(uri), config.experiment)
+            client = Patience(ANSWER_S).call(lambda: connected(uri))
+            return cls(client, config.experiment)
+        except NoAnswer as error:
+            raise StorageError(f"tracking.uri: MLflow at {uri} did not answer for {ANSWER_S:g} s") from error
         except Exception as error:
             raise StorageError(f"tracking.uri: MLflow at {uri} cannot be used: {first_line(error)}") from error
 
@@ -167,33 +175,34 @@ class RunArchive:
             raise ConfigError(f"recipes: no pretraining has finished in MLflow at {self.client.tracking_uri}")
         return self._search(pretraining, [newest[0].experiment_id])
 
-    def find(self, word: str) -> ArchivedRun:
-        """The one run with this id or name, or whose id or name alone begins so.
+    def find(self, word: str, key: str, jobs: Sequence[str] = ()) -> ArchivedRun:
+        """The one run with this id or name, or whose id or name alone begins so, or whose folder this is.
+
+        Args:
+            word: what the user wrote.
+            key: that it was given for.
+            jobs: whose finished runs are meant, where there are several; none for any.
 
         Raises:
             ConfigError: if there is none, or several.
         """
+        folder = folder_named(word)
+        if folder is not None:
+            run_id = id_of(folder)
+            if run_id is None:
+                raise ConfigError(
+                    f"{key}: {folder.path} is not in MLflow; send it there with: "
+                    f"python -m jobs.replay {shlex.quote(f'folder={folder.path}')}"
+                )
+            word = run_id
         pattern = _quoted(f"{word}%")
-        candidates = {
+        found = {
             run.run_id: run
-            for key in ("run_id", "run_name")
-            for run in self._search(f"attributes.{key} LIKE {pattern}")
-            if run.run_id.startswith(word) or run.name.startswith(word)
+            for field in ("run_id", "run_name")
+            for run in self._search(f"attributes.{field} LIKE {pattern}")
         }.values()
-        for whole in (
-            [run for run in candidates if run.run_id == word],
-            [run for run in candidates if run.name == word],
-            list(candidates),
-        ):
-            if len(whole) == 1:
-                return whole[0]
-            if whole:
-                listed = ", ".join(f"{run.name} ({run.run_id[:8]})" for run in whole[:8])
-                rest = ", …" if len(whole) > 8 else ""
-                raise ConfigError(f"compare: found {word!r}, which {len(whole)} runs may be: {listed}{rest}")
-        raise ConfigError(
-            f"compare: found {word!r}, but MLflow at {self.client.tracking_uri} has no run whose id or name begins so"
-        )
+        where = f"MLflow at {self.client.tracking_uri}"
+        return the_one(key, word, found, where, prefers=lambda run: run.job in jobs and run.status == "FINISHED")
 
     def history(self, run: ArchivedRun, metric: str) -> list[tuple[int, float]]:
         """Step and value of a metric, in order of the steps; of a step told twice, what was told last."""
@@ -201,12 +210,19 @@ class RunArchive:
             points = self.client.get_metric_history(run.run_id, metric)
         return sorted({p.step: p.value for p in sorted(points, key=lambda p: (p.step, p.timestamp))}.items())
 
+    def download(self, run: ArchivedRun, artifact: str, folder: Path) -> Path | None:
+        """A file of the run, brought into the folder; None if the run has none of that name."""
+        with self._told():
+            if not any(each.path == artifact for each in self.client.list_artifacts(run.run_id)):
+                return None
+            return Path(self.client.download_artifacts(run.run_id, artifact, str(folder)))
+
     def last_histogram(self, run: ArchivedRun) -> NormHistogram | None:
         """How the norms of the last batch were distributed; None if the run did not keep it."""
-        with self._told(), tempfile.TemporaryDirectory() as folder:
-            if not any(artifact.path == "norms.json" for artifact in self.client.list_artifacts(run.run_id)):
+        with tempfile.TemporaryDirectory() as folder:
+            path = self.download(run, "norms.json", Path(folder))
+            if path is None:
                 return None
-            path = Path(self.client.download_artifacts(run.run_id, "norms.json", folder))
             told = json.loads(path.read_text())
         return next((NormHistogram(**one) for one in reversed(told) if sum(one["counts"])), None)
 
@@ -238,6 +254,34 @@ class RunArchive:
             raise StorageError(message) from error
 
 
+def find_run(
+    word: str, tracking: TrackingConfig, output_dir: str, jobs: Sequence[str]
+) -> tuple[RunArchive, ArchivedRun]:
+    """The run that `run=<word>` means, and the store that it is in.
+
+    Args:
+        word: an id, a name, the beginning of one, or a run's folder.
+        tracking: which store; its experiment is that of the new run.
+        output_dir: where the runs' folders are, with their store.
+        jobs: whose finished runs are meant.
+
+    Raises:
+        ConfigError: if there is no such run, or several.
+        StorageError: if the store cannot be used.
+    """
+    store = replace(beside(word, tracking), experiment=None)
+    archive = RunArchive.open(store, Path(output_dir).expanduser().resolve())
+    return archive, archive.find(word, "run", jobs)
+
+
+def beside(word: str, tracking: TrackingConfig) -> TrackingConfig:
+    """The tracking of what belongs to a run: in its folder's store, if the word is a folder and no other is given."""
+    folder = folder_named(word)
+    if folder is None or tracking.uri is not None:
+        return tracking
+    return replace(tracking, uri=uri_of(folder))
+
+
 def newest_of_each_seed(runs: Sequence[ArchivedRun]) -> list[ArchivedRun]:
     """The newest of the runs for each seed, in order of the seeds."""
     by_seed = {run.seed: run for run in sorted(runs, key=lambda run: run.started_ms)}
@@ -254,6 +298,7 @@ def _archived(run: Run) -> ArchivedRun:
         run_id=run.info.run_id,
         name=run.info.run_name or "",
         recipe=run.data.tags.get("recipe", ""),
+        job=run.data.tags.get("job", ""),
         status=run.info.status,
         started_ms=run.info.start_time or 0,
         experiment_id=str(run.info.experiment_id),

@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import shutil
 import socket
 import time
@@ -175,31 +176,65 @@ class RunFolder:
         """
         if self.holds_run:
             raise ConfigError(
-                f"run_name: {self.path} already holds a run; allowed: another run_name, or resume=true to go on with it"
+                f"run_name: {self.path} already holds a run; allowed: another run_name, or "
+                f"{shlex.quote(f'resume={self.path}')} to resume it"
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.config_path.write_text(yaml.safe_dump(masked_values(values), sort_keys=False))
+            self._write_config(values)
         except OSError as error:
             raise StorageError(f"output_dir: {self.path} cannot be written: {error.strerror}") from error
 
+    def require_run(self) -> None:
+        """Raises a ConfigError if the folder holds no run."""
+        if not self.holds_run:
+            raise ConfigError(
+                f"resume: {self.path} holds no run; allowed: resume=auto or false, or a run that is there"
+            )
+
+    def require_same(self, before: Mapping[str, Any], now: Mapping[str, Any], free: tuple[str, ...] = ()) -> None:
+        """Raises a ConfigError if settings differ that may not, unless they begin with one of `free`."""
+        flat_before, flat_now = flattened(masked_values(before)), flattened(masked_values(now))
+        for key in sorted(flat_before.keys() | flat_now.keys()):
+            if not key.startswith((*_FREE_KEYS, *free)) and flat_before.get(key) != flat_now.get(key):
+                raise ConfigError(
+                    f"{key}: found {flat_now.get(key)!r}, but the run to resume has {flat_before.get(key)!r}"
+                )
+
     def resume(self, values: Mapping[str, Any]) -> None:
-        """Checks that the folder holds this run.
+        """Opens the folder again, for a run with these settings.
 
         Raises:
-            ConfigError: if it holds none, or one with other settings.
+            StorageError: if it cannot be written.
         """
-        if not self.holds_run:
-            raise ConfigError(f"resume: {self.path} holds no run; allowed: resume=auto or false, or a run's run_name")
-        before = flattened(yaml.safe_load(self.config_path.read_text()))
-        now = flattened(masked_values(values))
-        for key in sorted(before.keys() | now.keys()):
-            if not key.startswith(_FREE_KEYS) and before.get(key) != now.get(key):
-                raise ConfigError(f"{key}: found {now.get(key)!r}, but the run to resume has {before.get(key)!r}")
-        for left_over in (self.stop_path, self.save_path, self._outcome_path, self._error_path):
-            left_over.unlink(missing_ok=True)
+        try:
+            self._write_config(values)
+            for left_over in (self.stop_path, self.save_path, self._outcome_path, self._error_path):
+                left_over.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"output_dir: {self.path} cannot be written: {error.strerror}") from error
         for defect in newest_checkpoint(self.checkpoints_path).skipped:
             logger.warning("skipped a checkpoint that is not whole, %s", defect)
+
+    def _write_config(self, values: Mapping[str, Any]) -> None:
+        temporary = self.config_path.with_suffix(".tmp")
+        temporary.write_text(yaml.safe_dump(masked_values(values), sort_keys=False))
+        self._unclosed_path.touch()
+        os.replace(temporary, self.config_path)
+
+    @property
+    def _unclosed_path(self) -> Path:
+        """There until the driver has done what follows the workers' end."""
+        return self.path / "unclosed"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the workers have finished, and the driver has done what follows."""
+        return self.outcome() == "finished" and not self._unclosed_path.exists()
+
+    def close(self) -> None:
+        """Says that the driver has done what follows the workers' end."""
+        self._unclosed_path.unlink(missing_ok=True)
 
     def discard_unstarted(self) -> None:
         """Removes the folder of a run that ended before any figure or warning, so that its name is free again."""

@@ -21,6 +21,7 @@ from mlflow.exceptions import MlflowException
 from ssl_sec.config import PretrainConfig, TrackingConfig, TrainingConfig
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import new_name
+from ssl_sec.edges.job_values import quoted, resumed_run, values_of
 from ssl_sec.edges.mlflow_tracker import JOB_ID_TAG, connected
 from ssl_sec.edges.overrides import assigned, understood
 from ssl_sec.edges.pipeline import Plan, Point, Stage
@@ -118,7 +119,7 @@ def send(order: Order, cluster: Cluster) -> Sent:
     name = base if len(points) > 1 else first.name
     was_given = order.name is not None or any(override.startswith("run_name=") for override in order.overrides)
     job_id = job_id_for(first.recipe, name, is_new=not was_given)
-    values = compose(first.job, first.overrides)
+    values = _values(first.job, first.overrides)
     tracking = from_values(TrackingConfig, values["tracking"])
     line, files = entrypoint(first.job, first.overrides, order.python), {}
     if len(points) > 1 or order.then is not None:
@@ -168,7 +169,12 @@ def checked(job: Job, overrides: Sequence[str], name: str | None, is_local: bool
                 "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or the like, in the environment of its nodes"
             )
     given = [*overrides, *([assigned("run_name", name)] if name else [])]
-    values = compose(job, given)
+    values = _values(job, given)
+    if resumed_run(job, given) is not None:
+        # The job starts in another folder.
+        folder = os.path.join(values["output_dir"], values["recipe"], values["run_name"])
+        given = [o for o in given if not o.startswith(("resume=", "output_dir="))]
+        given.append(assigned("resume", folder))
     output_dir = str(values["output_dir"])
     if not os.path.isabs(output_dir):
         if not is_local:
@@ -178,10 +184,15 @@ def checked(job: Job, overrides: Sequence[str], name: str | None, is_local: bool
         given.append(assigned("output_dir", os.path.abspath(output_dir)))
     if not values.get("run_name"):
         given.append(f"run_name={new_name('probe' if job == 'probe' else 'seed' + str(values['seed']))}")
-    config = from_values(CONFIGS[job], compose(job, given))
+    config = from_values(CONFIGS[job], _values(job, given))
     assert config.run_name is not None
     recipe = config.recipe if isinstance(config, TrainingConfig) else "probe"
     return Command(job=job, overrides=tuple(given), name=config.run_name, recipe=recipe)
+
+
+def _values(job: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """What the job will run with; the run of a probe is looked up where the probe runs."""
+    return compose(job, quoted(overrides)) if job == "probe" else values_of(job, overrides)
 
 
 def passed_on() -> dict[str, str]:
@@ -229,7 +240,7 @@ def points_of(overrides: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[str
     """
     parser = OverridesParser.create()
     choices: list[list[str]] = []
-    for text in map(understood, overrides):
+    for text in map(understood, quoted(overrides)):
         try:
             override = parser.parse_override(text)
         except HydraException as error:
@@ -256,7 +267,7 @@ def _then(then: str | None, command: Command) -> tuple[Stage, ...]:
     job, *changes = shlex.split(then)
     if job != "probe":
         raise ConfigError(f"--then: found {job!r}; allowed: probe")
-    config = from_values(PretrainConfig, compose("pretrain", command.overrides))
+    config = from_values(PretrainConfig, _values("pretrain", command.overrides))
     settings = {f"probe.{key}": value for key, value in flattened(to_values(config.probe)).items() if key != "enabled"}
     settings |= {"output_dir": config.output_dir, "run_name": f"{command.name}-probe"}
     carried = [o for o in command.overrides if o.startswith(("runtime", "tracking.uri=", "tracking.experiment="))]

@@ -15,7 +15,7 @@ examples:
   python -m jobs.submit pretrain experiment=cifar10_sec_100 runtime.num_workers=8 --then probe --follow
   python -m jobs.submit pretrain experiment=cifar10_sec_100 constraint.eta=0.1,0.25,0.5 seed=0,1,2 --parallel 4
   python -m jobs.submit metric_learning experiment=cars196_triplet_sec data.root=/data/cars196 --follow
-  python -m jobs.submit probe run=<MLflow run id>
+  python -m jobs.submit probe run=<id, name or folder>
   python -m jobs.submit list | status <job> | logs <job> [--follow] | stop <job>
 
 A key with several values, separated by commas, makes a sweep: one MLflow run with a child for each point.

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 from torch import nn
 
 from ssl_sec.checkpoint import CheckpointWriter, newest_checkpoint, save_part, without_held_rows
@@ -17,6 +16,7 @@ from ssl_sec.collectives import wait_for_workers
 from ssl_sec.config import MetricLearningConfig, PretrainConfig, ProbeJobConfig, TrainingConfig
 from ssl_sec.cpu import keep_freed_memory, schedule_as_batch
 from ssl_sec.edges.run_folder import SCORES, RunFolder
+from ssl_sec.edges.stored_config import stored_values
 from ssl_sec.encoders import Encoder
 from ssl_sec.errors import Stopped, UserError, out_of_memory
 from ssl_sec.face import recognise_faces
@@ -179,7 +179,7 @@ def _train(config: RecipeConfig, folder: RunFolder, runtime: FolderRuntime) -> N
 
 def _probe(config: ProbeJobConfig, folder: RunFolder, runtime: FolderRuntime) -> None:
     """Probes the encoder that the driver laid into the folder, beside its run's configuration."""
-    trained = from_values(PretrainConfig, yaml.safe_load((folder.path / "pretrain.yaml").read_text()))
+    trained = from_values(PretrainConfig, stored_values(folder.path / "pretrain.yaml"))
     data = config.data or trained.data
     say(runtime, "loading %s and the encoder", data.name)
     encoder = load_encoder(trained, data.open("test").image_shape, folder.encoder_path).to(runtime.device)

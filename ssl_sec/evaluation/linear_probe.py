@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.splits import stratified_split
+from ssl_sec.schedules import epochs_at
 from ssl_sec.seeding import derived_seed
 
 FeatureBatch = tuple[Float[Tensor, "batch dim"], Int64[Tensor, " batch"]]
@@ -143,7 +144,7 @@ def train_linear_probes(
     learning_rates: Sequence[float] = (1.0, 2.0, 5.0, 10.0),
     epochs: int = 100,
     momentum: float = 0.9,
-    decay_epochs: Sequence[int] = (60, 75, 90),
+    decay_at: Sequence[float] = (0.6, 0.75, 0.9),
     decay_factor: float = 5.0,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
@@ -162,8 +163,8 @@ def train_linear_probes(
         learning_rates: base learning rates, distinct, > 0.
         epochs: passes over the training images.
         momentum: of SGD, without dampening.
-        decay_epochs: the learning rate is divided before each of these epochs. They are taken as they
-            are, whatever `epochs` is: one that is never reached divides nothing.
+        decay_at: the learning rate is divided after each of these shares of the epochs, in (0, 1), to the
+            nearest epoch.
         decay_factor: by how much it is divided.
         device: where the classifiers are trained; the CPU by default. Batches are brought there.
         dtype: of the classifiers; batches are converted to it.
@@ -178,6 +179,7 @@ def train_linear_probes(
     weight = torch.zeros(rates * num_classes, dim, device=device, dtype=dtype)
     bias = torch.zeros(rates * num_classes, device=device, dtype=dtype)
     weight_velocity, bias_velocity = torch.zeros_like(weight), torch.zeros_like(bias)
+    decay_epochs = epochs_at(decay_at, epochs)
     for epoch in range(epochs):
         step_size = base / decay_factor ** sum(epoch >= decayed for decayed in decay_epochs)
         total_loss, num_images = torch.zeros(rates, device=device, dtype=dtype), 0

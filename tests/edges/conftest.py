@@ -10,7 +10,7 @@ QUICK = (
     "encoder.width=0.125",
     "epochs=2",
     "probe.epochs=5",
-    "probe.decay_epochs=[3]",
+    "probe.decay_at=[0.6]",
     "tracking.register_model=false",
     "tracking.system_metrics=false",
 )

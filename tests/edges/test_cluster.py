@@ -92,7 +92,7 @@ def in_the_background(config) -> threading.Thread:
     """The run in a thread; it is stopped, so that its Stopped is expected."""
 
     def go() -> None:
-        with pytest.raises(Exception, match="go on with resume=true"):
+        with pytest.raises(Exception, match="stopped; resume it with"):
             run_pretraining(config)
 
     thread = threading.Thread(target=go)
@@ -111,7 +111,7 @@ def stopped_after(steps: int, folder: Path) -> RunFolder:
     run = folder_of(folder)
     with (
         Once(lambda: steps_so_far(run) >= steps, run.stop_path.touch),
-        pytest.raises(Exception, match="go on with resume=true"),
+        pytest.raises(Exception, match="stopped; resume it with"),
     ):
         run_pretraining(in_one_process(config_of(folder, *ENDLESS)))
     return run

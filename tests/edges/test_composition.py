@@ -13,6 +13,7 @@ from ssl_sec.face_benchmarks import power_of_ten
 from ssl_sec.face_config import FaceConfig
 from ssl_sec.loss_config import CContrastiveConfig, CenterConfig, ClassLossConfig, CombinedConfig
 from ssl_sec.papers import load
+from ssl_sec.schedules import epochs_at
 from ssl_sec.settings import flattened, from_values, to_values
 
 # SEC, Tables 5 and 12: (constraint, epochs) -> (η, top-1) on CIFAR-10 and on CIFAR-100.
@@ -55,7 +56,7 @@ def test_cifar_experiments_are_the_papers(name, data, constraint, epochs, eta, t
         0.5,
     )
     assert (config.probe.epochs, config.probe.batch_size, config.probe.learning_rates) == (100, 256, (1, 2, 5, 10))
-    assert (config.probe.decay_epochs, config.probe.decay_factor) == ((60, 75, 90), 5)
+    assert (epochs_at(config.probe.decay_at, config.probe.epochs), config.probe.decay_factor) == ((60, 75, 90), 5)
     assert f"top1 {top1}," in options()["experiment"][name]
 
 

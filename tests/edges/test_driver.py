@@ -2,9 +2,11 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from ssl_sec.config import PretrainConfig, ProbeJobConfig, ReplayConfig
 from ssl_sec.edges import worker
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_pretraining, run_probe, run_replay
+from ssl_sec.edges.job_values import values_of
 from ssl_sec.edges.summary import summary
 from ssl_sec.encoders import resnet
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
@@ -33,7 +36,7 @@ def pretrain_config(overrides: list[str]) -> PretrainConfig:
 def finished(tmp_path_factory: pytest.TempPathFactory):
     """A run with its probe and its registered model."""
     output_dir = tmp_path_factory.mktemp("runs")
-    overrides = ["experiment=digits", "encoder.width=0.125", "epochs=2", "probe.epochs=5", "probe.decay_epochs=[3]"]
+    overrides = ["experiment=digits", "encoder.width=0.125", "epochs=2", "probe.epochs=5", "probe.decay_at=[0.6]"]
     overrides += ["probe.enabled=true", "run_name=whole", f"output_dir={output_dir}", "tracking.system_metrics=false"]
     return run_pretraining(pretrain_config(overrides))
 
@@ -134,7 +137,7 @@ def test_a_probe_of_its_own_finds_the_run_by_its_id(finished, tmp_path: Path):
         "runtime=local",
         "probe=few_labels",
         "probe.epochs=5",
-        "probe.decay_epochs=[3]",
+        "probe.decay_at=[0.6]",
     ]
     elsewhere = [f"output_dir={tmp_path}", f"tracking.uri={finished.uri}", "run_name=elsewhere"]
     probed = run_probe(from_values(ProbeJobConfig, compose("probe", [*overrides, *elsewhere])))
@@ -154,7 +157,7 @@ def test_a_probe_of_an_unknown_run_is_one_line(finished):
     config = from_values(ProbeJobConfig, compose("probe", ["run=abc", "runtime=local", f"tracking.uri={finished.uri}"]))
     with pytest.raises(
         ConfigError,
-        match="run: found 'abc', but MLflow at .* no finished run of that id; allowed: .* jobs.pretrain printed",
+        match="run: found 'abc', but MLflow at .* has no run whose id or name begins so",
     ):
         run_probe(config)
 
@@ -177,14 +180,16 @@ def test_a_stopped_run_saves_says_killed_and_ends_as_if_it_had_not_stopped(quick
         if step == 3:
             signal.raise_signal(signal.SIGTERM)
 
-    with monkeypatch.context() as patch, pytest.raises(Stopped, match="resume=true run_name=stopped"):
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match="stopped; resume it with: ") as stop:
         patch.setattr(worker.FolderRuntime, "report", interrupting)
         run_pretraining(config)
     run_id = (tmp_path / "runs" / "digits" / "stopped" / "mlflow_run_id").read_text()
     client = MlflowClient(expected.uri)
     assert client.get_run(run_id).info.status == "KILLED"
 
-    resumed = run_pretraining(replace(config, resume="auto"))
+    command = shlex.split(str(stop.value).partition("with: ")[2])
+    assert command[:3] == ["python", "-m", "jobs.pretrain"] and len(command) == 4
+    resumed = run_pretraining(from_values(PretrainConfig, values_of("pretrain", command[3:])))
     assert resumed.run_id == run_id
     assert client.get_run(run_id).info.status == "FINISHED"
     weights, wanted = load_file(resumed.folder.encoder_path), load_file(expected.folder.encoder_path)
@@ -236,11 +241,19 @@ def test_training_goes_on_without_mlflow_and_the_figures_are_sent_later(quick, c
 
 def test_a_store_that_is_away_for_a_while_has_every_point_once_afterwards(quick, monkeypatch, caplog):
     """It even takes a batch whose answer is lost."""
-    log_batch, calls = MlflowClient.log_batch, []
+    log_batch, calls, asked = MlflowClient.log_batch, [], threading.Event()
+    report = worker.FolderRuntime.report
+
+    def waiting(self, step, metrics, norms=None):  # so that the first call comes before the end
+        report(self, step, metrics, norms)
+        assert step < 5 or asked.wait(120)
+
+    monkeypatch.setattr(worker.FolderRuntime, "report", waiting)
 
     def unreliable(self, run_id, metrics=(), params=(), **options):
         if metrics:
             calls.append(len(metrics))
+            asked.set()
             if len(calls) == 1:
                 raise ConnectionError("refused")
             if len(calls) == 2:

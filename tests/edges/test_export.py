@@ -205,7 +205,11 @@ def test_a_run_without_figures_is_told_as_not_evaluated(finished, exported):
 @pytest.mark.parametrize(
     ("overrides", "code", "message"),
     [
-        (["run=abc", "format=torchscript"], 2, "run: found 'abc', but MLflow at .* has no finished run of that id"),
+        (
+            ["run=abc", "format=torchscript"],
+            2,
+            "run: found 'abc', but MLflow at .* has no run whose id or name begins so",
+        ),
         (["run={run}", "format=torchscrip"], 2, "format: found 'torchscrip'; did you mean 'torchscript'"),
         (["run={run}"], 2, "format: missing"),
         (["run={run}", "format=onnx", "outptu=x"], 2, "outptu: unknown key; did you mean 'output'"),

@@ -135,7 +135,7 @@ def test_ctrl_c_stops_the_run_and_one_worker_goes_on_with_what_two_held(benchmar
         driver.kill()
         driver.wait()
     assert driver.returncode == 130, told
-    assert told.splitlines()[-1] == "stopped; go on with resume=true run_name=it"
+    assert told.splitlines()[-1].startswith("stopped; resume it with: python -m jobs.face resume=")
     (checkpoint,) = run.checkpoints_path.glob("step-*")
     assert len(list(checkpoint.glob("rows-*.safetensors"))) == 2
     again = subprocess.run(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ssl_sec.edges.following import Follower, Progress
+from ssl_sec.edges.patience import Patience
 
 
 class Collected:
@@ -118,6 +119,29 @@ def test_a_sink_that_stays_away_is_asked_once_more_at_the_end_and_the_loss_is_to
     assert sink.calls == 2
     assert len(told) == 1
     assert lost == [2]
+
+
+def test_a_sink_that_is_to_connect_is_asked_before_there_are_records(tmp_path: Path):
+    sink = Away(outages=1, wanted=0)
+    with Follower(tmp_path / "metrics.jsonl", sink, interval_s=0.01, retry_s=0.01, asks_at_once=True):
+        assert sink.reached.wait(10)
+    assert (sink.calls, sink.records) == (2, [])
+
+
+def test_a_sink_that_does_not_answer_is_left_behind_at_the_end(tmp_path: Path):
+    path, entered, over = tmp_path / "metrics.jsonl", threading.Event(), threading.Event()
+
+    class Silent(Collected):
+        def __call__(self, records):
+            entered.set()
+            over.wait(60)
+
+    path.write_text(line(0, a=1))
+    patience = Patience(0.1)
+    with Follower(path, Silent(), interval_s=0.01, patience=patience):
+        assert entered.wait(10)
+    assert patience.is_over and not over.is_set()
+    over.set()
 
 
 def figures(step: int, epoch: float) -> dict:

@@ -79,7 +79,7 @@ def test_a_stop_saves_on_all_workers(cluster, quick, monkeypatch):
     thread = threading.Thread(target=interrupt_once_it_trains)
     thread.start()
     try:
-        with pytest.raises(Stopped, match="go on with resume=true run_name=endless"):
+        with pytest.raises(Stopped, match="resume it with: python -m jobs.pretrain resume=.*endless"):
             run_pretraining(config)
     finally:
         waiting.clear()

@@ -341,7 +341,7 @@ def test_a_spread_of_the_papers_is_shown(store):
         (["tabel=1"], 2, "tabel: unknown key; did you mean 'table'"),
         (["compare", "a"], 2, "compare: found ['a'], must be two runs"),
         (["table=5"], 4, "which is not there"),
-        (["table=5", "tracking.uri=sqlite:///{folder}/text"], 4, "cannot be used"),
+        (["table=5", "tracking.uri=sqlite:///{folder}/text"], 4, "is no SQLite database"),
         (["table=1", "output=/proc/none"], 4, "output: /proc/none cannot be written"),
     ],
 )

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from ssl_sec.checkpoint import save_checkpoint
 from ssl_sec.edges.run_folder import RunFolder
@@ -20,7 +21,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def test_a_folder_that_holds_a_run_is_refused(folder: RunFolder):
-    with pytest.raises(ConfigError, match="already holds a run; allowed: another run_name, or resume=true"):
+    with pytest.raises(ConfigError, match="already holds a run; allowed: another run_name, or resume=.*/run"):
         folder.start(VALUES)
 
 
@@ -31,14 +32,26 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
 
 
 def test_a_resume_needs_the_same_recipe_and_may_change_the_runtime(folder: RunFolder):
-    folder.resume({**VALUES, "runtime": {"name": "ray"}})
+    folder.require_same(VALUES, {**VALUES, "runtime": {"name": "ray"}})
+    longer = {**VALUES, "epochs": 4}
     with pytest.raises(ConfigError, match="epochs: found 4, but the run to resume has 3"):
-        folder.resume({**VALUES, "epochs": 4})
+        folder.require_same(VALUES, longer)
+    folder.require_same(VALUES, longer, free=("epochs",))
+
+
+def test_a_run_is_complete_once_the_driver_has_closed_it_until_it_is_resumed(folder: RunFolder):
+    folder.write_outcome("finished")
+    assert not folder.is_complete  # the driver may have died before it sent all
+    folder.close()
+    assert folder.is_complete
+    folder.resume({**VALUES, "epochs": 4})
+    assert not folder.is_complete
+    assert yaml.safe_load(folder.config_path.read_text())["epochs"] == 4
 
 
 def test_a_resume_of_nothing_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="holds no run"):
-        RunFolder(tmp_path / "none").resume(VALUES)
+        RunFolder(tmp_path / "none").require_run()
 
 
 def test_an_unstarted_run_leaves_nothing(folder: RunFolder):

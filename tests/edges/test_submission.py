@@ -9,9 +9,11 @@ from ray.job_submission import JobDetails, JobStatus, JobType
 
 from ssl_sec.config import PretrainConfig, ProbeJobConfig
 from ssl_sec.edges.composition import compose
+from ssl_sec.edges.job_values import values_of
 from ssl_sec.edges.packaging import checkout, commit, packaged
 from ssl_sec.edges.pipeline import Plan
 from ssl_sec.edges.ray_jobs import Cluster, as_table, entrypoint, exit_code, is_this_machine
+from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.submission import Order, _point_name, _then, checked, job_id_for, passed_on, points_of, send
 from ssl_sec.edges.submit_command import submit
 from ssl_sec.errors import ConfigError
@@ -46,6 +48,23 @@ def details(status: JobStatus, code: int | None = None) -> JobDetails:
 )
 def test_every_end_has_its_exit_code_and_a_stop_is_no_success(status, driver, expected):
     assert exit_code(details(JobStatus(status), driver)) == expected
+
+
+def test_a_run_that_is_resumed_on_a_cluster_is_named_by_its_folder(tmp_path, monkeypatch):
+    config = from_values(PretrainConfig, compose("pretrain", ["experiment=digits", "seed=3", "run_name=it"]))
+    folder = RunFolder(tmp_path / "my runs" / "digits" / "it")
+    folder.start(to_values(config))
+    monkeypatch.chdir(tmp_path)
+    for words in (["resume=my runs/digits/it"], ["resume=it", "output_dir='my runs'"]):
+        ((point, _),) = points_of([*words, "log_every_steps=5"])
+        command = checked("pretrain", point, None, is_local=False)
+        assert (command.name, command.recipe) == ("it", "digits")
+        assert f"resume='{folder.path}'" in command.overrides
+        assert not any(override.startswith("run_name=") for override in command.overrides)
+        values = values_of("pretrain", shlex.split(entrypoint("pretrain", command.overrides))[4:])
+        assert (values["seed"], values["log_every_steps"]) == (3, 5)
+    with pytest.raises(ConfigError, match="resume: found 'none'"):
+        checked("pretrain", ["resume=none"], None, is_local=True)
 
 
 def test_jobs_are_shown_with_state_and_duration():

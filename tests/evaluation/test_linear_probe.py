@@ -28,7 +28,7 @@ def draw(count, seed=0, spread=1.0):
 
 
 def train(feature_batches, learning_rates=RATES, **settings):
-    settings = {"epochs": 8, "decay_epochs": (3, 6), "dtype": torch.float64} | settings
+    settings = {"epochs": 8, "decay_at": (3 / 8, 6 / 8), "dtype": torch.float64} | settings
     return train_linear_probes(
         feature_batches, num_classes=NUM_CLASSES, dim=DIM, learning_rates=learning_rates, **settings
     )
@@ -75,13 +75,11 @@ def test_a_rate_is_trained_the_same_beside_one_that_diverges():
     torch.testing.assert_close(probes.weight[1], alone.weight[0], rtol=0, atol=1e-12)
 
 
-def test_decay_epochs_are_not_scaled_to_the_number_of_epochs():
+def test_the_decays_of_a_short_probe_are_reached():
     feature_batches = shuffled(*draw(60), batch_size=20, seed=0)
-    late = train(feature_batches, epochs=5, decay_epochs=(60, 75, 90))
-    never = train(feature_batches, epochs=5, decay_epochs=())
-    early = train(feature_batches, epochs=5, decay_epochs=(4,))
-    assert torch.equal(late.weight, never.weight)
-    assert not torch.equal(early.weight, never.weight)
+    short = train(feature_batches, epochs=5, decay_at=(0.6, 0.75, 0.9))
+    classifier, _ = by_torch(feature_batches, RATES[-1], epochs=5, decay_epochs=(3, 4, 4))
+    torch.testing.assert_close(short.weight[-1], classifier.weight.detach(), rtol=0, atol=1e-10)
 
 
 def test_float32_and_half_precision_features_are_converted():

@@ -1,0 +1,75 @@
+import itertools
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from ssl_sec.edges.patience import NoAnswer, Patience
+
+
+@pytest.fixture
+def silence():
+    """A service that does not answer until the test is over."""
+    over = threading.Event()
+    yield over.wait
+    over.set()
+
+
+def test_a_call_gives_its_result_or_its_error():
+    patience = Patience(10.0)
+    assert patience.call(lambda: 5) == 5
+
+    def fail():
+        raise ConnectionError("refused")
+
+    with pytest.raises(ConnectionError, match="refused"):
+        patience.call(fail)
+    assert not patience.is_over
+
+
+def test_a_service_that_does_not_answer_is_waited_for_once(silence):
+    patience, calls = Patience(0.2, answers=silence), []
+    started = time.monotonic()
+    with pytest.raises(NoAnswer):
+        patience.call(silence)
+    assert 0.2 <= time.monotonic() - started < 5
+    assert patience.is_over
+    with pytest.raises(NoAnswer):
+        patience.call(lambda: calls.append(1))
+    assert not calls
+
+
+def test_work_that_takes_long_is_waited_for_while_the_service_answers():
+    done, asked = threading.Event(), []
+
+    def answers():
+        asked.append(1)
+        if len(asked) == 3:
+            done.set()
+
+    patience = Patience(0.02, answers)
+    assert patience.call(lambda: done.wait(30)) is True
+    assert not patience.is_over
+
+
+def test_work_that_never_ends_is_not_waited_for_even_if_the_service_answers(silence):
+    patience, asked = Patience(0.01, lambda: asked.append(1)), []
+    with pytest.raises(NoAnswer):
+        patience.call(silence)
+    assert len(asked) == 20
+
+
+def test_calls_that_fail_slowly_use_the_patience_up(monkeypatch):
+    clock = SimpleNamespace(monotonic=itertools.count(0, 6).__next__)  # each call takes six seconds
+    monkeypatch.setattr("ssl_sec.edges.patience.time", clock)
+    patience = Patience(10.0)
+
+    def fail():
+        raise TimeoutError("database is locked")
+
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            patience.call(fail)
+    with pytest.raises(NoAnswer):
+        patience.call(fail)
