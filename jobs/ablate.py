@@ -6,4 +6,4 @@ from ssl_sec.edges.ablation import run_ablation
 from ssl_sec.edges.command_line import run_job
 
 if __name__ == "__main__":
-    sys.exit(run_job("ablate", run_ablation))
+    sys.exit(run_job("ablate", run_ablation, supervise=True))

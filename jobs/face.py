@@ -17,4 +17,4 @@ def face(overrides: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job("face", face))
+    sys.exit(run_job("face", face, supervise=True))

@@ -17,4 +17,4 @@ def metric_learning(overrides: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job("metric_learning", metric_learning))
+    sys.exit(run_job("metric_learning", metric_learning, supervise=True))

@@ -17,4 +17,4 @@ def pretrain(overrides: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job("pretrain", pretrain))
+    sys.exit(run_job("pretrain", pretrain, supervise=True))

@@ -17,4 +17,4 @@ def probe(overrides: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job("probe", probe))
+    sys.exit(run_job("probe", probe, supervise=True))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ssl_sec.collectives import gather_rows
 from ssl_sec.config import AugmentConfig, DataConfig, ProbeConfig, RuntimeConfig
+from ssl_sec.convolutions import lay_out
 from ssl_sec.data.image_set import ImageSet, on_device, subset
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
@@ -74,8 +75,7 @@ def linear_evaluation(
         runtime: this worker's.
     """
     encoder.eval()
-    if options.uses_channels_last(runtime.device):
-        encoder.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    lay_out(encoder, runtime.device, options.uses_channels_last(runtime.device))
     full = replace(data, max_images=None)
     train_set, test_set = (on_device(full.open(split), runtime.device) for split in ("train", "test"))
     kept, held_out = stratified_split(train_set.labels, HELD_OUT_SHARE, seed=config.seed)

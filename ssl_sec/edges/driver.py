@@ -1,5 +1,6 @@
 """A run from its configuration to its results: folder, tracking, workers, artifacts, probe."""
 
+import contextlib
 import json
 import logging
 import os
@@ -37,16 +38,24 @@ from ssl_sec.edges.mlflow_tracker import (
     mark_best,
     model_name,
     tracking_uri,
+    with_credentials,
 )
 from ssl_sec.edges.pictures import face_pictures, pretraining_pictures, probe_pictures, retrieval_pictures
 from ssl_sec.edges.run_folder import RunFolder
+from ssl_sec.edges.running import close_abandoned, running
 from ssl_sec.edges.worker import CONFIGS, Job, RecipeConfig, Worker, load_encoder, load_head, work
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
 from ssl_sec.face_config import FaceConfig
-from ssl_sec.masking import HIDDEN, masked
+from ssl_sec.masking import masked
 from ssl_sec.settings import from_values, to_values
 
 logger = logging.getLogger("ssl_sec")
+
+# How long a run that has ended waits for those that it closes for others.
+_CLOSE_WITHIN_S = 5.0
+# A terminal's Ctrl-C may come twice, by way of another process; a person's second one comes later.
+_SAME_SIGNAL_S = 0.5
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _LAST_ARTIFACT: Mapping[Job, str] = {
     "pretrain": "encoder.safetensors",
@@ -137,6 +146,20 @@ def _train(
     assert config.run_name is not None
     output_dir = Path(config.output_dir).expanduser().resolve()
     folder = RunFolder(output_dir / config.recipe / config.run_name)
+    with running(folder), _stopped_by_signals(folder):
+        return _train_in(folder, job, config, total=total, unit=unit)
+
+
+def _train_in(
+    folder: RunFolder,
+    job: Job,
+    config: RecipeConfig,
+    *,
+    total: int | float,
+    unit: Literal["epoch", "step"],
+) -> Finished:
+    assert config.run_name is not None
+    output_dir = Path(config.output_dir).expanduser().resolve()
     values = to_values(config)
     goes_on = folder.holds_run if config.resume == "auto" else config.resume
     (folder.resume if goes_on else folder.start)(values)
@@ -225,7 +248,7 @@ def run_replay(config: ReplayConfig) -> Finished:
     if not folder.identity_path.is_file():
         raise ConfigError(f"folder: {folder.path} holds no run; allowed: the folder that a job printed")
     identity = RunIdentity(**json.loads(folder.identity_path.read_text()))
-    identity = replace(identity, uri=config.uri or _with_credentials(identity.uri))
+    identity = replace(identity, uri=config.uri or with_credentials(identity.uri))
     job: Job = next(name for name in get_args(Job) if name == identity.tags["job"])
     values = yaml.safe_load(folder.config_path.read_text())
     runtime = from_values(CONFIGS[job], values).runtime
@@ -238,17 +261,8 @@ def run_replay(config: ReplayConfig) -> Finished:
         uri=identity.uri,
         output_dir=Path(values["output_dir"]).expanduser().resolve(),
     )
-    return run.replay(identity)
-
-
-def _with_credentials(uri: str) -> str:
-    """A store's address whose credentials were not kept with the run: they stand in the environment."""
-    known = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if HIDDEN not in uri:
-        return uri
-    if masked(known) != uri:
-        raise ConfigError(f"uri: the run was meant for {uri}; give its credentials by MLFLOW_TRACKING_URI or uri=...")
-    return known
+    with running(folder):
+        return run.replay(identity)
 
 
 def _probe(config: ProbeJobConfig, trained_path: Path, trained: PretrainConfig) -> Finished:
@@ -256,6 +270,13 @@ def _probe(config: ProbeJobConfig, trained_path: Path, trained: PretrainConfig) 
     config = replace(config, run_name=config.run_name or new_name(f"{config.run[:8]}-probe"))
     assert config.run_name is not None
     folder = RunFolder(output_dir / trained.recipe / config.run_name)
+    with running(folder), _stopped_by_signals(folder):
+        return _probe_in(folder, config, trained_path, trained)
+
+
+def _probe_in(folder: RunFolder, config: ProbeJobConfig, trained_path: Path, trained: PretrainConfig) -> Finished:
+    assert config.run_name is not None
+    output_dir = Path(config.output_dir).expanduser().resolve()
     values = to_values(config)
     folder.start(values)
     shutil.copy(trained_path / "encoder.safetensors", folder.encoder_path)
@@ -315,9 +336,10 @@ class _Run:
             tracking.connect()
         except StorageError as error:
             logger.warning("%s; it is tried again, and the figures are in %s", error, self.folder.metrics_path)
-        status = "FAILED"
+        others = close_abandoned(self.folder, tracking.run.client, self.uri) if tracking.run else None
+        status, reason = "FAILED", None
         try:
-            with _stopped_by_signals(self.folder):
+            with _noticing_removal(self.folder):
                 with (
                     Follower(self.folder.metrics_path, progress),
                     Follower(self.folder.metrics_path, tracking, on_error=self._tell_outage, on_loss=self._tell_loss),
@@ -328,21 +350,26 @@ class _Run:
                     raise told
                 if self.folder.outcome() == "stopped":
                     raise Stopped(f"stopped; go on with resume=true run_name={name}")
-            self._leave_artifacts(tracking.run)
+                self._leave_artifacts(tracking.run)
             status = "FINISHED"
         except (Stopped, KeyboardInterrupt):
             status = "KILLED"
             raise
-        except UserError:
+        except UserError as error:
+            reason = first_line(error)
             raise
         except Exception as error:
-            raise self.folder.error() or error from None
+            found = self.folder.error() or error
+            reason = first_line(found)
+            raise found from None
         finally:
             if status == "FAILED":
                 self.folder.discard_unstarted()
             tracked = tracking.run
             if tracked is not None:
-                self._tolerated(lambda: tracked.end(status))
+                self._tolerated(lambda: tracked.end(status, reason))
+            if others is not None:
+                others.join(_CLOSE_WITHIN_S)
         return self._finished(tracked)
 
     def _finished(self, tracked: TrackedRun | None) -> Finished:
@@ -441,23 +468,49 @@ class _Run:
 
 @contextmanager
 def _stopped_by_signals(folder: RunFolder) -> Iterator[None]:
-    """Turns the first SIGINT or SIGTERM into a request to save and stop; a second SIGINT interrupts."""
+    """Turns SIGINT, SIGTERM and SIGHUP into a request to save and stop, until the run has ended altogether.
+
+    Only a later SIGINT interrupts; all else after the first changes nothing, so that no save is lost. A SIGHUP that was
+    ignored from the start, as by nohup, stays so.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    asked_at: float | None = None
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and folder.stop_path.exists():
+        nonlocal asked_at
+        if asked_at is None:
+            asked_at = time.monotonic()
+            try:
+                folder.stop_path.touch()
+            except OSError:  # there is no run yet, or no more
+                raise KeyboardInterrupt from None
+            with contextlib.suppress(OSError):  # nobody reads it
+                os.write(2, b"\nstopping: the state is saved first (Ctrl-C again to stop at once)\n")
+        elif number == signal.SIGINT and time.monotonic() - asked_at > _SAME_SIGNAL_S:
             raise KeyboardInterrupt
-        folder.stop_path.touch()
-        os.write(2, b"\nstopping: the state is saved first (Ctrl-C again to stop at once)\n")
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [number for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, ask) for number in numbers}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _noticing_removal(folder: RunFolder) -> Iterator[None]:
+    """Says of any error after the run's folder was removed that this is why."""
+    try:
+        yield
+    except Stopped:
+        raise
+    except Exception as error:
+        if folder.holds_run:
+            raise
+        raise folder.removal() from error
 
 
 def new_name(what: str) -> str:

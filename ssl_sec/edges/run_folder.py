@@ -179,7 +179,7 @@ class RunFolder:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.config_path.write_text(yaml.safe_dump(masked_values(values), sort_keys=False))
+            _write_whole(self.config_path, yaml.safe_dump(masked_values(values), sort_keys=False))
         except OSError as error:
             raise StorageError(f"output_dir: {self.path} cannot be written: {error.strerror}") from error
 
@@ -200,6 +200,13 @@ class RunFolder:
             left_over.unlink(missing_ok=True)
         for defect in newest_checkpoint(self.checkpoints_path).skipped:
             logger.warning("skipped a checkpoint that is not whole, %s", defect)
+
+    def removal(self) -> StorageError:
+        """What to say of a folder that was removed under a run."""
+        return StorageError(
+            f"output_dir: {self.path} was removed during the run; what it had saved is lost, and the same command starts "
+            "the run again"
+        )
 
     def discard_unstarted(self) -> None:
         """Removes the folder of a run that ended before it told anything, so that its name is free again."""
@@ -314,13 +321,20 @@ class RunFolder:
         self.append_record({"time": time.time(), "message": masked(f"{level}: {message}")})
 
     def append_record(self, record: Mapping[str, Any]) -> None:
-        """Adds a line to the figures."""
-        with self.metrics_path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        """Adds a line to the figures.
+
+        Raises:
+            StorageError: if the folder was removed.
+        """
+        try:
+            with self.metrics_path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+        except FileNotFoundError as error:
+            raise self.removal() from error
 
     def records(self) -> list[dict[str, Any]]:
         """All figures so far, without messages."""
-        return [record for record in _json_lines(self.metrics_path) if "metrics" in record]
+        return [record for record in _json_lines(self.metrics_path) if _has_figures(record)]
 
     def histograms(self) -> list[NormHistogram]:
         """How the norms were distributed, oldest first."""
@@ -328,10 +342,9 @@ class RunFolder:
 
     def forget_records_from(self, step: int) -> None:
         """Drops figures of steps that will be taken again; what was told stays."""
-        kept = [record for record in _json_lines(self.metrics_path) if "metrics" not in record or record["step"] < step]
-        temporary = self.metrics_path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        os.replace(temporary, self.metrics_path)
+        found = _json_lines(self.metrics_path)
+        kept = [record for record in found if not _has_figures(record) or record["step"] < step]
+        _write_whole(self.metrics_path, "".join(json.dumps(record) + "\n" for record in kept))
 
     @property
     def _outcome_path(self) -> Path:
@@ -339,11 +352,12 @@ class RunFolder:
 
     def write_outcome(self, outcome: str) -> None:
         """Says how the workers ended: "finished" or "stopped"."""
-        self._outcome_path.write_text(outcome)
+        _write_whole(self._outcome_path, outcome)
 
     def outcome(self) -> str | None:
-        """How the workers ended; None if they did not say."""
-        return self._outcome_path.read_text() if self._outcome_path.exists() else None
+        """How the workers ended; None if they did not say, or their word cannot be read."""
+        word = _text(self._outcome_path)
+        return word if word in ("finished", "stopped") else None
 
     @property
     def _error_path(self) -> Path:
@@ -351,19 +365,44 @@ class RunFolder:
 
     def write_error(self, error: UserError) -> None:
         """Keeps an error that the user can mend, for the driver to tell."""
-        self._error_path.write_text(json.dumps({"message": str(error), "exit_code": error.exit_code}))
+        _write_whole(self._error_path, json.dumps({"message": str(error), "exit_code": error.exit_code}))
 
     def error(self) -> UserError | None:
         """The error that a worker told, if any."""
         if not self._error_path.exists():
             return None
-        told = json.loads(self._error_path.read_text())
         kinds = {kind.exit_code: kind for kind in (ConfigError, DataError, StorageError)}
-        return kinds.get(told["exit_code"], UserError)(told["message"])
+        try:
+            told = json.loads(_text(self._error_path))
+            return kinds.get(told["exit_code"], UserError)(told["message"])
+        except (ValueError, KeyError, TypeError):
+            return StorageError(f"{self._error_path} cannot be read, so why the run failed is not known")
+
+
+def _has_figures(record: Mapping[str, Any]) -> bool:
+    return isinstance(record.get("metrics"), dict) and isinstance(record.get("step"), int)
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file, one a line; a last line that a crash cut off is left out."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    """The objects of a file, one a line; what a crash or a disk left of other lines is left out."""
+    found: list[dict[str, Any]] = []
+    for line in _text(path).split("\n")[:-1]:
+        with contextlib.suppress(ValueError):
+            if isinstance(record := json.loads(line), dict):
+                found.append(record)
+    return found
+
+
+def _text(path: Path) -> str:
+    """What a file says, whatever its bytes are; nothing if there is none."""
+    try:
+        return path.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Writes a file so that a crash leaves the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
