@@ -9,7 +9,15 @@ import sys
 import torch
 from torch import Tensor, nn
 
-from ssl_sec.config import EncoderConfig, IRConfig, LightCNNConfig, ResNetConfig, SphereFaceNetConfig, TimmConfig
+from ssl_sec.config import (
+    BNInceptionConfig,
+    EncoderConfig,
+    GoogLeNetConfig,
+    IRConfig,
+    LightCNNConfig,
+    ResNetConfig,
+    SphereFaceNetConfig,
+)
 from ssl_sec.convolutions import lay_out
 
 CPU = torch.device("cpu")
@@ -17,14 +25,14 @@ CPU = torch.device("cpu")
 # With maps large enough, and channels few enough, for what is wrong in oneDNN.
 ENCODERS: list[tuple[EncoderConfig, int]] = [
     (ResNetConfig(name="resnet18", width=0.125), 64),
-    (ResNetConfig(name="resnet34", width=0.0625), 56),
     (ResNetConfig(name="resnet50", width=0.03125), 64),
-    (ResNetConfig(name="resnet18", stem="imagenet", width=0.125), 224),
+    (ResNetConfig(name="resnet18", stem="imagenet", width=0.125), 64),
     (IRConfig(name="ir18", width=0.125), 64),
-    (IRConfig(name="se_ir50", width=0.0625), 112),
+    (IRConfig(name="se_ir50", width=0.0625), 64),
     (SphereFaceNetConfig(width=0.125), 64),
     (LightCNNConfig(width=0.125), 64),
-    (TimmConfig(model="resnet10t"), 64),
+    (BNInceptionConfig(), 32),
+    (GoogLeNetConfig(), 32),
 ]
 
 Case = tuple[nn.Conv2d, nn.Conv2d, tuple[int, ...]]

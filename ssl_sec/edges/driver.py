@@ -102,6 +102,8 @@ def run_pretraining(config: PretrainConfig) -> Finished:
     finished = _train("pretrain", config, total=config.epochs, unit="epoch")
     if not config.probe.enabled:
         return finished
+    if finished.folder.stop_path.exists():  # it came after the last step
+        raise Stopped(f"stopped; {config.run_name} is finished; probe it with: python -m jobs.probe run={finished.run_id}")
     probe = ProbeJobConfig(
         run=finished.run_id or "untracked",
         probe=config.probe,

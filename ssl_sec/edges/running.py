@@ -109,8 +109,8 @@ def _close_all(locks: Path, client: MlflowClient, uri: str) -> None:
             record = json.loads(path.read_text())
             if record["host"] == socket.gethostname() and _stored_at(RunFolder(Path(record["folder"]))) in (uri, None):
                 close(path, client, f"its process ({record['pid']} on {record['host']}) ended without a word")
-        except (OSError, ValueError, KeyError, TypeError, MlflowException):
-            continue  # the next job tries again
+        except Exception as error:  # the next job tries again
+            logger.debug("%s: %s", path, error)
 
 
 def close(lock: Path, client: MlflowClient, reason: str) -> bool:
