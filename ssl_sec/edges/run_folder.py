@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import socket
 import time
 import traceback
@@ -32,6 +33,15 @@ logger = logging.getLogger(__name__)
 
 # What a run's checkpoints, and a recipe's models, are judged by, on images held out of the training set; a run has one.
 SCORES = ("val/knn_top1", "val/recall_at_1", "val/verification_accuracy")
+
+# In Python's words.
+_FATAL = {
+    "Segmentation fault": signal.SIGSEGV,
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Illegal instruction": signal.SIGILL,
+    "Floating point exception": signal.SIGFPE,
+}
 
 # Network file systems may show a new file a little later on other machines.
 _VISIBLE_WITHIN_S = 5.0
@@ -315,6 +325,15 @@ class RunFolder:
     def failures(self) -> list[dict[str, Any]]:
         """What workers failed with so far, oldest first; one that was killed could not say."""
         return _json_lines(self.failures_path)
+
+    def crash_path(self, rank: int) -> Path:
+        """Where a worker's process says at which line it was when a signal killed it, if the signal lets it."""
+        return self.path / f"crash-{rank}.txt"
+
+    def fatal_signal(self, rank: int) -> signal.Signals | None:
+        """The signal that killed a worker's process; None if it could not say."""
+        said = _text(self.crash_path(rank)).partition("\n")[0].removeprefix("Fatal Python error: ")
+        return _FATAL.get(said.replace("-", " "))
 
     def tell(self, level: str, message: str) -> None:
         """Says something to whoever follows the run."""

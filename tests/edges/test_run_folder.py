@@ -1,5 +1,8 @@
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -155,3 +158,12 @@ def test_a_folder_that_was_removed_is_named(folder: RunFolder):
     with pytest.raises(StorageError, match="output_dir: .*/recipe/run was removed during the run"):
         folder.append_record({"step": 0, "metrics": {}})
     assert not folder.path.exists()
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"])
+def test_the_signal_of_a_crash_is_read_from_what_python_says_of_it(folder: RunFolder, name):
+    number = signal.Signals[name]
+    code = f"import faulthandler, os; faulthandler.enable(open({str(folder.crash_path(1))!r}, 'w')); os.kill(os.getpid(), {int(number)})"
+    assert subprocess.run([sys.executable, "-S", "-c", code]).returncode == -number
+    assert folder.fatal_signal(1) is number
+    assert folder.fatal_signal(0) is None
