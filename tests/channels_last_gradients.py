@@ -1,4 +1,4 @@
-"""Gradients of every convolution of our encoders in channels_last, as runs on CPUs lay them out, against the plain layout.
+"""Gradients of every convolution of our encoders in channels_last, as on CPUs, against the plain layout.
 
 A program of its own, as what it looks for may crash the process. Prints one line for each convolution that is wrong.
 """

@@ -42,7 +42,12 @@ def test_a_convolution_that_is_computed_another_way_is_the_same(stride, groups):
 
 
 def test_other_convolutions_stay_as_they_are():
-    safe = [nn.Conv2d(16, 8, 1, 2), nn.Conv2d(8, 8, 3, 2, padding=1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1, 2, padding=1)]
+    safe = [
+        nn.Conv2d(16, 8, 1, 2),
+        nn.Conv2d(8, 8, 3, 2, padding=1),
+        nn.Conv2d(8, 8, 1),
+        nn.Conv2d(8, 8, 1, 2, padding=1),
+    ]
     network = nn.Sequential(*copy.deepcopy(safe))
     lay_out(network, CPU, channels_last=True)
     assert [each.stride for each in network] == [each.stride for each in safe]

@@ -96,7 +96,7 @@ def _flush(stream: TextIO) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Has streams that were closed from the start lead nowhere; the next file would take their numbers and their text."""
+    """Has streams that were closed from the start lead nowhere; else the next file would take their place."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

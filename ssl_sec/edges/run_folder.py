@@ -214,8 +214,8 @@ class RunFolder:
     def removal(self) -> StorageError:
         """What to say of a folder that was removed under a run."""
         return StorageError(
-            f"output_dir: {self.path} was removed during the run; what it had saved is lost, and the same command starts "
-            "the run again"
+            f"output_dir: {self.path} was removed during the run; what it had saved is lost, and the same command "
+            "starts the run again"
         )
 
     def discard_unstarted(self) -> None:

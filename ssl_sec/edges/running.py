@@ -193,8 +193,8 @@ def _waited_for(path: Path, folder: RunFolder) -> int:
             return descriptor
         if time.monotonic() > deadline:
             raise ConfigError(
-                f"run_name: {folder.path} is in use: {_holder(path)} runs it; allowed: another run_name, or wait for its "
-                "end"
+                f"run_name: {folder.path} is in use: {_holder(path)} runs it; allowed: another run_name, or to wait "
+                "for its end"
             )
         time.sleep(0.1)
 

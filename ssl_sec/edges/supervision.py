@@ -1,7 +1,7 @@
 """A job in a process of its own, beside a light one that says how it died.
 
-A crash in native code, or a kill for lack of memory, leaves a process no time for a word. The supervisor hands signals on,
-waits, and if the job died by a signal says so in one line and closes its run in MLflow.
+A crash in native code, or a kill for lack of memory, leaves a process no time to say anything. The supervisor hands
+signals on, waits, and if a signal killed the job says so in one line and closes its run in MLflow.
 """
 
 import ctypes

@@ -212,7 +212,9 @@ def test_signals_while_a_run_stops_change_nothing(quick, tmp_path: Path, monkeyp
             patch.setattr(*patched, signal_all)
             if patched[0] is TrackedRun:
                 patch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
-            run_pretraining(pretrain_config([*quick, name, "resume=auto", "log_every_steps=1", "checkpoint.every_epochs=1"]))
+            run_pretraining(
+                pretrain_config([*quick, name, "resume=auto", "log_every_steps=1", "checkpoint.every_epochs=1"])
+            )
         folder = RunFolder(tmp_path / "runs" / "digits" / "told-twice")
         assert folder.restored_state(torch.device("cpu"))["step"] > 0
         client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")

@@ -212,7 +212,10 @@ def test_a_run_that_fails_without_getting_on_is_given_up(cluster, tmp_path):
     ):
         run_pretraining(config_of(tmp_path, "runtime.max_failures=1"))
     assert len(run.workers()) == 4
-    assert "worker 1: its process died (killed by SIGKILL, or out of memory); the workers are started again" in messages(run)
+    assert (
+        "worker 1: its process died (killed by SIGKILL, or out of memory); the workers are started again"
+        in messages(run)
+    )
 
 
 def test_sigterm_saves_stops_and_is_told_to_mlflow(cluster, whole, tmp_path):
@@ -289,7 +292,9 @@ def test_a_worker_that_crashes_is_named_with_its_signal_and_mlflow_says_so(clust
     run = folder_of(tmp_path)
     with (
         Once(lambda: steps_so_far(run) >= 3, lambda: kill(run, 1, signal.SIGSEGV)) as killing,
-        pytest.raises(UserError, match="worker 1: its process was killed by SIGSEGV, a crash in native code; where it was"),
+        pytest.raises(
+            UserError, match="worker 1: its process was killed by SIGSEGV, a crash in native code; where it was"
+        ),
     ):
         run_pretraining(config_of(tmp_path, "runtime.max_failures=0"))
     assert killing.happened
@@ -322,7 +327,9 @@ def started_here(folder: Path, *changes: str, **options) -> subprocess.Popen:
     arguments = [*local, "runtime=local", f"output_dir={folder}", *changes]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-m", "jobs.pretrain", *arguments], env=environment, **{**pipes, **options})
+    return subprocess.Popen(
+        [sys.executable, "-m", "jobs.pretrain", *arguments], env=environment, **{**pipes, **options}
+    )
 
 
 def test_a_process_that_is_killed_leaves_no_run_that_looks_as_if_it_ran(tmp_path):

@@ -120,7 +120,12 @@ def test_an_error_keeps_its_message_and_exit_code(folder: RunFolder):
     assert json.loads((folder.path / "error.json").read_text())["exit_code"] == 3
 
 
-LEFT = {"torn": b'{"step": 1, "metr', "empty": b"", "binary": bytes(range(256)), "not ours": b'[1]\n7\nnull\n{"a": 1}\n'}
+LEFT = {
+    "torn": b'{"step": 1, "metr',
+    "empty": b"",
+    "binary": bytes(range(256)),
+    "not ours": b'[1]\n7\nnull\n{"a": 1}\n',
+}
 
 
 @pytest.mark.parametrize("left", LEFT)
@@ -163,7 +168,8 @@ def test_a_folder_that_was_removed_is_named(folder: RunFolder):
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"])
 def test_the_signal_of_a_crash_is_read_from_what_python_says_of_it(folder: RunFolder, name):
     number = signal.Signals[name]
-    code = f"import faulthandler, os; faulthandler.enable(open({str(folder.crash_path(1))!r}, 'w')); os.kill(os.getpid(), {int(number)})"
+    report = f"import faulthandler, os; faulthandler.enable(open({str(folder.crash_path(1))!r}, 'w'))"
+    code = f"{report}; os.kill(os.getpid(), {int(number)})"
     assert subprocess.run([sys.executable, "-S", "-c", code]).returncode == -number
     assert folder.fatal_signal(1) is number
     assert folder.fatal_signal(0) is None

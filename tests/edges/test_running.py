@@ -1,4 +1,4 @@
-"""Who runs what: locks that end with their processes, and runs that are closed in MLflow for processes that are gone."""
+"""Locks that end with their processes, and runs that are closed in MLflow for processes that are gone."""
 
 import json
 import os
@@ -77,7 +77,9 @@ def killed(folder: RunFolder) -> Iterator[None]:
 def test_a_run_has_one_process_and_another_is_told_which(folder: RunFolder):
     with holder(folder) as pid:
         where = f"process {pid} on {socket.gethostname()}"
-        with pytest.raises(ConfigError, match=f"run_name: .*/recipe/run is in use: {where} .* runs it; allowed: another"):
+        with pytest.raises(
+            ConfigError, match=f"run_name: .*/recipe/run is in use: {where} .* runs it; allowed: another"
+        ):
             with running(folder):
                 raise AssertionError("two run it")
         with running(RunFolder(folder.path.parent / "other")):
@@ -143,7 +145,8 @@ def lock_of(folder: RunFolder) -> Path:
 
 def test_the_next_job_closes_a_run_whose_process_was_killed_and_no_other(store: Store):
     dead, lives, elsewhere, other_store, ended = (
-        store.run(name, uri) for name, uri in zip("abcde", [None, None, None, "http://elsewhere:5000", None], strict=True)
+        store.run(name, uri)
+        for name, uri in zip("abcde", [None, None, None, "http://elsewhere:5000", None], strict=True)
     )
     with holder(lives) as pid, running(mine := store.run("mine")):
         for each in (dead, elsewhere, other_store, ended):
