@@ -46,6 +46,6 @@ def _is_unsafe(convolution: nn.Conv2d) -> bool:
     )
 
 
-def _take_pixels(convolution: nn.Module, inputs: tuple[Any, ...], *, stride: tuple[int, int]) -> tuple[Tensor, ...]:
+def _take_pixels(convolution: nn.Module, inputs: tuple[Any, ...], *, stride: tuple[int, ...]) -> tuple[Tensor, ...]:
     maps, *rest = inputs
     return (maps[..., :: stride[0], :: stride[1]], *rest)

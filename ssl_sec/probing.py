@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ssl_sec.collectives import gather_rows
+from ssl_sec.collectives import gather_rows, highest_of_workers
 from ssl_sec.config import AugmentConfig, DataConfig, ProbeConfig, RuntimeConfig
 from ssl_sec.convolutions import lay_out
 from ssl_sec.data.image_set import ImageSet, on_device, subset
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
+from ssl_sec.errors import Stopped
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.linear_probe import (
@@ -29,7 +30,7 @@ from ssl_sec.evaluation.linear_probe import (
 )
 from ssl_sec.evaluation.splits import labelled_subset, stratified_split
 from ssl_sec.seeding import derived_seed
-from ssl_sec.training import Runtime
+from ssl_sec.training import Request, Runtime
 
 HELD_OUT_SHARE = 0.1
 
@@ -141,6 +142,8 @@ class _Training:
 
     def _report(self, epoch: int, losses: Tensor) -> None:
         self.runtime.report(epoch, {"probe/loss": float(losses.min()), "probe/epoch": epoch + 1})
+        if highest_of_workers(self.runtime.request(), self.runtime.device) == Request.STOP:
+            raise Stopped("stopped; a probe saves nothing on the way")
 
     def _augmented(self, image_set: ImageSet) -> Callable[[int], Iterator[Rows]]:
         """Features of crops and flips, drawn anew in every epoch (SimCLR, appendix B.6)."""

@@ -86,8 +86,10 @@ def say(text: str, stream: TextIO | None = None) -> None:
     _flush(stream)
 
 
-def _flush(stream: TextIO) -> None:
+def _flush(stream: TextIO | None) -> None:
     """Writes out what is buffered, or drops it where it cannot be written."""
+    if stream is None:
+        return
     try:
         stream.flush()
     except OSError:

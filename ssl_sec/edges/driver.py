@@ -55,7 +55,6 @@ logger = logging.getLogger("ssl_sec")
 _CLOSE_WITHIN_S = 5.0
 # A terminal's Ctrl-C may come twice, by way of another process; a person's second one comes later.
 _SAME_SIGNAL_S = 0.5
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _LAST_ARTIFACT: Mapping[Job, str] = {
     "pretrain": "encoder.safetensors",
@@ -353,7 +352,7 @@ class _Run:
                 if told is not None:
                     raise told
                 if self.folder.outcome() == "stopped":
-                    raise Stopped(f"stopped; go on with resume=true run_name={name}")
+                    raise Stopped(self._stopped(name))
                 self._leave_artifacts(tracking.run)
             status = "FINISHED"
         except (Stopped, KeyboardInterrupt):
@@ -375,6 +374,11 @@ class _Run:
             if others is not None:
                 others.join(_CLOSE_WITHIN_S)
         return self._finished(tracked)
+
+    def _stopped(self, name: str) -> str:
+        if self.job == "probe":
+            return f"stopped; a probe saves nothing: start it again with: python -m jobs.probe run={self.values['run']}"
+        return f"stopped; go on with resume=true run_name={name}"
 
     def _finished(self, tracked: TrackedRun | None) -> Finished:
         return Finished(
@@ -495,7 +499,8 @@ def _stopped_by_signals(folder: RunFolder) -> Iterator[None]:
         elif number == signal.SIGINT and time.monotonic() - asked_at > _SAME_SIGNAL_S:
             raise KeyboardInterrupt
 
-    numbers = [number for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = [signal.SIGINT, signal.SIGTERM, *([] if under_nohup else [signal.SIGHUP])]
     before = {number: signal.signal(number, ask) for number in numbers}
     try:
         yield

@@ -8,7 +8,6 @@ import ctypes
 import os
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import IO
 from ssl_sec.errors import first_line
 from ssl_sec.masking import masked
 
-_HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CAUSES = {
     signal.SIGKILL: "the machine may have run out of memory",
     signal.SIGSEGV: "a crash in native code",
@@ -50,11 +48,12 @@ def supervised(job: Callable[[], int]) -> int:
     global _told
     if not sys.platform.startswith("linux"):
         return job()
-    _told = tempfile.TemporaryFile(buffering=0)
+    _told = os.fdopen(os.memfd_create("runs"), "r+b", buffering=0)
     sys.stdout.flush()
     sys.stderr.flush()
-    # What was ignored from the start, as by nohup, stays so.
-    signals = {number for number in _HANDED_ON if signal.getsignal(number) is not signal.SIG_IGN} | {signal.SIGCHLD}
+    signals = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        signals.add(signal.SIGHUP)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     supervisor = os.getpid()

@@ -250,6 +250,16 @@ def test_a_run_that_is_stopped_while_its_artifacts_are_sent_is_finished_and_not_
     assert run.info.status == "FINISHED"
 
 
+def test_a_probe_stops_when_it_is_asked_to(finished, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
+    overrides = [f"run={finished.run_id}", "runtime=local", f"tracking.uri={finished.uri}", f"output_dir={tmp_path}"]
+    config = from_values(ProbeJobConfig, compose("probe", [*overrides, "run_name=stopped-probe"]))
+    with pytest.raises(Stopped, match=f"start it again with: python -m jobs.probe run={finished.run_id}"):
+        run_probe(config)
+    run_id = (tmp_path / "digits" / "stopped-probe" / "mlflow_run_id").read_text()
+    assert MlflowClient(finished.uri).get_run(run_id).info.status == "KILLED"
+
+
 def test_a_run_that_another_process_has_is_refused(quick, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(running, "_FREE_WITHIN_S", 0.0)
     folder = RunFolder(tmp_path / "runs" / "digits" / "mine")
