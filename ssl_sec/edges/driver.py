@@ -485,9 +485,12 @@ def _stopped_by_signals(folder: RunFolder) -> Iterator[None]:
         yield
         return
     asked_at: float | None = None
+    driver = os.getpid()
 
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal asked_at
+        if os.getpid() != driver:  # loaders, whom a terminal asks as well, end with the driver
+            return
         if asked_at is None:
             asked_at = time.monotonic()
             try:

@@ -61,11 +61,11 @@ def running(folder: RunFolder) -> Iterator[None]:
     path = _lock_path(folder)
     try:
         descriptor = _waited_for(path, folder)
+        _held.add(descriptor)
+        before = _record_of(descriptor)
+        _write_record(descriptor, {"folder": str(folder.path), **_this_process()})
     except OSError as error:
         raise StorageError(f"output_dir: {folder.path} cannot be written: {error.strerror}") from error
-    _held.add(descriptor)
-    before = _record_of(descriptor)
-    _write_record(descriptor, {"folder": str(folder.path), **_this_process()})
     tell_supervisor(path)
     try:
         yield
@@ -109,8 +109,8 @@ def _close_all(locks: Path, client: MlflowClient, uri: str) -> None:
             record = json.loads(path.read_text())
             if record["host"] == socket.gethostname() and _stored_at(RunFolder(Path(record["folder"]))) in (uri, None):
                 close(path, client, f"its process ({record['pid']} on {record['host']}) ended without a word")
-        except Exception as error:  # the next job tries again
-            logger.debug("%s: %s", path, error)
+        except Exception:  # the next job tries again
+            logger.debug("%s", path, exc_info=True)
 
 
 def close(lock: Path, client: MlflowClient, reason: str) -> bool:
