@@ -11,6 +11,7 @@ from torch import nn
 from ssl_sec.class_sharding import template_losses
 from ssl_sec.collectives import average_gradients, average_parameter_gradients
 from ssl_sec.config import RuntimeConfig, TrainingConfig
+from ssl_sec.convolutions import lay_out
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import worker_rows
 from ssl_sec.encoders import Encoder
@@ -80,8 +81,7 @@ def assembled(
     if runtime.world_size > 1:
         network = globalise_batch_norm(network)
     network.to(runtime.device, torch.float64 if options.precision == "float64" else torch.float32)
-    if options.uses_channels_last(runtime.device):
-        network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    lay_out(network, runtime.device, options.uses_channels_last(runtime.device))
     if options.precision == "float64":
         objective.double()
     objective.to(runtime.device)

@@ -71,7 +71,8 @@ def save_checkpoint(
     temporary = folder / f".{final.name}.{os.getpid()}"
     try:
         shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed and had the same number
-        temporary.mkdir(parents=True)
+        folder.mkdir(exist_ok=True)
+        temporary.mkdir()
         _check_space(folder, state)
         with (temporary / _STATE).open("wb") as file:
             torch.save(dict(state), file)
@@ -135,7 +136,8 @@ def save_part(folder: Path, step: int, held: Mapping[str, HeldRows]) -> None:
     parts = _parts_folder(folder, step)
     (first,) = {rows.first for rows in held.values()}
     try:
-        parts.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
+        parts.mkdir(exist_ok=True)
         final = parts / _PARTS.replace("*", f"{first:012d}")
         temporary = parts / f".{final.name}.{os.getpid()}"
         tensors = {name: rows.rows.detach().cpu().contiguous() for name, rows in held.items()}

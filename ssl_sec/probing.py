@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ssl_sec.collectives import gather_rows
+from ssl_sec.collectives import gather_rows, highest_of_workers
 from ssl_sec.config import AugmentConfig, DataConfig, ProbeConfig, RuntimeConfig
+from ssl_sec.convolutions import lay_out
 from ssl_sec.data.image_set import ImageSet, on_device, subset
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
-from ssl_sec.errors import DataError, printable
+from ssl_sec.errors import DataError, Stopped, printable
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.linear_probe import (
@@ -30,7 +31,7 @@ from ssl_sec.evaluation.linear_probe import (
 )
 from ssl_sec.evaluation.splits import labelled_subset, stratified_split
 from ssl_sec.seeding import derived_seed
-from ssl_sec.training import Runtime, say
+from ssl_sec.training import Request, Runtime, say
 
 Rows = tuple[Tensor, Tensor]
 
@@ -74,8 +75,7 @@ def linear_evaluation(
         runtime: this worker's.
     """
     encoder.eval()
-    if options.uses_channels_last(runtime.device):
-        encoder.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    lay_out(encoder, runtime.device, options.uses_channels_last(runtime.device))
     full = replace(data, max_images=None)
     train_set, test_set = (on_device(full.open(split), runtime.device) for split in ("train", "test"))
     if test_set.class_names != train_set.class_names[: len(test_set.class_names)]:
@@ -154,6 +154,8 @@ class _Training:
 
     def _report(self, epoch: int, losses: Tensor) -> None:
         self.runtime.report(epoch, {"probe/loss": float(losses.min()), "probe/epoch": epoch + 1})
+        if highest_of_workers(self.runtime.request(), self.runtime.device) == Request.STOP:
+            raise Stopped("stopped; a probe saves nothing on the way")
 
     def _augmented(self, image_set: ImageSet) -> Callable[[int], Iterator[Rows]]:
         """Features of crops and flips, drawn anew in every epoch (SimCLR, appendix B.6)."""

@@ -1,5 +1,6 @@
 """From a command line to a job, and from an error to one line and an exit code."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -11,6 +12,7 @@ from tqdm import tqdm
 from ssl_sec.edges.composition import composed_yaml, experiments, groups, options
 from ssl_sec.edges.environment import prepare
 from ssl_sec.edges.packaging import command
+from ssl_sec.edges.supervision import supervised
 from ssl_sec.errors import Stopped, UserError, out_of_memory
 from ssl_sec.masking import masked
 from ssl_sec.settings import check
@@ -25,13 +27,16 @@ _MORE_USAGES = {
 }
 
 
-def run_job(job: str, run: Callable[[Sequence[str]], str], arguments: Sequence[str] | None = None) -> int:
+def run_job(
+    job: str, run: Callable[[Sequence[str]], str], arguments: Sequence[str] | None = None, supervise: bool = False
+) -> int:
     """Runs a job with the overrides of the command line and prints what it says.
 
     Args:
         job: names the primary config.
         run: does the job and returns what is to be printed.
         arguments: of the command line.
+        supervise: whether it runs in a process of its own, whose death by a signal is reported; for jobs that train.
 
     Returns:
         The exit code: 0, 2 (configuration), 3 (data), 4 (storage), 130 (stopped), 1 (a bug).
@@ -50,10 +55,11 @@ def run_job(job: str, run: Callable[[Sequence[str]], str], arguments: Sequence[s
 
             print(shown_values(job, overrides), end="")
         else:
-            print(masked(run(arguments)))
+            say(masked(run(arguments)))
         return 0
 
-    return exit_code_of(told)
+    _open_standard_streams()
+    return supervised(lambda: exit_code_of(told)) if supervise else exit_code_of(told)
 
 
 def exit_code_of(run: Callable[[], int]) -> int:
@@ -67,23 +73,54 @@ def exit_code_of(run: Callable[[], int]) -> int:
         prepare()
         return run()
     except UserError as error:
-        print(masked(f"error: {error}"), file=sys.stderr)
+        say(masked(f"error: {error}"), sys.stderr)
         return error.exit_code
     except Stopped as stop:
-        print(stop, file=sys.stderr)
+        say(str(stop), sys.stderr)
         return stop.exit_code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        say("interrupted", sys.stderr)
         return Stopped.exit_code
     except (MemoryError, RuntimeError) as error:
         needs_more = out_of_memory(error)
         if needs_more is None:
             raise
-        print(f"error: {needs_more}", file=sys.stderr)
+        say(f"error: {needs_more}", sys.stderr)
         return needs_more.exit_code
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            _flush(stream)
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Prints a line; that nobody reads it any more, as after `| head -1`, is no error."""
+    stream = stream or sys.stdout
+    with contextlib.suppress(OSError):
+        print(text, file=stream)
+    _flush(stream)
+
+
+def _flush(stream: TextIO | None) -> None:
+    """Writes out what is buffered, or drops it where it cannot be written."""
+    if stream is None:
+        return
+    try:
+        stream.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _open_standard_streams() -> None:
+    """Has streams that were closed from the start lead nowhere; else the next file would take their place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
 
 
 class _AboveTheBar(logging.StreamHandler[TextIO]):

@@ -143,6 +143,8 @@ def pipeline(arguments: Sequence[str]) -> int:
 _JOBS: dict[str, Callable[[Sequence[str]], str]] = {
     job.__name__: job for job in (pretrain, probe, ablate, metric_learning, face, export, align, report, replay)
 }
+# Those that train run in a process of their own, so that its death by a signal is reported.
+_SUPERVISED = frozenset({"pretrain", "probe", "ablate", "metric_learning", "face"})
 # Commands with a command line of their own, which return the exit code.
 _OTHERS: dict[str, Callable[[Sequence[str]], int]] = {"submit": submit}
 # Only the cluster calls them.
@@ -154,7 +156,7 @@ def run_command(arguments: Sequence[str]) -> int:
     name, *rest = arguments or ["--help"]
     command = name.replace("-", "_")
     if command in _JOBS:
-        return run_job(command, _JOBS[command], rest)
+        return run_job(command, _JOBS[command], rest, supervise=command in _SUPERVISED)
     return exit_code_of(lambda: _run_other(name, command, rest))
 
 

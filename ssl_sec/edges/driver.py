@@ -1,5 +1,6 @@
 """A run from its configuration to its results: folder, tracking, workers, artifacts, probe."""
 
+import contextlib
 import json
 import logging
 import os
@@ -46,6 +47,7 @@ from ssl_sec.edges.pictures import face_pictures, pretraining_pictures, probe_pi
 from ssl_sec.edges.report_runs import beside, find_run
 from ssl_sec.edges.resuming import resume_run
 from ssl_sec.edges.run_folder import RunFolder
+from ssl_sec.edges.running import close_abandoned, running
 from ssl_sec.edges.stored_config import stored_values, with_credentials
 from ssl_sec.edges.worker import CONFIGS, Job, RecipeConfig, Worker, load_encoder, load_head, work
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
@@ -54,6 +56,11 @@ from ssl_sec.masking import masked
 from ssl_sec.settings import from_values, to_values
 
 logger = logging.getLogger("ssl_sec")
+
+# How long a run that has ended waits for those that it closes for others.
+_CLOSE_WITHIN_S = 5.0
+# A terminal's Ctrl-C may come twice, by way of another process; a person's second one comes later.
+_SAME_SIGNAL_S = 0.5
 
 _LAST_ARTIFACT: Mapping[Job, str] = {
     "pretrain": "encoder.safetensors",
@@ -100,6 +107,10 @@ def run_pretraining(config: PretrainConfig) -> Finished:
     finished = _train("pretrain", config, total=config.epochs, unit="epoch")
     if not config.probe.enabled:
         return finished
+    if finished.folder.stop_path.exists():  # it came after the last step
+        raise Stopped(
+            f"stopped; {config.run_name} is finished; probe it with: python -m jobs.probe run={finished.run_id}"
+        )
     probe = ProbeJobConfig(
         run=finished.run_id or "untracked",
         probe=config.probe,
@@ -149,6 +160,20 @@ def _train(
     assert config.run_name is not None
     output_dir = Path(config.output_dir).expanduser().resolve()
     folder = RunFolder(output_dir / config.recipe / config.run_name)
+    with running(folder), _stopped_by_signals(folder):
+        return _train_in(folder, job, config, total=total, unit=unit)
+
+
+def _train_in(
+    folder: RunFolder,
+    job: Job,
+    config: RecipeConfig,
+    *,
+    total: int | float,
+    unit: Literal["epoch", "step"],
+) -> Finished:
+    assert config.run_name is not None
+    output_dir = Path(config.output_dir).expanduser().resolve()
     values = to_values(config)
     uri = tracking_uri(config.tracking, output_dir)
     if not (folder.holds_run if config.resume == "auto" else config.resume):
@@ -268,7 +293,8 @@ def run_replay(config: ReplayConfig) -> Finished:
         uri=identity.uri,
         output_dir=Path(values["output_dir"]).expanduser().resolve(),
     )
-    return run.replay(identity)
+    with running(folder):
+        return run.replay(identity)
 
 
 def _probe(config: ProbeJobConfig, trained_path: Path, trained: PretrainConfig) -> Finished:
@@ -276,6 +302,13 @@ def _probe(config: ProbeJobConfig, trained_path: Path, trained: PretrainConfig) 
     config = replace(config, run_name=config.run_name or new_name(f"{config.run[:8]}-probe"))
     assert config.run_name is not None
     folder = RunFolder(output_dir / trained.recipe / config.run_name)
+    with running(folder), _stopped_by_signals(folder):
+        return _probe_in(folder, config, trained_path, trained)
+
+
+def _probe_in(folder: RunFolder, config: ProbeJobConfig, trained_path: Path, trained: PretrainConfig) -> Finished:
+    assert config.run_name is not None
+    output_dir = Path(config.output_dir).expanduser().resolve()
     values = to_values(config)
     folder.start(values)
     shutil.copy(trained_path / "encoder.safetensors", folder.encoder_path)
@@ -331,11 +364,17 @@ class _Run:
             parent_run_id=parent_run_id,
         )
         self.folder.identity_path.write_text(json.dumps(asdict(replace(identity, uri=masked(identity.uri)))))
-        tracking = self._tracking(identity, self._say_where)
+        others: list[threading.Thread] = []
+
+        def begun(tracked: TrackedRun) -> None:
+            self._say_where(tracked)
+            others.append(close_abandoned(self.folder, tracked.client, self.uri))
+
+        tracking = self._tracking(identity, begun)
         logger.info("folder: %s", self.folder.path)
-        status = "FAILED"
+        status, reason = "FAILED", None
         try:
-            with _stopped_by_signals(self.folder):
+            with _noticing_removal(self.folder):
                 with (
                     Follower(self.folder.metrics_path, progress),
                     Follower(
@@ -352,25 +391,30 @@ class _Run:
                 if told is not None:
                     raise told
                 if self.folder.outcome() == "stopped":
-                    raise Stopped(f"stopped; resume it with: {self._resume_command}")
-            # A store that does not take the figures is not asked for more; a replay sends all of it.
-            self._leave_artifacts(None if self.sending.num_lost else tracking.run)
+                    raise Stopped(self._stopped())
+                # A store that does not take the figures is not asked for more; a replay sends all of it.
+                self._leave_artifacts(None if self.sending.num_lost else tracking.run)
             status = "FINISHED"
         except (Stopped, KeyboardInterrupt):
             status = "KILLED"
             raise
-        except UserError:
+        except UserError as error:
+            reason = first_line(error)
             raise
         except Exception as error:
-            raise self.folder.error() or error from None
+            found = self.folder.error() or error
+            reason = first_line(found)
+            raise found from None
         finally:
             if status == "FAILED":
                 self.folder.discard_unstarted()
             tracked = tracking.run
             if tracked is not None:
-                self._tolerated(lambda: tracked.end(status))
+                self._tolerated(lambda: tracked.end(status, reason))
             if self.folder.holds_run:
                 self.sending.warn(self._replay_command)
+            for thread in others:
+                thread.join(_CLOSE_WITHIN_S)
         self.folder.close()
         return self._finished(tracked)
 
@@ -379,6 +423,12 @@ class _Run:
 
         for line in how_to_look(self._finished(tracked), f"runs/{tracked.run_id}").splitlines():
             logger.info(line.strip())
+
+    def _stopped(self) -> str:
+        if self.job == "probe":
+            again = shlex.quote(assigned("run", str(self.values["run"])))
+            return f"stopped; a probe saves nothing: start it again with: {command('probe')} {again}"
+        return f"stopped; resume it with: {self._resume_command}"
 
     def _finished(self, tracked: TrackedRun | None) -> Finished:
         return Finished(
@@ -524,23 +574,53 @@ class _Sending:
 
 @contextmanager
 def _stopped_by_signals(folder: RunFolder) -> Iterator[None]:
-    """Turns the first SIGINT or SIGTERM into a request to save and stop; a second SIGINT interrupts."""
+    """Turns SIGINT, SIGTERM and SIGHUP into a request to save and stop, until the run has ended altogether.
+
+    Only a later SIGINT interrupts; all else after the first changes nothing, so that no save is lost. A SIGHUP that was
+    ignored from the start, as by nohup, stays so.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    asked_at: float | None = None
+    driver = os.getpid()
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and folder.stop_path.exists():
+        nonlocal asked_at
+        if os.getpid() != driver:  # loaders, whom a terminal asks as well, end with the driver
+            return
+        if asked_at is None:
+            asked_at = time.monotonic()
+            try:
+                folder.stop_path.touch()
+            except OSError:  # there is no run yet, or no more
+                raise KeyboardInterrupt from None
+            with contextlib.suppress(OSError):  # nobody reads it
+                os.write(2, b"\nstopping: the state is saved first (Ctrl-C again to stop at once)\n")
+        elif number == signal.SIGINT and time.monotonic() - asked_at > _SAME_SIGNAL_S:
             raise KeyboardInterrupt
-        folder.stop_path.touch()
-        os.write(2, b"\nstopping: the state is saved first (Ctrl-C again to stop at once)\n")
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = [signal.SIGINT, signal.SIGTERM, *([] if under_nohup else [signal.SIGHUP])]
+    before = {number: signal.signal(number, ask) for number in numbers}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _noticing_removal(folder: RunFolder) -> Iterator[None]:
+    """Says of any error after the run's folder was removed that this is why."""
+    try:
+        yield
+    except Stopped:
+        raise
+    except Exception as error:
+        if folder.holds_run:
+            raise
+        raise folder.removal() from error
 
 
 def new_name(what: str) -> str:

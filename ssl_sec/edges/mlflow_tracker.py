@@ -52,7 +52,7 @@ from ssl_sec.edges.packaging import COMMIT_VARIABLE, JOB_ID_VARIABLE
 from ssl_sec.edges.run_folder import SCORES
 from ssl_sec.errors import StorageError, first_line
 from ssl_sec.locking import locked
-from ssl_sec.masking import masked_values
+from ssl_sec.masking import masked, masked_values
 from ssl_sec.settings import flattened
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,8 @@ logging.getLogger("mlflow.system_metrics").setLevel(logging.CRITICAL)  # they ar
 
 # Of the job of a Ray cluster that makes the run.
 JOB_ID_TAG = "ray.job_id"
+# How a run ended, where it did not end by itself.
+ENDED_TAG = "ended"
 
 _POINTS_A_CALL = 1000
 _PARAMS_A_CALL = 100
@@ -162,6 +164,8 @@ class TrackedRun:
             client = connected(uri)
             client.update_run(run_id, status=RunStatus.to_string(RunStatus.RUNNING))
             run = client.get_run(run_id)
+            if ENDED_TAG in run.data.tags:
+                client.delete_tag(run_id, ENDED_TAG)
             tracked = cls(client, run_id, run.info.experiment_id)
             tracked._look_up_newest_steps()
         except Exception as error:
@@ -219,9 +223,11 @@ class TrackedRun:
         """Whether a file was uploaded."""
         return any(artifact.path == name for artifact in self.client.list_artifacts(self.run_id))
 
-    def end(self, status: str) -> None:
-        """Ends the run: FINISHED, FAILED or KILLED."""
+    def end(self, status: str, reason: str | None = None) -> None:
+        """Ends the run: FINISHED, FAILED or KILLED; the tag `ended` says why."""
         self.client.set_terminated(self.run_id, status)
+        if reason is not None:
+            self.client.set_tag(self.run_id, ENDED_TAG, masked(reason))
 
     def log_network(self, network: nn.Module, image_shape: tuple[int, ...], width: int, name: str | None) -> None:
         """Logs a network as a model (an exported program, no pickle), and registers it as `name` if given.

@@ -18,6 +18,7 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 
 from ssl_sec.edges.run_folder import RunFolder
+from ssl_sec.edges.supervision import in_words
 from ssl_sec.errors import UserError, first_line
 
 # How long the others have to say that they wait for a worker that hangs.
@@ -66,11 +67,21 @@ class FailureWatch(UserCallback):
         self._folder.tell("WARNING", f"{what}; the workers are started again (failure {self._in_a_row}{limit} {since})")
 
     def _told(self, worker_exceptions: Mapping[int, Exception]) -> str:
-        said = {rank: _in_words(error) for rank, error in worker_exceptions.items()}
+        said = {rank: self._in_words(rank, error) for rank, error in worker_exceptions.items()}
         if any("timed out" in words.lower() or "timeout" in words.lower() for words in said.values()):
             silent = self._silent_after_grace(said.keys())
             said |= {rank: "no sign of life" for rank in silent}
         return "; ".join(f"worker {rank}: {words}" for rank, words in sorted(said.items()))
+
+    def _in_words(self, rank: int, error: Exception) -> str:
+        death = _death(error)
+        if death is None:
+            return first_line(error)
+        if "node has died" in str(death):
+            return "its node died"
+        if (number := self._folder.fatal_signal(rank)) is not None:
+            return f"its process was {in_words(number)}; where it was is in {self._folder.crash_path(rank)}"
+        return "its process died (killed by SIGKILL, or out of memory)"
 
     def _silent_after_grace(self, failed: Any) -> set[int]:
         """The workers of the newest group that did not fail; those that waited for them all do, at nearly one time."""
@@ -99,13 +110,6 @@ def _taken_away(error: Exception) -> bool:
     """Whether a worker's node was drained, as a spot machine is."""
     death = _death(error)
     return death is not None and death.preempted
-
-
-def _in_words(error: Exception) -> str:
-    death = _death(error)
-    if death is None:
-        return first_line(error)
-    return "its node died" if "node has died" in str(death) else "its process died (killed, or out of memory)"
 
 
 class ElasticPolicy(ElasticScalingPolicy):

@@ -1,6 +1,7 @@
 """Ray Train: one worker for each GPU, or as many as asked for on CPUs."""
 
 import contextlib
+import faulthandler
 import logging
 import os
 import signal
@@ -303,4 +304,17 @@ def _worker(settings: dict[str, Any]) -> None:
         node=f"{socket.gethostname()} {ray.get_runtime_context().get_node_id()}",
         leaving=notice.given,
     )
-    work(settings["job"], settings["values"], settings["folder"], worker)
+    with _crash_reported(RunFolder(Path(settings["folder"])).crash_path(worker.rank)):
+        work(settings["job"], settings["values"], settings["folder"], worker)
+
+
+@contextlib.contextmanager
+def _crash_reported(path: Path) -> Iterator[None]:
+    """Has this process write to a file where it was when a signal kills it."""
+    with path.open("w") as file:
+        faulthandler.enable(file)
+        try:
+            yield
+        finally:
+            faulthandler.disable()
+            path.unlink(missing_ok=True)

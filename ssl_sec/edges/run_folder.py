@@ -10,6 +10,7 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import socket
 import time
 import traceback
@@ -33,6 +34,15 @@ logger = logging.getLogger(__name__)
 
 # What a run's checkpoints, and a recipe's models, are judged by, on images held out of the training set; a run has one.
 SCORES = ("val/knn_top1", "val/recall_at_1", "val/verification_accuracy")
+
+# In Python's words.
+_FATAL = {
+    "Segmentation fault": signal.SIGSEGV,
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Illegal instruction": signal.SIGILL,
+    "Floating point exception": signal.SIGFPE,
+}
 
 # Network file systems may show a new file a little later on other machines.
 _VISIBLE_WITHIN_S = 5.0
@@ -217,10 +227,8 @@ class RunFolder:
             logger.warning("skipped a checkpoint that is not whole, %s", defect)
 
     def _write_config(self, values: Mapping[str, Any]) -> None:
-        temporary = self.config_path.with_suffix(".tmp")
-        temporary.write_text(yaml.safe_dump(masked_values(values), sort_keys=False))
         self._unclosed_path.touch()
-        os.replace(temporary, self.config_path)
+        _write_whole(self.config_path, yaml.safe_dump(masked_values(values), sort_keys=False))
 
     @property
     def _unclosed_path(self) -> Path:
@@ -235,6 +243,13 @@ class RunFolder:
     def close(self) -> None:
         """Says that the driver has done what follows the workers' end."""
         self._unclosed_path.unlink(missing_ok=True)
+
+    def removal(self) -> StorageError:
+        """What to say of a folder that was removed under a run."""
+        return StorageError(
+            f"output_dir: {self.path} was removed during the run; what it had saved is lost, and the same command "
+            "starts the run again"
+        )
 
     def discard_unstarted(self) -> None:
         """Removes the folder of a run that ended before any figure or warning, so that its name is free again."""
@@ -345,18 +360,34 @@ class RunFolder:
         """What workers failed with so far, oldest first; one that was killed could not say."""
         return _json_lines(self.failures_path)
 
+    def crash_path(self, rank: int) -> Path:
+        """Where a worker's process says at which line it was when a signal killed it, if the signal lets it."""
+        return self.path / f"crash-{rank}.txt"
+
+    def fatal_signal(self, rank: int) -> signal.Signals | None:
+        """The signal that killed a worker's process; None if it could not say."""
+        said = _text(self.crash_path(rank)).partition("\n")[0].removeprefix("Fatal Python error: ")
+        return _FATAL.get(said.replace("-", " "))
+
     def tell(self, level: str, message: str) -> None:
         """Says something to whoever follows the run."""
         self.append_record({"time": time.time(), "message": masked(f"{level}: {message}")})
 
     def append_record(self, record: Mapping[str, Any]) -> None:
-        """Adds a line to the figures."""
-        with self.metrics_path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        """Adds a line to the figures.
+
+        Raises:
+            StorageError: if the folder was removed.
+        """
+        try:
+            with self.metrics_path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+        except FileNotFoundError as error:
+            raise self.removal() from error
 
     def records(self) -> list[dict[str, Any]]:
         """All figures so far, without messages."""
-        return [record for record in _json_lines(self.metrics_path) if "metrics" in record]
+        return [record for record in _json_lines(self.metrics_path) if _has_figures(record)]
 
     def messages(self) -> list[tuple[float, str]]:
         """Time and text of what was said so far."""
@@ -368,10 +399,9 @@ class RunFolder:
 
     def forget_records_from(self, step: int) -> None:
         """Drops figures of steps that will be taken again; what was told stays."""
-        kept = [record for record in _json_lines(self.metrics_path) if "metrics" not in record or record["step"] < step]
-        temporary = self.metrics_path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        os.replace(temporary, self.metrics_path)
+        found = _json_lines(self.metrics_path)
+        kept = [record for record in found if not _has_figures(record) or record["step"] < step]
+        _write_whole(self.metrics_path, "".join(json.dumps(record) + "\n" for record in kept))
 
     @property
     def _outcome_path(self) -> Path:
@@ -379,11 +409,12 @@ class RunFolder:
 
     def write_outcome(self, outcome: str) -> None:
         """Says how the workers ended: "finished" or "stopped"."""
-        self._outcome_path.write_text(outcome)
+        _write_whole(self._outcome_path, outcome)
 
     def outcome(self) -> str | None:
-        """How the workers ended; None if they did not say."""
-        return self._outcome_path.read_text() if self._outcome_path.exists() else None
+        """How the workers ended; None if they did not say, or their word cannot be read."""
+        word = _text(self._outcome_path)
+        return word if word in ("finished", "stopped") else None
 
     @property
     def _error_path(self) -> Path:
@@ -391,19 +422,44 @@ class RunFolder:
 
     def write_error(self, error: UserError) -> None:
         """Keeps an error that the user can mend, for the driver to tell."""
-        self._error_path.write_text(json.dumps({"message": str(error), "exit_code": error.exit_code}))
+        _write_whole(self._error_path, json.dumps({"message": str(error), "exit_code": error.exit_code}))
 
     def error(self) -> UserError | None:
         """The error that a worker told, if any."""
         if not self._error_path.exists():
             return None
-        told = json.loads(self._error_path.read_text())
         kinds = {kind.exit_code: kind for kind in (ConfigError, DataError, StorageError)}
-        return kinds.get(told["exit_code"], UserError)(told["message"])
+        try:
+            told = json.loads(_text(self._error_path))
+            return kinds.get(told["exit_code"], UserError)(told["message"])
+        except (ValueError, KeyError, TypeError):
+            return StorageError(f"{self._error_path} cannot be read, so why the run failed is not known")
+
+
+def _has_figures(record: Mapping[str, Any]) -> bool:
+    return isinstance(record.get("metrics"), dict) and isinstance(record.get("step"), int)
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file, one a line; a last line that a crash cut off is left out."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    """The objects of a file, one a line; what a crash or a disk left of other lines is left out."""
+    found: list[dict[str, Any]] = []
+    for line in _text(path).split("\n")[:-1]:
+        with contextlib.suppress(ValueError):
+            if isinstance(record := json.loads(line), dict):
+                found.append(record)
+    return found
+
+
+def _text(path: Path) -> str:
+    """What a file says, whatever its bytes are; nothing if there is none."""
+    try:
+        return path.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Writes a file so that a crash leaves the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary.write_text(text)
+    os.replace(temporary, path)

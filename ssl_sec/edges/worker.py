@@ -1,5 +1,6 @@
 """What one worker does, on any runtime: it reports and saves to the run's folder."""
 
+import contextlib
 import json
 import logging
 import socket
@@ -143,7 +144,8 @@ def work(job: Job, values: Mapping[str, Any], folder_path: str, worker: Worker) 
     except Stopped:
         folder.write_outcome("stopped")
     except UserError as error:
-        folder.write_error(error)
+        with contextlib.suppress(FileNotFoundError):  # the folder was removed
+            folder.write_error(error)
         raise  # the other workers may wait for this one: the cluster must end them
     except FloatingPointError as error:
         # The objective is the same on all workers, so that all are here.

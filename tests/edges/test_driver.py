@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,14 +19,17 @@ from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file
 
 from ssl_sec.config import PretrainConfig, ProbeJobConfig, ReplayConfig
-from ssl_sec.edges import worker
+from ssl_sec.edges import driver, running, worker
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_pretraining, run_probe, run_replay
 from ssl_sec.edges.job_values import values_of
+from ssl_sec.edges.mlflow_tracker import TrackedRun
+from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.summary import summary
 from ssl_sec.encoders import resnet
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
 from ssl_sec.settings import from_values
+from ssl_sec.training import Request
 
 
 def pretrain_config(overrides: list[str]) -> PretrainConfig:
@@ -196,6 +200,119 @@ def test_a_stopped_run_saves_says_killed_and_ends_as_if_it_had_not_stopped(quick
     assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
     losses = [(point.step, point.value) for point in client.get_metric_history(run_id, "train/loss")]
     assert losses == [(p.step, p.value) for p in client.get_metric_history(expected.run_id, "train/loss")]
+
+
+def test_signals_while_a_run_stops_change_nothing(quick, tmp_path: Path, monkeypatch):
+    """SIGTERM twice, SIGHUP, and both ends of a terminal's Ctrl-C: at the save, and while MLflow is told."""
+
+    def signal_all(self, *given, **more):
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            signal.raise_signal(number)
+        return original(self, *given, **more)
+
+    name = "run_name=told-twice"
+    for patched in ((worker.FolderRuntime, "save"), (TrackedRun, "end")):
+        original = getattr(*patched)
+        with monkeypatch.context() as patch, pytest.raises(Stopped, match="resume=true run_name=told-twice"):
+            patch.setattr(*patched, signal_all)
+            if patched[0] is TrackedRun:
+                patch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
+            run_pretraining(
+                pretrain_config([*quick, name, "resume=auto", "log_every_steps=1", "checkpoint.every_epochs=1"])
+            )
+        folder = RunFolder(tmp_path / "runs" / "digits" / "told-twice")
+        assert folder.restored_state(torch.device("cpu"))["step"] > 0
+        client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+        assert client.get_run(folder.run_id_path.read_text()).info.status == "KILLED"
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    monkeypatch.setattr(driver, "_SAME_SIGNAL_S", 0.0)
+    with pytest.raises(KeyboardInterrupt), driver._stopped_by_signals(folder):
+        signal.raise_signal(signal.SIGTERM)
+        assert folder.stop_path.exists()
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_stop_before_there_is_a_run_interrupts(tmp_path: Path):
+    with pytest.raises(KeyboardInterrupt), driver._stopped_by_signals(RunFolder(tmp_path / "not" / "yet")):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_run_that_is_stopped_while_its_artifacts_are_sent_is_finished_and_not_probed(quick, monkeypatch):
+    def told(self, tracked):
+        signal.raise_signal(signal.SIGTERM)
+        leave(self, tracked)
+
+    leave = driver._Run._leave_artifacts
+    monkeypatch.setattr(driver._Run, "_leave_artifacts", told)
+    config = pretrain_config([*quick, "run_name=late", "probe.enabled=true"])
+    with pytest.raises(Stopped, match="late is finished; probe it with: python -m jobs.probe run="):
+        run_pretraining(config)
+    client = MlflowClient(f"sqlite:///{config.output_dir}/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    assert run.info.status == "FINISHED"
+
+
+def test_a_probe_stops_when_it_is_asked_to(finished, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
+    overrides = [f"run={finished.run_id}", "runtime=local", f"tracking.uri={finished.uri}", f"output_dir={tmp_path}"]
+    config = from_values(ProbeJobConfig, compose("probe", [*overrides, "run_name=stopped-probe"]))
+    with pytest.raises(Stopped, match=f"start it again with: python -m jobs.probe run={finished.run_id}"):
+        run_probe(config)
+    run_id = (tmp_path / "digits" / "stopped-probe" / "mlflow_run_id").read_text()
+    assert MlflowClient(finished.uri).get_run(run_id).info.status == "KILLED"
+
+
+def test_a_run_that_another_process_has_is_refused(quick, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(running, "_FREE_WITHIN_S", 0.0)
+    folder = RunFolder(tmp_path / "runs" / "digits" / "mine")
+    with running.running(folder):
+        for resume in ("false", "true", "auto"):
+            config = pretrain_config([*quick, "run_name=mine", f"resume={resume}"])
+            with pytest.raises(ConfigError, match=f"mine is in use: process {os.getpid()} on "):
+                run_pretraining(config)
+    assert not folder.path.exists()
+
+
+@pytest.mark.parametrize("moment", ["while it trains", "while its artifacts are sent"])
+def test_a_run_whose_folder_is_removed_ends_with_one_line_and_is_failed(moment, quick, tmp_path: Path, monkeypatch):
+    folder = RunFolder(tmp_path / "runs" / "digits" / "gone")
+    owner, name = {"while it trains": (worker.FolderRuntime, "report")}.get(moment, (driver._Run, "_leave_artifacts"))
+    original, calls = getattr(owner, name), []
+
+    def removing(self, *given, **more):
+        calls.append(1)
+        if len(calls) == (4 if name == "report" else 1):
+            shutil.rmtree(folder.path)
+        return original(self, *given, **more)
+
+    monkeypatch.setattr(owner, name, removing)
+    config = pretrain_config([*quick, "run_name=gone", "log_every_steps=1", "checkpoint.every_epochs=1"])
+    with pytest.raises(StorageError, match="output_dir: .*/digits/gone was removed during the run"):
+        run_pretraining(config)
+    client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    assert run.info.status == "FAILED"
+    assert "was removed during the run" in run.data.tags["ended"]
+    assert not folder.path.exists()
+
+
+def test_a_resume_does_not_mind_what_a_crash_left_of_the_figures(quick, tmp_path: Path, monkeypatch):
+    config = pretrain_config([*quick, "run_name=torn", "log_every_steps=1", "checkpoint.every_epochs=1"])
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
+        run_pretraining(config)
+    folder = RunFolder(tmp_path / "runs" / "digits" / "torn")
+    folder.metrics_path.write_bytes(folder.metrics_path.read_bytes() + b"\0\xff\n" + b'{"step": 1, "met')
+    (folder.path / "outcome").write_bytes(b"\xff\0")
+    (folder.path / "error.json").write_bytes(b"{")
+    finished = run_pretraining(replace(config, resume=True))
+    losses = [record["step"] for record in folder.records() if "train/loss" in record["metrics"]]
+    assert losses == list(range(len(losses))) and len(losses) == 10
+    points = MlflowClient(finished.uri).get_metric_history(finished.run_id, "train/loss")
+    assert [point.step for point in points] == losses
 
 
 def test_a_data_error_leaves_no_folder_and_a_failed_run(tmp_path: Path):

@@ -66,6 +66,14 @@ def test_what_a_user_can_mend_ends_the_run_as_it_was_said(folder):
         failed(FailureWatch(folder.path, max_failures=5), w0=RuntimeError("lost"), w1=DataError("no such folder"))
 
 
+def test_a_crash_is_told_with_its_signal_and_its_place(folder):
+    folder.crash_path(1).write_text("Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 ...\n")
+    with pytest.raises(
+        UserError, match="^worker 1: its process was killed by SIGSEGV, a crash in native code; .* crash-1.txt; 1 fail"
+    ):
+        failed(FailureWatch(folder.path, max_failures=0), w1=RayActorError(error_msg="The actor died unexpectedly."))
+
+
 def test_a_death_is_told_in_words(folder):
     watch = FailureWatch(folder.path, max_failures=5)
     failed(
@@ -76,7 +84,7 @@ def test_a_death_is_told_in_words(folder):
     )
     failed(watch, w1=WorkerHealthCheckFailedError("failed\nworker info", RayActorError()))
     assert "worker 0: its node died;" in messages(folder)
-    assert "worker 1: its process died (killed, or out of memory);" in messages(folder)
+    assert "worker 1: its process died (killed by SIGKILL, or out of memory);" in messages(folder)
 
 
 def test_a_machine_taken_away_with_notice_is_no_failure(folder):

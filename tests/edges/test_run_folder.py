@@ -1,4 +1,8 @@
 import json
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -134,3 +138,58 @@ def test_an_error_keeps_its_message_and_exit_code(folder: RunFolder):
     told = folder.error()
     assert (str(told), told.exit_code) == ("x.png: not an image", 3)
     assert json.loads((folder.path / "error.json").read_text())["exit_code"] == 3
+
+
+LEFT = {
+    "torn": b'{"step": 1, "metr',
+    "empty": b"",
+    "binary": bytes(range(256)),
+    "not ours": b'[1]\n7\nnull\n{"a": 1}\n',
+}
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_what_a_crash_left_of_the_figures_is_dropped_and_the_rest_kept(folder: RunFolder, left):
+    folder.append_record({"step": 0, "metrics": {"a": 1.0}})
+    with folder.metrics_path.open("ab") as file:
+        file.write(LEFT[left])
+    assert [record["step"] for record in folder.records()] == [0]
+    folder.resume(VALUES)
+    folder.forget_records_from(1)
+    folder.append_record({"step": 1, "metrics": {"a": 2.0}})
+    assert [record["metrics"]["a"] for record in folder.records()] == [1.0, 2.0]
+    for line in folder.metrics_path.read_text().splitlines():
+        json.loads(line)
+
+
+def test_figures_that_are_missing_are_none(folder: RunFolder):
+    folder.forget_records_from(3)
+    assert folder.records() == []
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_a_resume_does_not_mind_what_is_left_of_an_outcome_or_an_error(folder: RunFolder, left):
+    for name in ("outcome", "error.json"):
+        (folder.path / name).write_bytes(LEFT[left])
+    assert folder.outcome() is None
+    assert isinstance(folder.error(), StorageError)
+    assert "error.json cannot be read" in str(folder.error())
+    folder.resume(VALUES)
+    assert (folder.outcome(), folder.error()) == (None, None)
+
+
+def test_a_folder_that_was_removed_is_named(folder: RunFolder):
+    shutil.rmtree(folder.path)
+    with pytest.raises(StorageError, match="output_dir: .*/recipe/run was removed during the run"):
+        folder.append_record({"step": 0, "metrics": {}})
+    assert not folder.path.exists()
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"])
+def test_the_signal_of_a_crash_is_read_from_what_python_says_of_it(folder: RunFolder, name):
+    number = signal.Signals[name]
+    report = f"import faulthandler, os; faulthandler.enable(open({str(folder.crash_path(1))!r}, 'w'))"
+    code = f"{report}; os.kill(os.getpid(), {int(number)})"
+    assert subprocess.run([sys.executable, "-S", "-c", code]).returncode == -number
+    assert folder.fatal_signal(1) is number
+    assert folder.fatal_signal(0) is None
