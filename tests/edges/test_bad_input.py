@@ -92,7 +92,7 @@ def test_a_url_is_refused_where_a_folder_is_needed(refused, job, key, url):
         ("pretrain", ["optimiser.learning_rate=1e300"], "optimiser.learning_rate: found 1e+300, must be in [0, "),
         ("pretrain", [f"seed={2**64}"], f"seed: found {2**64}, must be in [0, {2**63 - 1}]"),
         ("pretrain", [f"seed={'9' * 5000}"], "'seed=999"),
-        ("pretrain", [f"seed={'[' * 500}"], "'seed=[[["),
+        ("pretrain", [f"seed={'[' * 1000}{']' * 1000}"], "'seed=[[["),
         ("pretrain", ["encoder.width=inf"], "encoder.width: found inf, must be in (0, 64]"),
         ("pretrain", ["encoder.width=1e9"], "encoder.width: found 1000000000.0, must be in (0, 64]"),
         ("pretrain", ["head.dim=1000000000000"], "head.dim: found 1000000000000, must be in [1, 1048576]"),
