@@ -317,10 +317,10 @@ class Progress:
 
         Where the terminal is narrower than that, what comes last is left out.
         """
-        text = ""
-        for part in (*self._main_figures(), *self._figures(self._shown, _MORE_BAR_FIGURES)):
-            longer = f"{text}  {part}" if text else part
-            text = longer if len(longer) <= width else text
+        text = _joined("", self._main_figures(), width)
+        # More figures only where name and bar have all that they can take.
+        beside = min(len(self._name), _LONGEST_NAME) + len(" 100%|| ") + _LONGEST_BAR
+        text = _joined(text, self._figures(self._shown, _MORE_BAR_FIGURES), width - beside)
         room = width - len(text) - 1
         if room < _SHORTEST_NAME:
             return _literal(text)
@@ -352,6 +352,14 @@ def _clock(seconds: float) -> str:
     minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes_left = divmod(minutes, 60)
     return f"{hours}:{minutes_left:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
+
+
+def _joined(text: str, parts: Iterable[str], width: int) -> str:
+    """`text` and those of the parts that fit."""
+    for part in parts:
+        longer = f"{text}  {part}" if text else part
+        text = longer if len(longer) <= width else text
+    return text
 
 
 def _shortened(text: str, most: int) -> str:

@@ -240,6 +240,20 @@ def test_the_bar_never_wraps_and_80_columns_show_what_a_run_is_watched_by(column
         assert "norm 1.23e+04" in shown
 
 
+def test_the_name_and_the_bar_come_before_more_figures():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    progress = Progress(total=100, name="cifar10-resnet18-sec-s0", stream=stream)
+    figures = {"train/epoch": 4.5, "train/loss": 5.25, "train/images_per_s": 1234.0, "train/norm_mean": 4.5}
+    progress([{"step": 0, "metrics": figures}])
+    progress.close()
+    line = stream.getvalue().split("\r")[-1].strip()
+    assert re.fullmatch(r"cifar10-resnet18-sec-s0 +4%\|.+\| epoch 4.5/100  loss 5.250  1234 images/s", line)
+
+
 def test_messages_of_an_earlier_process_are_not_shown_again():
     stream = io.StringIO()
     progress = Progress(total=4, name="run", stream=stream, said=[(1.5, "INFO: loading digits")])
