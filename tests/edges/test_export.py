@@ -216,7 +216,7 @@ def test_a_run_without_figures_is_told_as_not_evaluated(finished, exported):
         (
             ["run={run}", "format=onnx", "tracking.uri=sqlite:////proc/none/mlflow.db"],
             4,
-            "tracking.uri: MLflow at .* cannot",
+            "tracking.uri: found .*, which is not there",
         ),
         (["run={run}", "format=onnx", "data=cifar10", "data.root=/none"], 3, "cifar"),
     ],
