@@ -174,7 +174,11 @@ class _FilesConfig(_DataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FolderConfig(_FilesConfig):
-    """Images in root/train/<class>/ and root/test/<class>/ (ImageFolder's layout)."""
+    """Images in root/train/<class>/ and root/test/<class>/ (ImageFolder's layout).
+
+    Attributes:
+        root: the folder that holds train/ and test/, each with a folder of images for each class.
+    """
 
     name: Literal["folder"] = "folder"
     root: str
@@ -278,6 +282,7 @@ class _RetrievalConfig(_DataConfig):
     Attributes:
         root: see the data set's opener.
         on_bad_image: stop at an unreadable image, or replace and count it.
+        root: the folder of the data set, as it is published.
     """
 
     name: str
@@ -460,7 +465,13 @@ PairsConfig = BinPairsConfig | LFWPairsConfig | PairTableConfig
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    """SimCLR's augmentation; see `ssl_sec.augment`."""
+    """SimCLR's augmentation; see `ssl_sec.augment`.
+
+    Attributes:
+        min_scale: smallest crop, as a share of the image's area, in (0, 1].
+        flip_probability: of a horizontal flip, in [0, 1].
+        colour_strength: of the colour distortion, ≥ 0; SimCLR has 0.5 for CIFAR and 1 for ImageNet.
+    """
 
     min_scale: float = 0.08
     flip_probability: float = 0.5
@@ -541,7 +552,12 @@ class _EncoderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetConfig(_EncoderConfig):
-    """A ResNet; see `ssl_sec.encoders.resnet`."""
+    """A ResNet; see `ssl_sec.encoders.resnet`.
+
+    Attributes:
+        stem: "cifar", a 3 x 3 convolution of stride 1 for small images, or "imagenet", one of 7 x 7 with pooling.
+        width: multiplies the channels of every layer, > 0.
+    """
 
     name: Literal["resnet18", "resnet34", "resnet50"]
     stem: Literal["cifar", "imagenet"] = "cifar"
@@ -599,7 +615,11 @@ class GoogLeNetConfig(_EncoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class IRConfig(_EncoderConfig):
-    """An improved residual network of face recognition; see `ssl_sec.encoders.ir`."""
+    """An improved residual network of face recognition; see `ssl_sec.encoders.ir`.
+
+    Attributes:
+        width: multiplies the channels of every layer, > 0.
+    """
 
     name: IRName
     width: float = 1.0
@@ -626,6 +646,7 @@ class SphereFaceNetConfig(_EncoderConfig):
 
     Attributes:
         units: residual units of each of the four stages, ≥ 0.
+        width: multiplies the channels of every layer, > 0.
     """
 
     name: Literal["sphereface_net"] = "sphereface_net"
@@ -652,7 +673,11 @@ class SphereFaceNetConfig(_EncoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LightCNNConfig(_EncoderConfig):
-    """Light CNN-9, whose last layer is the head `maxout`; see `ssl_sec.encoders.light_cnn`."""
+    """Light CNN-9, whose last layer is the head `maxout`; see `ssl_sec.encoders.light_cnn`.
+
+    Attributes:
+        width: multiplies the channels of every layer, > 0.
+    """
 
     name: Literal["light_cnn"] = "light_cnn"
     width: float = 1.0
@@ -973,7 +998,11 @@ class SteppedAdamConfig(_SteppedOptimiserConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SteppedSGDConfig(_SteppedOptimiserConfig):
-    """SGD with momentum in [0, 1); the choice of the angular-loss and SFT papers."""
+    """SGD with momentum in [0, 1); the choice of the angular-loss and SFT papers.
+
+    Attributes:
+        momentum: in [0, 1).
+    """
 
     name: Literal["sgd"] = "sgd"
     momentum: float = 0.9
@@ -1108,7 +1137,12 @@ class MonitorConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When checkpoints are saved, and how many stay."""
+    """When checkpoints are saved, and how many stay.
+
+    Attributes:
+        every_epochs: a checkpoint is saved after so many epochs, and at the end.
+        keep_last: so many of the newest stay; older ones are deleted.
+    """
 
     every_epochs: int = 5
     keep_last: int = 2
@@ -1146,6 +1180,12 @@ class ProbeConfig:
         augment: train on freshly augmented images, as SimCLR does, instead of cached features.
         learning_rates: all are trained at once; one is chosen on a held-out tenth of the training set.
         labels_per_class: train on so few labels; None takes all.
+        epochs: of the linear classifier's training.
+        batch_size: images in a step of it.
+        momentum: of its SGD, in [0, 1).
+        decay_epochs: where the learning rates fall.
+        decay_factor: by which they are divided there, > 0.
+        seed: of the order of the images, the held-out tenth and the few labels.
     """
 
     enabled: bool = False
@@ -1233,6 +1273,19 @@ class PretrainConfig(TrainingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AblateConfig(PretrainConfig):
+    """One pretraining recipe under several constraints and seeds, each run probed.
+
+    Attributes:
+        arms: what is compared: options of the group constraint, and "random", which keeps the initial encoder.
+        seeds: each arm runs with all of them.
+    """
+
+    arms: tuple[str, ...]
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class CropConfig:
     """Random crops in training, the centre in evaluation (SEC, appendix B.1); see `ssl_sec.data.crops`.
 
@@ -1293,7 +1346,11 @@ class CropConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassSamplerConfig:
-    """C classes and K images of each in every batch."""
+    """C classes and K images of each in every batch.
+
+    Attributes:
+        images_per_class: K, ≥ 2; the batch has global_batch_size / K classes.
+    """
 
     name: Literal["classes"] = "classes"
     images_per_class: int = 3
@@ -1341,7 +1398,12 @@ class RetrievalMonitorConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StepCheckpointConfig:
-    """When checkpoints are saved, and how many stay."""
+    """When checkpoints are saved, and how many stay.
+
+    Attributes:
+        every_steps: a checkpoint is saved after so many steps, and at the end.
+        keep_last: so many of the newest stay; older ones are deleted.
+    """
 
     every_steps: int = 500
     keep_last: int = 2
@@ -1407,6 +1469,8 @@ class ProbeJobConfig:
     Attributes:
         run: the MLflow run id of the pretraining.
         data: None takes the data set of that run.
+        output_dir: where the folder of the run is made.
+        run_name: None makes one from the time.
     """
 
     run: str

@@ -21,7 +21,11 @@ from ssl_sec.training import Views
 
 @dataclass(frozen=True, kw_only=True)
 class FlipConfig:
-    """A horizontal flip with some probability in [0, 1], the only augmentation of the papers."""
+    """A horizontal flip with some probability in [0, 1], the only augmentation of the papers.
+
+    Attributes:
+        flip_probability: of the flip, in [0, 1].
+    """
 
     flip_probability: float = 0.5
 
