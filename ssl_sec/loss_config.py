@@ -424,9 +424,9 @@ class CombinedConfig(_ClassLossConfig):
     """Two class losses; see `ssl_sec.losses.CombinedLoss`.
 
     Attributes:
-        first: a loss.
-        second: another.
-        weight: of the second.
+        first: a loss by its name; with other values than its own as loss.first={name: cosface, scale: 32}.
+        second: the other loss, likewise.
+        weight: weight of the second loss, ≥ 0.
     """
 
     name: Literal["combined"] = "combined"
@@ -460,8 +460,8 @@ class FeatureTransformConfig:
 
     Attributes:
         name: SFT, its translation SFT-d, or feature transfer learning.
-        weight: λ ≥ 0, of the loss of the generated rows (SFT, Eq. 10).
-        energy: of the batch's variance that "ftl" transfers, in (0, 1].
+        weight: λ ≥ 0, the weight of the loss of the generated rows (SFT, Eq. 10).
+        energy: share of the batch's variance that "ftl" transfers, in (0, 1].
         tail_below: classes with fewer samples than so many are generated, from rows of the others (the unbalanced
             scheme); None for the balanced one.
     """

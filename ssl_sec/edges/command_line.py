@@ -6,18 +6,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ssl_sec.edges.composition import composed_yaml, experiments, groups, options
+from ssl_sec.edges.composition import composed_yaml
+from ssl_sec.edges.config_folders import own_configs, without_folder
+from ssl_sec.edges.help_text import help_text
 from ssl_sec.errors import Stopped, UserError
 from ssl_sec.masking import masked
-
-_PRIMARY_GROUPS = ("experiment", "data", "runtime")
-_MORE_USAGES = {
-    "report": (
-        "table=5 [paper=angular]       our results beside a table of a paper",
-        "figure=6 [recipes=[a,b]]      a figure of a paper, drawn from our runs",
-        "compare <run> <run>           two runs side by side, by id, name or the beginning of one",
-    )
-}
 
 
 def run_job(job: str, run: Callable[[Sequence[str]], str], arguments: Sequence[str] | None = None) -> int:
@@ -34,14 +27,16 @@ def run_job(job: str, run: Callable[[Sequence[str]], str], arguments: Sequence[s
     arguments = list(sys.argv[1:] if arguments is None else arguments)
 
     def told() -> int:
-        if any(argument in ("--help", "-h") for argument in arguments):
-            print(_help(job))
-        elif "--cfg" in arguments:
-            place = arguments.index("--cfg")
-            overrides = [*arguments[:place], *arguments[place + 2 :]]
-            print(composed_yaml(job, overrides), end="")
-        else:
-            print(masked(run(arguments)))
+        folder, rest = without_folder(arguments)
+        with own_configs(folder):
+            if any(argument in ("--help", "-h") for argument in rest):
+                print(help_text(job, [argument for argument in rest if argument not in ("--help", "-h")]))
+            elif "--cfg" in rest:
+                place = rest.index("--cfg")
+                overrides = [*rest[:place], *rest[place + 2 :]]
+                print(composed_yaml(job, overrides), end="")
+            else:
+                print(masked(run(rest)))
         return 0
 
     return exit_code_of(told)
@@ -73,22 +68,6 @@ def exit_code_of(run: Callable[[], int]) -> int:
 class _WithoutSecrets(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return masked(super().format(record))
-
-
-def _help(job: str) -> str:
-    lines = [
-        f"usage: python -m jobs.{job} [group=option ...] [key=value ...]",
-        f"       python -m jobs.{job} [...] --cfg job     print the configuration and stop",
-        *(f"       python -m jobs.{job} {usage}" for usage in _MORE_USAGES.get(job, ())),
-        "",
-    ]
-    primary = composed_yaml(job, [])
-    known = {**options(), "experiment": experiments(job)}
-    for group in sorted(groups(job), key=lambda name: (name not in _PRIMARY_GROUPS, name)):
-        lines.append(f"{group}=")
-        width = max(map(len, known[group]))
-        lines += [f"    {option:<{width}}  {explanation}".rstrip() for option, explanation in known[group].items()]
-    return "\n".join([*lines, "", "keys and their defaults:", "", *(f"    {line}" for line in primary.splitlines())])
 
 
 def in_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from ssl_sec.edges.config_folders import CONFIG_FOLDER, ConfigFile, config_file, own_options
 from ssl_sec.edges.experiments import TABLES, Experiment, as_typed, explanations, load
-from ssl_sec.edges.hints import in_words, suggestion, swept
+from ssl_sec.edges.hints import in_words, meant, suggestion, swept
 from ssl_sec.edges.keys import keys_of, kind_of, misfit, unknown_keys
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.settings import flattened
@@ -121,7 +121,7 @@ def _runs(job: str, name: str) -> bool:
 
 def chosen_options(job: str, overrides: Sequence[str]) -> dict[str, str]:
     """Group -> option, as the overrides, their experiment and the job's own config choose; `null` for none."""
-    return _choice(job, _parsed(overrides)).options
+    return dict(_choice(job, _parsed(overrides)).options)
 
 
 def chosen_experiment(job: str, overrides: Sequence[str]) -> Experiment | None:
@@ -131,6 +131,15 @@ def chosen_experiment(job: str, overrides: Sequence[str]) -> Experiment | None:
         ConfigError: if there is none of that name, or the job cannot run it.
     """
     return _experiment(job, _parsed(overrides))
+
+
+def chooses_own(job: str, overrides: Sequence[str]) -> bool:
+    """Whether an experiment or an option of the user's own is chosen."""
+    experiment, options = chosen_experiment(job, overrides), chosen_options(job, overrides)
+    files = [config_file(group, option) for group, option in options.items()]
+    return (experiment is not None and experiment.file.is_own) or any(
+        file is not None and file.is_own for file in files
+    )
 
 
 def as_mapping(config: DictConfig) -> dict[str, Any]:
@@ -175,7 +184,7 @@ def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
     given = _parsed(overrides)
     for override in given:
         if override.is_sweep_override():
-            raise ConfigError(_swept(job, override))
+            raise ConfigError(_swept(job, override, given))
     choice = _choice(job, given)
     _check_options(job, choice)
     config = _with_hydra(job, given, choice)
@@ -259,7 +268,7 @@ def _experiment(job: str, given: Sequence[Override]) -> Experiment | None:
         )
     known = _primary(job).keys
     (unknown, *_) = sorted(experiment.keys - known)
-    raise ConfigError(f"{experiment.file.shown}: {unknown}: unknown key; {suggestion(unknown, known, {})}")
+    raise ConfigError(f"{experiment.file.shown}: {unknown}: unknown key; {suggestion(unknown, known)}")
 
 
 def _check_options(job: str, choice: _Choice) -> None:
@@ -287,7 +296,7 @@ def _check_keys(job: str, experiment: Experiment, config: DictConfig) -> None:
     for key in unknown_keys(kind_of(job), values):
         if any(given == key or given.startswith(f"{key}.") for given in flattened(experiment.values)):
             known = {one.name for one in keys_of(kind_of(job), values)}
-            raise ConfigError(f"{experiment.file.shown}: {key}: unknown key; {suggestion(key, known, {})}")
+            raise ConfigError(f"{experiment.file.shown}: {key}: unknown key; {suggestion(key, known)}")
 
 
 def _fits(job: str, experiment: Experiment) -> bool:
@@ -356,12 +365,13 @@ def _merged_values(group: str, file: ConfigFile, within: tuple[ConfigFile, ...])
     return {**merged, **own}
 
 
-def _swept(job: str, override: Override) -> str:
+def _swept(job: str, override: Override, given: Sequence[Override]) -> str:
     """The error about several values for a key."""
     assert override.input_line is not None
-    key = override.key_or_group
-    values = flattened(as_mapping(_compose(job, [])))
-    return swept(job, override.input_line, is_list=isinstance(values.get(key), list))
+    choosing = [one for one in given if one.key_or_group in _primary(job).options and not one.is_sweep_override()]
+    values = as_mapping(_with_hydra(job, choosing, _choice(job, choosing)))
+    lists = [key.name for key in keys_of(kind_of(job), values) if key.allowed.startswith("list of")]
+    return swept(job, override.input_line, is_list=override.key_or_group in lists)
 
 
 def _unknown_key(job: str, given: Sequence[Override], choice: _Choice) -> str | None:
@@ -373,17 +383,19 @@ def _unknown_key(job: str, given: Sequence[Override], choice: _Choice) -> str | 
     keys = {*flattened(values), *choice.options, *values, *_groups_of_keys(values)}
     for override in given:
         key = override.key_or_group
-        if key not in keys and not override.is_add() and not override.is_delete():
-            elsewhere = _elsewhere(job)
-            group, has_group, _ = key.partition(".")
-            if has_group and key in elsewhere:
-                now = choice.options[group]
-                explained = options()[group].get(now, "").rstrip(".")
-                return (
-                    f"{key}: unknown key with {group}={now}{f' ({explained})' if explained else ''}; "
-                    f"{in_words(elsewhere[key])} has it"
-                )
-            return f"{key}: unknown key; {suggestion(key, keys, elsewhere)}"
+        if key in keys or override.is_add() or override.is_delete():
+            continue
+        group, elsewhere = key.partition(".")[0], _elsewhere(job)
+        if key in elsewhere and (having := _usable_ones(job, elsewhere[key])):
+            now = choice.options[group]
+            explained = options()[group].get(now, "").partition(";")[0].rstrip(".")
+            about = f" ({explained})" if explained else ""
+            return f"{key}: unknown key with {group}={now}{about}; {in_words(having)} has it"
+        others = [other for other in _TRAINING_JOBS if group in _primary(other).keys - _primary(job).keys]
+        for possible in [] if meant(key, keys) else meant(key, elsewhere):
+            if having := _usable_ones(job, elsewhere[possible]):
+                return f"{key}: unknown key; did you mean {possible!r}, with {in_words(having)}?"
+        return f"{key}: unknown key; {suggestion(key, keys, others)}"
     return None
 
 
@@ -393,25 +405,34 @@ def _groups_of_keys(values: Mapping[str, Any], path: str = "") -> set[str]:
     return {*found, *(key for name, value in found.items() for key in _groups_of_keys(value, f"{name}."))}
 
 
-def _elsewhere(job: str) -> dict[str, list[str]]:
-    """The keys of all options that a job can use -> the options that have them."""
-    found: dict[str, list[str]] = {}
-    for group, names in options_of(job).items():
-        for name in names if group != _EXPERIMENT else ():
-            file = config_file(group, name)
-            assert file is not None
-            for key in flattened({group: _values_of(group, file)}):
-                found.setdefault(key, []).append(f"{group}={name}")
+def _elsewhere(job: str) -> dict[str, list[tuple[str, str]]]:
+    """The keys of all options of a job's groups -> the groups and options that have them."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for group in groups(job) - {_EXPERIMENT}:
+        for name in options()[group]:
+            for key in flattened({group: _values_of_option(group, name) or {}}):
+                found.setdefault(key, []).append((group, name))
     return found
 
 
+def _usable_ones(job: str, having: Sequence[tuple[str, str]]) -> list[str]:
+    """Those of some options that a job can use, as `group=option`."""
+    return [f"{group}={name}" for group, name in having if _usable(job, group, name)]
+
+
 def _usable(job: str, group: str, name: str) -> bool:
-    """Whether a job can use an option; a file that cannot be read is none."""
+    """Whether a job can use an option; one that cannot be read it cannot."""
+    values = _values_of_option(group, name)
+    return values is not None and misfit(job, group, values, is_whole=name not in own_options(group)) is None
+
+
+def _values_of_option(group: str, name: str) -> dict[str, Any] | None:
+    """The values of an option; None if there is none that can be read."""
     try:
         file = config_file(group, name)
-        return file is not None and misfit(job, group, _values_of(group, file), is_whole=not file.is_own) is None
+        return None if file is None else _values_of(group, file)
     except ConfigError:
-        return False
+        return None
 
 
 @cache

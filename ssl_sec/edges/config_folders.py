@@ -5,6 +5,8 @@ options as the package has them: `experiment/mine.yaml`, `data/mine.yaml`. A nam
 package's; a file of one's own by that name is refused once it is asked for, unless it says the same.
 """
 
+import itertools
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -44,13 +46,20 @@ class ConfigFile:
         return printable(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
     @property
-    def explanation(self) -> str:
-        """Its first line of comment; empty if there is none, or the file cannot be read."""
+    def comment(self) -> list[str]:
+        """The lines of comment that it opens with; none if it cannot be read."""
         try:
             lines = self.path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError):
-            return ""
-        return next((line[2:] for line in lines if line.startswith("# ") and not line.startswith("# @package")), "")
+            return []
+        comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
+        return [line[1:].strip() for line in comment if not line.startswith("# @package")]
+
+    @property
+    def explanation(self) -> str:
+        """The first sentence of that comment; empty if there is none."""
+        paragraph = " ".join(itertools.takewhile(bool, self.comment))
+        return re.split(r"(?<=\.) (?=[A-Z])", paragraph)[0]
 
     def read(self) -> dict[str, Any]:
         """Its values, interpolations left as they are.
@@ -116,9 +125,10 @@ def own_folders() -> list[Path]:
     return [folder for folder in dict.fromkeys(folders) if folder != ours]
 
 
-def own_files() -> list[Path]:
-    """Files of experiments and options in the user's own folders, relative to them and unlike any of the package."""
-    return [path for group in groups() for name in own_options(group) for path in [Path(group) / f"{name}.yaml"]]
+def own_texts() -> dict[str, str]:
+    """The text of all of the user's own files, by their path in a folder of configs."""
+    own = {f"{group}/{name}.yaml": file for group in sorted(groups()) for name, file in own_options(group).items()}
+    return {name: file.path.read_text(encoding="utf-8", errors="replace") for name, file in own.items()}
 
 
 def groups() -> frozenset[str]:
@@ -143,8 +153,11 @@ def config_file(group: str, name: str) -> ConfigFile | None:
         ConfigError: if the package and the user have different ones.
     """
     packaged = CONFIG_FOLDER / group / f"{name}.yaml"
-    if not packaged.is_file():
-        return own_options(group).get(name)
+    try:
+        if not packaged.is_file():
+            return own_options(group).get(name)
+    except OSError:  # no file can have that name
+        return None
     for path in (folder / group / f"{name}.yaml" for folder in own_folders()):
         if path.is_file() and path.read_bytes() != packaged.read_bytes():
             shown = ConfigFile(path=path, is_own=True).shown

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
+from ssl_sec.edges.packaging import command
 from ssl_sec.errors import nearest
 
 # What other programs call our keys -> the last part of ours.
@@ -58,30 +59,43 @@ _SYNONYMS: Mapping[str, Sequence[str]] = {
 }
 
 
-def suggestion(key: str, keys: Iterable[str], elsewhere: Mapping[str, Sequence[str]]) -> str:
-    """A clause with the keys that an unknown one was meant to be.
+def suggestion(key: str, keys: Iterable[str], others: Sequence[str] = ()) -> str:
+    """A clause with what an unknown key was meant to be.
 
     Args:
         key: the unknown one, dotted.
         keys: those that there are, and the groups.
-        elsewhere: keys that there would be with other options -> those options, as `group=option`.
+        others: jobs that have the key.
 
     Returns:
         For example ``did you mean 'optimiser.learning_rate'?``.
     """
-    there = _meant(key, keys)
-    if there:
-        return f"did you mean {' or '.join(map(repr, there))}?"
-    possible = _meant(key, elsewhere)
-    if possible:
-        return f"did you mean {possible[0]!r}, with {in_words(elsewhere[possible[0]])}?"
-    return nearest(key, keys)
+    known = list(keys)
+    if found := meant(key, known):
+        return f"did you mean {in_words([repr(one) for one in found])}?"
+    if others:
+        return f"it is one of {in_words([f'jobs.{job}' for job in others], 'and')}"
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    return nearest(key, known if close else [one for one in known if "." not in one])
 
 
-def in_words(options: Sequence[str]) -> str:
-    """Options, the first few of many."""
-    *rest, last = options if len(options) <= 4 else [*options[:3], "others"]
-    return f"{', '.join(rest)} or {last}" if rest else last
+def meant(key: str, keys: Iterable[str]) -> list[str]:
+    """The keys whose last part is that of `key`, or is another word for it."""
+    before, _, last = key.rpartition(".")
+    wanted = [last, *_SYNONYMS.get(last, ())]
+    found = [
+        known
+        for known in sorted(keys, key=lambda known: (known not in wanted, known))
+        if known != key and (known in wanted or (known.rpartition(".")[2] in wanted and not known.endswith(".name")))
+    ]
+    alike = [known for known in found if difflib.get_close_matches(before, [known.rpartition(".")[0]])]
+    return (alike if before and alike else found)[:3]
+
+
+def in_words(names: Sequence[str], last: str = "or") -> str:
+    """Names in a row, the first few of many."""
+    *rest, end = names if len(names) <= 4 else [*names[:3], "others"]
+    return f"{', '.join(rest)} {last} {end}" if rest else end
 
 
 def swept(job: str, override: str, is_list: bool) -> str:
@@ -96,23 +110,9 @@ def swept(job: str, override: str, is_list: bool) -> str:
     found = f"{key}: found several values, {values},"
     if is_list:
         return f"{found} must be one list: '{key}=[{values}]'"
-    ways = [f"python -m jobs.submit {job} ... {override} sweeps on a Ray cluster"]
+    ways = [f"{command('submit')} {job} ... {override} sweeps on a Ray cluster"]
     if job == "pretrain" and key in ("seed", "constraint"):
         here = f"seeds=[{values}]" if key == "seed" else f"arms=[{values}]"
-        ways.append(f"python -m jobs.ablate ... '{here}' runs one after the other on this machine")
+        ways.append(f"{command('ablate')} ... '{here}' runs one after the other on this machine")
     sweeps = job in ("pretrain", "metric_learning", "face", "probe")
     return f"{found} must be one; {'; '.join(ways)}" if sweeps else f"{found} must be one"
-
-
-def _meant(key: str, keys: Iterable[str]) -> list[str]:
-    """The keys whose last part is that of `key`, or is another word for it."""
-    before, _, last = key.rpartition(".")
-    wanted = (last, *_SYNONYMS.get(last, ()))
-    found = [
-        known
-        for word in dict.fromkeys(wanted)
-        for known in sorted(keys)
-        if known != key and (known == word or (known.endswith(f".{word}") and word != "name"))
-    ]
-    alike = [known for known in found if difflib.get_close_matches(before, [known.rpartition(".")[0]])]
-    return (alike if before and alike else found)[:3]

@@ -39,8 +39,10 @@ def kind_of(job: str) -> type[Any]:
     from ssl_sec import config
     from ssl_sec.face_config import FaceConfig
 
+    if job == "ablate":
+        bases = (config.AblateConfig, config.PretrainConfig)
+        return dataclasses.make_dataclass("Ablation", [], bases=bases, frozen=True, kw_only=True)
     return {
-        "ablate": config.AblateConfig,
         "align": config.AlignConfig,
         "export": config.ExportConfig,
         "face": FaceConfig,
@@ -53,7 +55,7 @@ def kind_of(job: str) -> type[Any]:
 
 
 def keys_of(kind: type[Any], values: Mapping[str, Any], path: str = "") -> Iterator[Key]:
-    """The keys that a configuration of a dataclass has, groups before what is in them.
+    """The keys that a configuration of a dataclass has.
 
     Args:
         kind: the dataclass.
@@ -63,15 +65,17 @@ def keys_of(kind: type[Any], values: Mapping[str, Any], path: str = "") -> Itera
     hints, explanations = _hints(kind), explanations_of(kind)
     for name, value in values.items():
         key = f"{path}.{name}" if path else name
-        if name not in hints:
-            continue
         member = _member(hints[name], value) if isinstance(value, Mapping) else None
-        if member is not None:
-            assert isinstance(value, Mapping)
-            yield from keys_of(member, value, key)
+        if member is None:
+            yield Key(name=key, explanation=explanations.get(name, ""), allowed=allowed_by(hints[name]), value=value)
             continue
-        explanation = explanations.get(name) or (summary_of(kind) if name == "name" else "")
-        yield Key(name=key, explanation=explanation, allowed=allowed_by(hints[name]), value=value)
+        for inner in keys_of(member, value, key):
+            if inner.name != f"{key}.name":
+                yield inner
+            elif "." in key:
+                # One that is chosen by its name, not as the option of a group.
+                names = " | ".join(other for one in _dataclasses(hints[name]) for other in _names(one))
+                yield dataclasses.replace(inner, explanation=explanations.get(name, ""), allowed=names)
 
 
 def unknown_keys(kind: type[Any], values: Mapping[str, Any], path: str = "") -> Iterator[str]:

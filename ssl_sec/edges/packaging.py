@@ -2,9 +2,10 @@
 
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +27,13 @@ def checkout() -> Path | None:
     return root if (root / "pyproject.toml").is_file() and (root / "jobs").is_dir() else None
 
 
+def command(job: str) -> str:
+    """How a job is called here: `ssl-sec <job>` if this process was, or if there is no checkout."""
+    program = Path(sys.argv[0])
+    by_name = program.name == "ssl-sec" or program.parent.name == "ssl_sec"
+    return f"ssl-sec {job}" if by_name or checkout() is None else f"python -m jobs.{job}"
+
+
 def commit(root: Path) -> str | None:
     """The commit of a checkout, with a mark where files differ from it."""
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
@@ -36,18 +44,24 @@ def commit(root: Path) -> str | None:
 
 
 @contextmanager
-def packaged(root: Path, limit_mib: float = LIMIT_MIB) -> Iterator[Path]:
-    """A folder with what travels, for as long as the context lasts.
+def packaged(
+    root: Path | None, more: Mapping[str, str] | None = None, limit_mib: float = LIMIT_MIB
+) -> Iterator[Path | None]:
+    """A folder with what travels, for as long as the context lasts; None if nothing does.
 
     Args:
-        root: of the checkout.
-        limit_mib: what is larger is refused.
+        root: of the checkout; None if there is none.
+        more: files beside those of the checkout, their text by their name.
+        limit_mib: a checkout that is larger is refused.
 
     Raises:
         ConfigError: if it is; names the biggest folders.
     """
-    files = [path for name in _TRAVELS for path in _files(root / name)]
-    sizes = {path.relative_to(root): path.stat().st_size for path in files}
+    if root is None and not more:
+        yield None
+        return
+    files = {} if root is None else {path.relative_to(root): path for name in _TRAVELS for path in _files(root / name)}
+    sizes = {name: path.stat().st_size for name, path in files.items()}
     total_mib = sum(sizes.values()) / 2**20
     if total_mib > limit_mib:
         folders: Counter[Path] = Counter()
@@ -59,10 +73,14 @@ def packaged(root: Path, limit_mib: float = LIMIT_MIB) -> Iterator[Path]:
             f"the biggest folders are {biggest}; keep data elsewhere, or list it in .gitignore"
         )
     with tempfile.TemporaryDirectory(prefix="ssl_sec-") as folder:
-        for path in sizes:
-            target = Path(folder) / path
+        for name, path in files.items():
+            target = Path(folder) / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / path, target)
+            shutil.copy2(path, target)
+        for name, text in (more or {}).items():
+            target = Path(folder) / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
         yield Path(folder)
 
 

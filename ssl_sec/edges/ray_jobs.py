@@ -64,8 +64,22 @@ class Cluster:
         """Of the dashboard."""
         return self._client.get_address()
 
-    def submit(self, entrypoint: str, job_id: str, metadata: Mapping[str, str], environment: Mapping[str, str]) -> None:
+    def submit(
+        self,
+        entrypoint: str,
+        job_id: str,
+        metadata: Mapping[str, str],
+        environment: Mapping[str, str],
+        files: Mapping[str, str] | None = None,
+    ) -> None:
         """Sends the checkout, where there is one, and starts a command on the cluster.
+
+        Args:
+            entrypoint: the command.
+            job_id: of the new job.
+            metadata: what the dashboard shows.
+            environment: variables of the job.
+            files: more files for the job's working folder, their text by their name.
 
         Raises:
             ConfigError: if the checkout is too large.
@@ -73,13 +87,11 @@ class Cluster:
         """
         root = checkout()
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WITHIN_S), JOB_ID_VARIABLE: job_id, **environment}
-        if root is None:
-            self._submit(entrypoint, job_id, metadata, {"env_vars": variables})
-            return
-        if (found := commit(root)) is not None:
+        if root is not None and (found := commit(root)) is not None:
             variables[COMMIT_VARIABLE] = found
-        with packaged(root) as folder:
-            self._submit(entrypoint, job_id, metadata, {"working_dir": str(folder), "env_vars": variables})
+        with packaged(root, files or {}) as folder:
+            working_dir = {} if folder is None else {"working_dir": str(folder)}
+            self._submit(entrypoint, job_id, metadata, {**working_dir, "env_vars": variables})
 
     def submit_beside(self, entrypoint: str, job_id: str, metadata: Mapping[str, str], parent: str) -> None:
         """Starts a command with the code and the environment of another job."""

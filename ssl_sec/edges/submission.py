@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -19,7 +19,8 @@ from hydra.errors import HydraException
 from mlflow.exceptions import MlflowException
 
 from ssl_sec.config import PretrainConfig, TrackingConfig, TrainingConfig
-from ssl_sec.edges.composition import compose
+from ssl_sec.edges.composition import chooses_own, compose
+from ssl_sec.edges.config_folders import OPTION, own_texts
 from ssl_sec.edges.driver import new_name
 from ssl_sec.edges.mlflow_tracker import JOB_ID_TAG, connected
 from ssl_sec.edges.pipeline import Plan, Point, Stage
@@ -31,6 +32,9 @@ from ssl_sec.settings import flattened, from_values, to_values
 
 # Of this process's environment, what a job needs too.
 _PASSED_ON = ("MLFLOW_TRACKING_URI", "MLFLOW_S3_ENDPOINT_URL", "OMP_NUM_THREADS", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S")
+
+# In a job's working folder: the experiments and options of the user's own.
+_OWN_CONFIGS = "own_configs"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +118,11 @@ def send(order: Order, cluster: Cluster) -> Sent:
     job_id = job_id_for(first.recipe, name, is_new=not was_given)
     values = compose(first.job, first.overrides)
     tracking = from_values(TrackingConfig, values["tracking"])
-    line = entrypoint(first.job, first.overrides)
+    files, with_own = {}, list[str]()
+    if any(chooses_own(each.job, each.overrides) for each, _ in points):
+        files = {f"{_OWN_CONFIGS}/{name}": text for name, text in own_texts().items()}
+        with_own = [f"{OPTION}={_OWN_CONFIGS}"]
+    line = entrypoint(first.job, [*with_own, *first.overrides])
     if len(points) > 1 or order.then is not None:
         plan = Plan(
             name=name,
@@ -124,12 +132,19 @@ def send(order: Order, cluster: Cluster) -> Sent:
             experiment=tracking.experiment,
             parallel=order.parallel,
             points=tuple(
-                Point(name=each.name, swept=swept, stages=(_stage(each), *_then(order.then, each)))
+                Point(
+                    name=each.name,
+                    swept=swept,
+                    stages=tuple(
+                        replace(stage, overrides=(*with_own, *stage.overrides))
+                        for stage in (_stage(each), *_then(order.then, each))
+                    ),
+                )
                 for each, swept in points
             ),
         )
         line = entrypoint("pipeline", [json.dumps(to_values(plan))])
-    cluster.submit(line, job_id, {"recipe": first.recipe, "job": first.job, "name": name}, environment)
+    cluster.submit(line, job_id, {"recipe": first.recipe, "job": first.job, "name": name}, environment, files)
     uri = tracking.uri or environment.get("MLFLOW_TRACKING_URI") or f"sqlite:///{values['output_dir']}/mlflow.db"
     return Sent(
         job_id=job_id,
