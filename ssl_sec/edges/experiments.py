@@ -173,18 +173,16 @@ def _over(
 def _row(name: str) -> Experiment:
     file, row = _rows()[name]
     known = groups()
-    values = OmegaConf.create({"recipe": name})
+    values: dict[str, Any] = {"recipe": name}
     for key, value in row.items():
         if key not in known:
-            OmegaConf.update(values, key, value, force_add=True)
-    nested = OmegaConf.to_container(values)
-    assert isinstance(nested, dict)
-    return Experiment(
-        name=name,
-        file=file,
-        choices={key: str(value) for key, value in row.items() if key in known},
-        values={str(key): value for key, value in nested.items()},
-    )
+            *path, last = key.split(".")
+            place = values
+            for part in path:
+                place = place.setdefault(part, {})
+            place[last] = value
+    choices = {key: str(value) for key, value in row.items() if key in known}
+    return Experiment(name=name, file=file, choices=choices, values=values)
 
 
 @cache

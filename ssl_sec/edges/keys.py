@@ -64,6 +64,8 @@ def keys_of(kind: type[Any], values: Mapping[str, Any], path: str = "") -> Itera
     """
     hints, explanations = _hints(kind), explanations_of(kind)
     for name, value in values.items():
+        if name not in hints:
+            continue  # the job itself will refuse it
         key = f"{path}.{name}" if path else name
         member = _member(hints[name], value) if isinstance(value, Mapping) else None
         if member is None:
