@@ -14,7 +14,7 @@ from ssl_sec.edges.composition import compose
 from ssl_sec.edges.config_folders import own_configs
 from ssl_sec.edges.packaging import checkout, commit, packaged
 from ssl_sec.edges.pipeline import Plan
-from ssl_sec.edges.ray_jobs import as_table, entrypoint, exit_code, is_this_machine
+from ssl_sec.edges.ray_jobs import Cluster, as_table, entrypoint, exit_code, is_this_machine
 from ssl_sec.edges.submission import Order, _point_name, _then, checked, job_id_for, passed_on, points_of, send
 from ssl_sec.edges.submit_command import submit
 from ssl_sec.errors import ConfigError
@@ -234,8 +234,11 @@ def test_this_checkout_is_lean():
         assert not (folder / "tests").exists()
 
 
-class ClusterOfNobody:
+class ClusterOfNobody(Cluster):
     """Keeps what it was sent."""
+
+    def __init__(self) -> None:
+        pass
 
     address = "http://head:8265"
 
