@@ -52,7 +52,7 @@ def test_configs_of_ones_own_are_found_in_the_folder_that_is_given(given, tmp_pa
     assert run_job("pretrain", pretrain, ["experiment=mine", *folder, "--cfg", "job"]) == 0
     assert "epochs: 30\n" in capsys.readouterr().out
     assert run_job("pretrain", pretrain, [*folder, "--help"]) == 0
-    assert re.search(r"mine +yours, .*mine.yaml: Mine.", capsys.readouterr().out)
+    assert re.search(r" mine yours, \S+/mine.yaml: Mine\. ", " ".join(capsys.readouterr().out.split()))
     assert run_job("pretrain", pretrain, ["experiment=mine"]) == 2
     assert run_job("pretrain", pretrain, ["--config-dir"]) == 2
     assert capsys.readouterr().err.endswith("error: --config-dir: found nothing, must be a folder that exists\n")
