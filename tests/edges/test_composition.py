@@ -378,7 +378,7 @@ def test_overrides_win_over_the_experiment():
         (["batch_size=64"], "did you mean 'global_batch_size' or 'probe.batch_size'?"),
         (["width=0.5"], "width: unknown key; did you mean 'encoder.width'?"),
         (["temperature=0.1"], "temperature: unknown key; did you mean 'loss.temperature'?"),
-        (["steps=10"], "steps: unknown key; did you mean 'epochs'?"),
+        (["steps=10"], "steps: unknown key; did you mean 'epochs' or 'probe.epochs'?"),
         (["image_size=64"], "did you mean 'data.image_size_px', with data=folder, data=parquet or data=records?"),
         (["runtime=local", "gpus=2"], "gpus: unknown key; did you mean 'runtime.num_workers', with runtime=ray?"),
         (
