@@ -181,11 +181,11 @@ class _FilesConfig(_DataConfig):
     """Encoded images in files.
 
     Attributes:
-        image_size_px: short side after resizing, then centre crop; None if all images have one size, or, in metric
+        image_size_px: side that images are resized and cropped to; None if all images have one size, or, in metric
             learning, are cut by its crop.
-        num_channels: 3, or 1 for grey.
-        on_bad_image: stop at an unreadable image, or leave it out and count it.
-        resident_limit_mib: a set that is no larger once decoded is kept on the device.
+        num_channels: 3 for colours, 1 for grey.
+        on_bad_image: raise stops at an unreadable image; skip leaves it out and counts it.
+        resident_limit_mib: a set that is no larger once decoded is kept on the device; a larger one is streamed.
     """
 
     image_size_px: Side | None = None
@@ -196,7 +196,11 @@ class _FilesConfig(_DataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FolderConfig(_FilesConfig):
-    """Images in root/train/<class>/ and root/test/<class>/ (ImageFolder's layout)."""
+    """Images in root/train/<class>/ and root/test/<class>/ (ImageFolder's layout).
+
+    Attributes:
+        root: the folder that holds train/ and test/, each with a folder of images for each class.
+    """
 
     name: Literal["folder"] = "folder"
     root: Local
@@ -225,11 +229,12 @@ class ParquetConfig(_FilesConfig):
     """Parquet in the Hugging Face layout.
 
     Attributes:
-        train: a path, a glob or an fsspec URL, or several.
-        test: likewise; may be None where num_train_classes splits the training files, and in face recognition.
-        image_column: None finds the one that holds images.
-        label_column: int64 classes.
-        cache_folder: where a streamed set is laid out for random access.
+        train: the training files: paths, globs or fsspec URLs.
+        test: the test files, likewise; may be None where num_train_classes splits the training files, and in face
+            recognition.
+        image_column: the column of the images; None finds the one that holds images.
+        label_column: the column of the classes, int64.
+        cache_folder: where the files of a streamed set are laid out for random access.
     """
 
     name: Literal["parquet"] = "parquet"
@@ -299,7 +304,8 @@ class _RetrievalConfig(_DataConfig):
 
     Attributes:
         root: see the data set's opener.
-        on_bad_image: stop at an unreadable image, or replace and count it.
+        on_bad_image: raise stops at an unreadable image; skip replaces it by the next one and counts it.
+        root: the folder of the data set, as it is published.
     """
 
     name: str
@@ -403,7 +409,7 @@ class BinPairsConfig(_PairsConfig):
     """A .bin of InsightFace.
 
     Attributes:
-        path: the file.
+        path: the .bin file.
     """
 
     name: Literal["bin"] = "bin"
@@ -424,7 +430,7 @@ class LFWPairsConfig(_PairsConfig):
     """A list of pairs in the form of LFW's.
 
     Attributes:
-        pairs: the list.
+        pairs: the file that lists the pairs, in the form of LFW's pairs.txt.
         root: the folder of the images.
     """
 
@@ -447,10 +453,10 @@ class PairTableConfig(_PairsConfig):
     """A CSV file of pairs; see `ssl_sec.data.verification_sets.open_pair_table`.
 
     Attributes:
-        pairs: the table.
-        images: a folder, or a list of Parquet files.
-        image_column: of Parquet files; None finds the one that holds images.
-        label_column: of Parquet files.
+        pairs: the CSV file of the pairs.
+        images: the folder of the images, or a list of Parquet files with them.
+        image_column: the column of the images in Parquet files; None finds the one that holds images.
+        label_column: the column of Parquet files that says who is shown.
     """
 
     name: Literal["pairs"] = "pairs"
@@ -482,7 +488,13 @@ PairsConfig = BinPairsConfig | LFWPairsConfig | PairTableConfig
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig(Settings, key="augment"):
-    """SimCLR's augmentation; see `ssl_sec.augment`."""
+    """SimCLR's augmentation; see `ssl_sec.augment`.
+
+    Attributes:
+        min_scale: smallest crop, as a share of the image's area, in (0, 1].
+        flip_probability: probability of a horizontal flip, in [0, 1].
+        colour_strength: strength of the colour distortion, ≥ 0; SimCLR has 0.5 for CIFAR and 1 for ImageNet.
+    """
 
     min_scale: Share = 0.08
     flip_probability: Probability = 0.5
@@ -506,11 +518,12 @@ class _EncoderConfig(Settings, key="encoder"):
     """What every encoder has.
 
     Attributes:
-        weights: a .safetensors file or a state dict to start from.
-        mean: of the pixels in [0, 1] that the weights expect; 0 leaves them, as SimCLR does. None takes what the
+        weights: a .safetensors file or a state dict that the backbone starts from; None starts from random weights.
+        mean: subtracted from the pixels, which are in [0, 1]: one value, or one for each channel. None takes what the
             encoder's published weights expect, and 0 where there are none.
-        std: likewise, and 1.
-        freeze_batch_norm: whether the backbone's batch norms keep their running statistics and their weights.
+        std: what the pixels are then divided by, > 0, likewise; None takes what the published weights expect, and 1
+            where there are none.
+        freeze_batch_norm: true: the backbone's batch norms keep the statistics and the weights that they start with.
     """
 
     weights: Local | None = None
@@ -571,7 +584,11 @@ class _WidthConfig(_EncoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetConfig(_WidthConfig):
-    """A ResNet; see `ssl_sec.encoders.resnet`."""
+    """A ResNet; see `ssl_sec.encoders.resnet`.
+
+    Attributes:
+        stem: "cifar", a 3 x 3 convolution of stride 1 for small images, or "imagenet", one of 7 x 7 with pooling.
+    """
 
     name: Literal["resnet18", "resnet34", "resnet50"]
     stem: Literal["cifar", "imagenet"] = "cifar"
@@ -645,7 +662,8 @@ class SphereFaceNetConfig(_WidthConfig):
     """SphereFace's residual CNN; see `ssl_sec.encoders.sphereface`.
 
     Attributes:
-        units: residual units of each of the four stages, ≥ 0.
+        units: numbers of residual units of the four stages, each ≥ 0.
+        width: multiplies the channels of every layer, > 0.
     """
 
     name: Literal["sphereface_net"] = "sphereface_net"
@@ -707,8 +725,8 @@ class TimmConfig(_EncoderConfig):
     """Any timm model by name.
 
     Attributes:
-        model: the name, with the tag of its weights after a point or without.
-        pretrained: whether timm downloads its weights, unless `weights` are given.
+        model: timm's name of the model, with the tag of its weights after a point or without.
+        pretrained: true: timm downloads its weights, unless `weights` are given.
     """
 
     name: Literal["timm"] = "timm"
@@ -747,8 +765,9 @@ class _HeadConfig(Settings, key="head"):
     """What every head has.
 
     Attributes:
-        dim: of the embeddings.
-        weights: a file to start from: a head that a run left, or, for fc_bn, weights of InsightFace's iresnet.
+        dim: dimensions of the embeddings, > 0.
+        weights: a file that the head starts from: a head that a run left, or, for fc_bn, weights of InsightFace's
+            iresnet.
     """
 
     dim: Dim
@@ -772,8 +791,8 @@ class MLPHeadConfig(_HeadConfig):
     """The projection MLP; see `ssl_sec.heads`.
 
     Attributes:
-        num_layers: 2 or 3.
-        hidden_dim: None for the width of the features.
+        num_layers: linear layers, with batch norm and ReLU between them.
+        hidden_dim: width of the hidden layers; None takes that of the features.
     """
 
     name: Literal["mlp"] = "mlp"
@@ -850,11 +869,11 @@ class SphericalConfig(Settings, key="constraint"):
 
     Attributes:
         name: the use, for people; what it is follows from rho and radius.
-        eta: η ≥ 0.
-        ramp: of η over the global step t of T: "constant"; "linear", η t / T (SEC, Eq. 29); "face", 0 for three
-            epochs and linear over the fourth (SEC, B.2); "capped", min(η, 500 t / T) (SEC, Eq. 32).
-        rho: weight of the batch's mean in μ; 1 is SEC, less is SEC-EMA.
-        radius: a fixed μ; 0 is L²-reg.
+        eta: η ≥ 0, the weight of the constraint beside the loss.
+        ramp: how η changes over the global step t of T: "constant"; "linear", η t / T (SEC, Eq. 29); "face", 0 for
+            three epochs and linear over the fourth (SEC, B.2); "capped", min(η, 500 t / T) (SEC, Eq. 32).
+        rho: weight of the batch's mean norm in μ, in (0, 1]; 1 is SEC, less is SEC-EMA.
+        radius: a fixed μ ≥ 0 that norms are pulled to; 0 is L²-reg; None takes the mean norm.
     """
 
     name: Literal["sec", "sec_ema", "l2reg", "fixed_radius"]
@@ -888,10 +907,10 @@ class OptimiserConfig(Settings, key="optimiser"):
     """The optimiser and its learning rate, a cosine over the run.
 
     Attributes:
-        learning_rate: at its height, ≥ 0.
-        momentum: in [0, 1).
-        weight_decay: of weights; biases and batch norm do not decay.
-        warmup_epochs: of linear rise.
+        learning_rate: the learning rate at its largest, ≥ 0.
+        momentum: momentum, in [0, 1).
+        weight_decay: weight decay, ≥ 0; biases and batch norm do not decay.
+        warmup_epochs: epochs in which the learning rate rises from 0 to its largest, ≥ 0.
     """
 
     name: Literal["sgd", "lars"] = "sgd"
@@ -915,11 +934,11 @@ class _SteppedOptimiserConfig(Settings, key="optimiser"):
     """An optimiser whose learning rates fall at given steps.
 
     Attributes:
-        learning_rate: of all but the backbone at the start, > 0.
-        backbone_learning_rate: of the backbone at the start, ≥ 0.
-        weight_decay: of weights; biases and batch norm do not decay.
-        decay_at_steps: where the rates fall.
-        decay_factor: by which they are multiplied there, in (0, 1].
+        learning_rate: the learning rate at the start of all but the backbone, > 0.
+        backbone_learning_rate: that of the backbone at the start, ≥ 0.
+        weight_decay: weight decay, ≥ 0; biases and batch norm do not decay.
+        decay_at_steps: steps at which the rates fall.
+        decay_factor: what the rates are multiplied by there, in (0, 1].
     """
 
     learning_rate: PositiveRate
@@ -958,7 +977,11 @@ class SteppedAdamConfig(_SteppedOptimiserConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SteppedSGDConfig(_SteppedOptimiserConfig):
-    """SGD with momentum in [0, 1); the choice of the angular-loss and SFT papers."""
+    """SGD with momentum in [0, 1); the choice of the angular-loss and SFT papers.
+
+    Attributes:
+        momentum: momentum, in [0, 1).
+    """
 
     name: Literal["sgd"] = "sgd"
     momentum: BelowOne = 0.9
@@ -975,11 +998,11 @@ class _RuntimeConfig(Settings, key="runtime"):
     """How the network computes, wherever it runs.
 
     Attributes:
-        device: "auto" takes a GPU if there is one.
-        precision: of the forward pass; bfloat16 is autocast.
+        device: auto takes a GPU if there is one.
+        precision: of the forward pass; bfloat16 is autocast, float64 is for checks of exactness.
         channels_last: whether activations are laid out so; None for on CPUs.
-        compile: whether the network is compiled.
-        num_loader_workers: processes a worker that decode a streamed set.
+        compile: true: the network is compiled by torch.compile.
+        num_loader_workers: processes of each worker that decode a streamed set, ≥ 0.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -1012,15 +1035,15 @@ class RayConfig(_RuntimeConfig):
     """Ray Train.
 
     Attributes:
-        num_workers: how many; (least, most) follows the cluster as it shrinks and grows, with those numbers between
-            that divide the batch; None for one worker a GPU of the cluster, or one on CPUs.
-        address: of a Ray cluster; None joins the one that the environment names, or starts one here.
-        cpus_per_worker: None shares the cluster's CPUs out among the workers.
-        max_failures: how often in a row the workers are started again without a new checkpoint since; a node that is
-            taken away with notice does not count.
-        timeout_s: how long a worker waits for the others in a collective.
-        start_timeout_s: how long Ray waits for the workers to start before it looks at the cluster again.
-        resize_interval_s: how often Ray looks for room for more workers.
+        num_workers: workers, each a process; [least, most] follows the cluster as it shrinks and grows, with those
+            numbers between that divide the batch; None takes one for each GPU of the cluster, or one on CPUs.
+        address: address of a Ray cluster; None joins the one that RAY_ADDRESS names, or starts one here.
+        cpus_per_worker: CPUs of each worker; None shares the cluster's out among the workers.
+        max_failures: how often in a row the workers are started again without a new checkpoint since, -1 for no limit;
+            a node that is taken away with notice does not count.
+        timeout_s: seconds that a worker waits for the others in a collective.
+        start_timeout_s: seconds that Ray waits for the workers to start before it looks at the cluster again.
+        resize_interval_s: seconds between two looks for room for more workers.
     """
 
     name: Literal["ray"] = "ray"
@@ -1062,9 +1085,9 @@ class MonitorConfig(Settings, key="monitor"):
     """kNN accuracy and RankMe on training images while the encoder trains; the test set is never looked at.
 
     Attributes:
-        every_epochs: ≥ 1.
-        max_images: of the training set; a tenth of them are the queries.
-        neighbours: k of the kNN.
+        every_epochs: epochs between two measurements, ≥ 1.
+        max_images: so many of the training images are watched, ≥ 20; a tenth of them are the queries.
+        neighbours: k of the kNN classifier, ≥ 1.
     """
 
     every_epochs: Count = 10
@@ -1074,7 +1097,12 @@ class MonitorConfig(Settings, key="monitor"):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Settings, key="checkpoint"):
-    """When checkpoints are saved, and how many stay."""
+    """When checkpoints are saved, and how many stay.
+
+    Attributes:
+        every_epochs: a checkpoint is saved after so many epochs, and at the end.
+        keep_last: so many of the newest stay; older ones are deleted.
+    """
 
     every_epochs: Count = 5
     keep_last: Count = 2
@@ -1104,11 +1132,16 @@ class ProbeConfig(Settings, key="probe"):
     """Linear evaluation (SEC, appendix B.3).
 
     Attributes:
-        enabled: whether pretraining is followed by it.
-        augment: train on freshly augmented images, as SimCLR does, instead of cached features.
-        learning_rates: all are trained at once; one is chosen on a held-out tenth of the training set.
-        decay_at: the rates are divided by `decay_factor` after these shares of the epochs, each in (0, 1).
-        labels_per_class: train on so few labels; None takes all.
+        enabled: true: a linear probe follows the pretraining.
+        augment: true: the probe trains on freshly augmented images, as SimCLR does, instead of cached features.
+        learning_rates: learning rates, all trained at once; one is chosen on a held-out tenth of the training set.
+        labels_per_class: train on so few labels of each class; None takes all.
+        epochs: epochs of the linear classifier's training, ≥ 1.
+        batch_size: images in a step of it, ≥ 1.
+        momentum: momentum of its SGD, in [0, 1).
+        decay_at: shares of the epochs, each in (0, 1), after which the learning rates fall.
+        decay_factor: what the learning rates are divided by there, ≥ 1.
+        seed: seed of the order of the images, the held-out tenth and the few labels.
     """
 
     enabled: bool = False
@@ -1134,13 +1167,13 @@ class TrainingConfig(Settings):
 
     Attributes:
         recipe: names the experiment in MLflow and the folder of its runs.
-        run_name: None makes one from the time and the seed.
+        run_name: name of the run and its folder; None makes one from the time and the seed.
         output_dir: where run folders are made.
-        resume: take up the run of this name where it stopped; "auto" starts it where there is none. On a command line,
-            resume=<folder, name or id> stands for the run's own configuration.
-        seed: of weights, order and augmentation.
+        resume: true resumes the run of this name where it stopped; auto starts it where there is none. On a command
+            line, resume=<folder, name or id> stands for the run's own configuration.
+        seed: seed of weights, order and augmentation, ≥ 0.
         global_batch_size: images of all workers together in a step.
-        log_every_steps: how often figures are reported.
+        log_every_steps: steps between two reports of the loss, ≥ 1.
     """
 
     recipe: Name
@@ -1170,7 +1203,7 @@ class PretrainConfig(TrainingConfig):
     """A pretraining run.
 
     Attributes:
-        epochs: 0 keeps the encoder as it was initialised.
+        epochs: passes over the training images; 0 keeps the encoder as it was initialised.
     """
 
     augment: AugmentConfig
@@ -1189,12 +1222,12 @@ class CropConfig(Settings, key="augment"):
     Images that have one size already, as digits have, are cropped to that size, and evaluated whole.
 
     Attributes:
-        short_side_px: that images are resized to before they are cropped.
-        size_px: side of the crops.
+        short_side_px: pixels that the short side of an image is resized to before it is cropped.
+        size_px: side of the crops, pixels.
         min_scale: smallest crop, as a share of the image's area, in (0, 1].
         min_aspect: smallest width / height of a crop, > 0.
-        max_aspect: largest, ≥ min_aspect.
-        flip_probability: of a horizontal flip, in [0, 1].
+        max_aspect: largest width / height of a crop, ≥ min_aspect.
+        flip_probability: probability of a horizontal flip, in [0, 1].
     """
 
     short_side_px: Side = 256
@@ -1240,7 +1273,11 @@ class CropConfig(Settings, key="augment"):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassSamplerConfig(Settings, key="sampler"):
-    """C classes and K images of each in every batch."""
+    """C classes and K images of each in every batch.
+
+    Attributes:
+        images_per_class: images of each class in a batch, ≥ 2; it has global_batch_size / images_per_class classes.
+    """
 
     name: Literal["classes"] = "classes"
     images_per_class: Annotated[int, Range(ge=2)] = 3
@@ -1271,8 +1308,8 @@ class RetrievalMonitorConfig(Settings, key="monitor"):
     """Recall@1 and norms while the embedding trains; the test classes are never looked at.
 
     Attributes:
-        every_steps: ≥ 1.
-        max_images: that are watched.
+        every_steps: steps between two measurements, ≥ 1.
+        max_images: so many images are watched, ≥ 2.
     """
 
     every_steps: Count = 1000
@@ -1281,7 +1318,12 @@ class RetrievalMonitorConfig(Settings, key="monitor"):
 
 @dataclass(frozen=True, kw_only=True)
 class StepCheckpointConfig(Settings, key="checkpoint"):
-    """When checkpoints are saved, and how many stay."""
+    """When checkpoints are saved, and how many stay.
+
+    Attributes:
+        every_steps: a checkpoint is saved after so many steps, and at the end.
+        keep_last: so many of the newest stay; older ones are deleted.
+    """
 
     every_steps: Count = 500
     keep_last: Count = 2
@@ -1292,9 +1334,9 @@ class RetrievalConfig(Settings, key="evaluation"):
     """What is measured on the test classes, once, after the last step.
 
     Attributes:
-        ks: of Recall@K.
-        clustering: whether k-means, NMI and F1 are computed; In-Shop reports none.
-        seed: of k-means.
+        ks: the K of Recall@K, each ≥ 1.
+        clustering: true: k-means, NMI and F1 are computed; In-Shop reports none.
+        seed: seed of k-means.
     """
 
     ks: Annotated[tuple[Count, ...], NotEmpty()] = (1, 2, 4, 8)
@@ -1309,9 +1351,9 @@ class MetricLearningConfig(TrainingConfig):
     Attributes:
         transform: generates rows of other classes, or not.
         sampler: which images make up a batch.
-        steps: 0 evaluates the encoder as it starts.
-        held_out_share: of the training classes, which are watched instead of trained on; 0 trains on all of them, as
-            the papers do, and watches those.
+        steps: steps of training; 0 evaluates the encoder as it starts.
+        held_out_share: share of the training classes that are watched instead of trained on, in [0, 1); 0 trains on all
+            of them, as the papers do, and watches those.
         evaluation: what is measured on the test classes.
     """
 
@@ -1334,6 +1376,8 @@ class ProbeJobConfig(Settings):
     Attributes:
         run: the pretraining's MLflow run id, its name, the beginning of one, or its folder.
         data: None takes the data set of that run.
+        output_dir: where the folder of the run is made.
+        run_name: None makes one from the time.
     """
 
     run: str
@@ -1350,8 +1394,8 @@ class AblateConfig(Settings):
     """What an ablation varies.
 
     Attributes:
-        arms: options of the group constraint, or `random`.
-        seeds: of every arm.
+        arms: what is compared: options of the group constraint, and random, which keeps the initial encoder.
+        seeds: each arm runs once with each of these.
     """
 
     arms: Annotated[tuple[str, ...], NotEmpty()]
@@ -1385,9 +1429,10 @@ class AlignConfig(Settings):
     """Faces cut out of images by five points each; see `ssl_sec.data.alignment`.
 
     Attributes:
-        images: a folder with images or with folders of each person's images.
-        landmarks: a CSV file with the columns path, x1, y1, …, x5, y5; paths are relative to the folder.
-        output: a folder that gets the aligned images under the same paths.
+        images: the folder of the images, or of a folder of images for each person.
+        landmarks: a CSV file with the columns path, x1, y1, …, x5, y5: eyes, nose and corners of the mouth, in pixels;
+            paths are relative to the folder.
+        output: the folder that the aligned images are written to, under the same paths; images that are there are kept.
         num_workers: processes; 0 aligns in the job's own, None takes one for each core.
     """
 
@@ -1402,9 +1447,9 @@ class ReplayConfig(Settings):
     """Figures that MLflow has not.
 
     Attributes:
-        folder: of the run that has ended; or its name, its id, or the beginning of one.
-        uri: of the store; None takes the one that the run was meant for.
-        output_dir: where the runs' folders are, to find one by its name or id.
+        folder: the folder of a run that has ended; or its name, its id, or the beginning of one.
+        uri: MLflow's store; None takes the one that the run was meant for.
+        output_dir: folder of the runs' folders, where a name or an id is looked for.
     """
 
     folder: Local
@@ -1417,13 +1462,13 @@ class ReportConfig(Settings):
     """Results beside a paper's, or two runs side by side; one of table, figure and compare.
 
     Attributes:
-        paper: its short name.
-        table: a number of the paper.
-        figure: likewise.
+        paper: which paper's tables and figures.
+        table: a table of the paper by its number: our results beside its own.
+        figure: a figure of the paper by its number, drawn from our runs.
         compare: two runs, by id, name, or the beginning of one.
-        all: whether a comparison shows what is equal, too.
-        recipes: of the runs that a figure shows; None for all of the experiment with the newest run.
-        output: the folder for the files.
+        all: true: a comparison shows what is equal, too.
+        recipes: recipes of the runs that a figure shows; None takes all of the experiment with the newest run.
+        output: the folder that the files are written to.
         output_dir: where the runs' folders are, with their store.
         tracking: which store; with `experiment`, only that experiment's runs count.
     """

@@ -41,7 +41,7 @@ class _BenchmarkConfig(Settings, key="benchmarks"):
     """What every benchmark but pairs has; its images have the size and the channels of the training images.
 
     Attributes:
-        title: what figures call it.
+        title: what figures call the benchmark.
         resident_limit_mib: images that are no larger once decoded are kept in memory.
     """
 
@@ -61,10 +61,10 @@ class BLUFRConfig(_BenchmarkConfig):
     Attributes:
         root: the folder of LFW's images, in folders of each person's.
         lists: BLUFR's `blufr_lfw_config.mat`; None draws trials of its kind, over any people, as the others say.
-        seed: decides the draws.
-        num_trials: ≥ 1.
-        num_gallery: people who are known, ≥ 1.
-        num_training_people: people whom a trial leaves out, ≥ 0.
+        seed: seed of the draws.
+        num_trials: trials that are drawn, ≥ 1.
+        num_gallery: people in the gallery of a drawn trial, ≥ 1.
+        num_training_people: people whom a drawn trial leaves out, ≥ 0.
     """
 
     name: Literal["blufr"] = "blufr"
@@ -110,12 +110,12 @@ class MegaFaceConfig(_BenchmarkConfig):
     """MegaFace's Challenge 1; see `ssl_sec.face_benchmarks.MegaFaceBenchmark`.
 
     Attributes:
-        probes: list of the images that are looked for, FaceScrub's, with their people.
-        probes_root: the folder of them.
-        distractors: list of the distractors.
-        distractors_root: the folder of them.
+        probes: the list of the images that are looked for, FaceScrub's, with their people.
+        probes_root: the folder of the probes.
+        distractors: the list of the distractors.
+        distractors_root: the folder of the distractors.
         sizes: numbers of distractors, each ≥ 1.
-        seed: which distractors those are.
+        seed: seed of which distractors those are.
     """
 
     name: Literal["megaface"] = "megaface"
@@ -171,10 +171,10 @@ class TemplatesConfig(_BenchmarkConfig):
     """IJB-C's verification, or IJB-B's; see `ssl_sec.face_benchmarks.TemplatesBenchmark`.
 
     Attributes:
-        faces: list of the images with their templates and media, `ijbc_face_tid_mid.txt`.
-        pairs: list of the pairs of templates, `ijbc_template_pair_label.txt`.
+        faces: the list of the images with their templates and media, `ijbc_face_tid_mid.txt`.
+        pairs: the list of the pairs of templates, `ijbc_template_pair_label.txt`.
         root: the folder of the images.
-        fars: the false accept rates at which true ones are told, each in (0, 1).
+        fars: the false accept rates at which true accept rates are reported, each in (0, 1).
     """
 
     name: Literal["templates"] = "templates"
@@ -215,7 +215,7 @@ class VideosConfig(_BenchmarkConfig):
     """YouTube Faces; see `ssl_sec.face_benchmarks.VideosBenchmark`.
 
     Attributes:
-        splits: its `splits.txt`.
+        splits: YouTube Faces' `splits.txt`.
         root: the folder of the videos, <person>/<number>/, each with the images of its frames.
     """
 

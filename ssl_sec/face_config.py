@@ -21,7 +21,11 @@ from ssl_sec.training import Views
 
 @dataclass(frozen=True, kw_only=True)
 class FlipConfig(Settings, key="augment"):
-    """A horizontal flip with some probability in [0, 1], the only augmentation of the papers."""
+    """A horizontal flip with some probability in [0, 1], the only augmentation of the papers.
+
+    Attributes:
+        flip_probability: probability of the flip, in [0, 1].
+    """
 
     flip_probability: Probability = 0.5
 
@@ -46,11 +50,11 @@ class EpochSGDConfig(Settings, key="optimiser"):
     """SGD with momentum, its learning rate falling at given epochs (SEC, appendix B.2).
 
     Attributes:
-        learning_rate: at the start, > 0.
-        momentum: in [0, 1).
-        weight_decay: of weights; biases and batch norm do not decay.
-        decay_at_epochs: where the rate falls; parts of an epoch are allowed.
-        decay_factor: by which it is multiplied there, in (0, 1].
+        learning_rate: the learning rate at the start, > 0.
+        momentum: momentum, in [0, 1).
+        weight_decay: weight decay, ≥ 0; biases and batch norm do not decay.
+        decay_at_epochs: epochs at which the rate falls; parts of an epoch are allowed.
+        decay_factor: what the rate is multiplied by there, in (0, 1].
     """
 
     name: Literal["sgd_epochs"] = "sgd_epochs"
@@ -75,8 +79,8 @@ class VerificationMonitorConfig(Settings, key="monitor"):
     """Verification while the embedding trains; the benchmarks are never looked at.
 
     Attributes:
-        every_epochs: ≥ 1.
-        max_pairs: of one person, and as many of two, ≥ 10.
+        every_epochs: epochs between two measurements, ≥ 1.
+        max_pairs: so many pairs of one person are watched, and as many of two, ≥ 10.
     """
 
     every_epochs: Count = 1
@@ -92,7 +96,7 @@ class FaceEvaluationConfig(Settings, key="evaluation"):
             directions ("sum_of_directions": each is normalised before) or of the raw two ("sum_of_embeddings").
         pca: to how many components embeddings of pairs are reduced, fitted on the other folds, 1 to `head.dim`; None
             for all.
-        fars: the false accept rates at which true ones are told.
+        fars: the false accept rates at which true accept rates are reported, each in (0, 1).
     """
 
     flips: Literal["none", "sum_of_directions", "sum_of_embeddings"] = "sum_of_directions"
@@ -106,10 +110,11 @@ class FaceConfig(TrainingConfig):
 
     Attributes:
         sampler: which images make up a batch.
-        epochs: 0 evaluates the network as it starts; parts of an epoch are allowed.
+        epochs: passes over the training images, parts of one allowed; 0 evaluates the network as it starts.
         benchmarks: what is measured at the end, each with a title of its own.
-        leave_out_tested: whether people whom a benchmark names are left out of the training set.
-        held_out_share: of the people, who are watched instead of trained on; 0 trains on all and watches those.
+        leave_out_tested: true: people whom a benchmark names are left out of the training set.
+        held_out_share: share of the people who are watched instead of trained on, in [0, 1); 0 trains on all and
+            watches those.
         share_classes_from: so many classes or more are shared out among the workers, each with the templates of some.
     """
 

@@ -50,7 +50,11 @@ class _ClassLossConfig(Settings, key="loss"):
 
 @dataclass(frozen=True, kw_only=True)
 class NTXentConfig(_LossConfig):
-    """NT-Xent (SimCLR, Eq. 1); see `ssl_sec.losses.NTXentLoss`."""
+    """NT-Xent (SimCLR, Eq. 1); see `ssl_sec.losses.NTXentLoss`.
+
+    Attributes:
+        temperature: T, which the similarities are divided by, > 0.
+    """
 
     name: Literal["ntxent"] = "ntxent"
     temperature: float = 0.5
@@ -62,7 +66,11 @@ class NTXentConfig(_LossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastiveConfig(_LossConfig):
-    """Contrastive loss (NormFace, Eq. 7); see `ssl_sec.losses.ContrastiveLoss`."""
+    """Contrastive loss (NormFace, Eq. 7); see `ssl_sec.losses.ContrastiveLoss`.
+
+    Attributes:
+        margin: m ≥ 0, a squared distance beyond which negatives are left alone.
+    """
 
     name: Literal["contrastive"] = "contrastive"
     margin: float = 1.0
@@ -74,7 +82,11 @@ class ContrastiveConfig(_LossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TripletConfig(_LossConfig):
-    """All triplets of the batch (SEC, Eq. 2); see `ssl_sec.losses.TripletLoss`."""
+    """All triplets of the batch (SEC, Eq. 2); see `ssl_sec.losses.TripletLoss`.
+
+    Attributes:
+        margin: m ≥ 0, by which negatives must be farther than positives, in squared distances.
+    """
 
     name: Literal["triplet"] = "triplet"
     margin: float = 1.0
@@ -86,7 +98,11 @@ class TripletConfig(_LossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SemihardConfig(_LossConfig):
-    """Semihard triplets (FaceNet; SEC, Eq. 2); see `ssl_sec.losses.SemihardTripletLoss`."""
+    """Semihard triplets (FaceNet; SEC, Eq. 2); see `ssl_sec.losses.SemihardTripletLoss`.
+
+    Attributes:
+        margin: m ≥ 0, by which negatives must be farther than positives, in squared distances.
+    """
 
     name: Literal["semihard"] = "semihard"
     margin: float = 0.2
@@ -98,7 +114,11 @@ class SemihardConfig(_LossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NormalizedNPairConfig(_LossConfig):
-    """Normalised N-pair (SEC, Eq. 3); see `ssl_sec.losses.NormalizedNPairLoss`."""
+    """Normalised N-pair (SEC, Eq. 3); see `ssl_sec.losses.NormalizedNPairLoss`.
+
+    Attributes:
+        scale: s, which multiplies the cosines, > 0.
+    """
 
     name: Literal["npair_normalized"] = "npair_normalized"
     scale: float = 25.0
@@ -121,7 +141,14 @@ class NPairConfig(_LossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiSimilarityConfig(_LossConfig):
-    """Multi-similarity (Wang et al. 2019); see `ssl_sec.losses.MultiSimilarityLoss`."""
+    """Multi-similarity (Wang et al. 2019); see `ssl_sec.losses.MultiSimilarityLoss`.
+
+    Attributes:
+        epsilon: ε ≥ 0, the slack with which pairs are mined.
+        threshold: λ in [-1, 1], the similarity that both weights are measured from.
+        alpha: α > 0, how steep the weight of positives is.
+        beta: β > 0, how steep the weight of negatives is.
+    """
 
     name: Literal["multi_similarity"] = "multi_similarity"
     epsilon: float = 0.1
@@ -138,7 +165,11 @@ class MultiSimilarityConfig(_LossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LiftedStructureConfig(_LossConfig):
-    """Lifted structure (Oh Song et al. 2016); see `ssl_sec.losses.LiftedStructureLoss`."""
+    """Lifted structure (Oh Song et al. 2016); see `ssl_sec.losses.LiftedStructureLoss`.
+
+    Attributes:
+        margin: m ≥ 0, a distance beyond which negatives are left alone.
+    """
 
     name: Literal["lifted_structure"] = "lifted_structure"
     margin: float = 1.0
@@ -150,7 +181,15 @@ class LiftedStructureConfig(_LossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RankedListConfig(_LossConfig):
-    """Ranked list (Wang et al. 2019b); see `ssl_sec.losses.RankedListLoss`."""
+    """Ranked list (Wang et al. 2019b); see `ssl_sec.losses.RankedListLoss`.
+
+    Attributes:
+        margin: m in [0, alpha]: positives are drawn to within alpha - m.
+        alpha: > 0, the distance beyond which negatives are left alone.
+        negative_temperature: T_n ≥ 0, by which near negatives weigh more; 0 weighs all alike.
+        positive_temperature: T_p ≥ 0, by which far positives weigh more; 0 weighs all alike.
+        imbalance: weight of the negatives, in [0, 1]; the positives have the rest.
+    """
 
     name: Literal["ranked_list"] = "ranked_list"
     margin: float = 0.4
@@ -172,7 +211,11 @@ class RankedListConfig(_LossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AngularConfig(_LossConfig):
-    """Angular loss (Eq. 8); see `ssl_sec.losses.AngularLoss`."""
+    """Angular loss (Eq. 8); see `ssl_sec.losses.AngularLoss`.
+
+    Attributes:
+        alpha_degrees: α in (0, 90), the largest angle at the negative.
+    """
 
     name: Literal["angular"] = "angular"
     alpha_degrees: float = 45.0
@@ -184,7 +227,12 @@ class AngularConfig(_LossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NPairAngularConfig(_LossConfig):
-    """N-pair + angular loss (angular loss, Eq. 9); see `ssl_sec.losses.NPairAngularLoss`."""
+    """N-pair + angular loss (angular loss, Eq. 9); see `ssl_sec.losses.NPairAngularLoss`.
+
+    Attributes:
+        alpha_degrees: α in (0, 90), the largest angle at the negative.
+        weight: λ ≥ 0, of the angular loss beside N-pair.
+    """
 
     name: Literal["npair_angular"] = "npair_angular"
     alpha_degrees: float = 45.0
@@ -223,7 +271,11 @@ class SoftmaxConfig(_ClassLossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class L2SoftmaxConfig(_ClassLossConfig):
-    """L2-softmax (Ranjan et al. 2017); see `ssl_sec.losses.L2SoftmaxLoss`."""
+    """L2-softmax (Ranjan et al. 2017); see `ssl_sec.losses.L2SoftmaxLoss`.
+
+    Attributes:
+        scale: s > 0, the radius that the features are scaled to.
+    """
 
     name: Literal["l2softmax"] = "l2softmax"
     scale: float
@@ -246,7 +298,12 @@ class ModifiedSoftmaxConfig(_ClassLossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NormFaceConfig(_ClassLossConfig):
-    """NormFace (Eq. 6); see `ssl_sec.losses.NormFaceLoss`."""
+    """NormFace (Eq. 6); see `ssl_sec.losses.NormFaceLoss`.
+
+    Attributes:
+        scale: s > 0, which multiplies the cosines; None learns it.
+        reachable_loss: a learned s starts where the bound of Prop. 2 is this, > 0.
+    """
 
     name: Literal["normface"] = "normface"
     scale: float | None = None
@@ -259,7 +316,12 @@ class NormFaceConfig(_ClassLossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SphereFaceConfig(_ClassLossConfig):
-    """SphereFace (Liu et al. 2017); see `ssl_sec.losses.SphereFaceLoss`."""
+    """SphereFace (Liu et al. 2017); see `ssl_sec.losses.SphereFaceLoss`.
+
+    Attributes:
+        scale: s > 0, which multiplies the cosines.
+        margin: m ≥ 1, a whole number that multiplies the angle to the own class.
+    """
 
     name: Literal["sphereface"] = "sphereface"
     scale: float = 64.0
@@ -272,7 +334,12 @@ class SphereFaceConfig(_ClassLossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CosFaceConfig(_ClassLossConfig):
-    """CosFace (SEC, Eq. 19); see `ssl_sec.losses.CosFaceLoss`."""
+    """CosFace (SEC, Eq. 19); see `ssl_sec.losses.CosFaceLoss`.
+
+    Attributes:
+        scale: s > 0, which multiplies the cosines.
+        margin: m ≥ 0, taken from the cosine of the own class.
+    """
 
     name: Literal["cosface"] = "cosface"
     scale: float = 64.0
@@ -285,7 +352,12 @@ class CosFaceConfig(_ClassLossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ArcFaceConfig(_ClassLossConfig):
-    """ArcFace (Deng et al. 2019); see `ssl_sec.losses.ArcFaceLoss`."""
+    """ArcFace (Deng et al. 2019); see `ssl_sec.losses.ArcFaceLoss`.
+
+    Attributes:
+        scale: s > 0, which multiplies the cosines.
+        margin_radians: m in [0, π), added to the angle to the own class.
+    """
 
     name: Literal["arcface"] = "arcface"
     scale: float = 64.0
@@ -298,7 +370,11 @@ class ArcFaceConfig(_ClassLossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CContrastiveConfig(_ClassLossConfig):
-    """C-contrastive (NormFace, Eq. 10); see `ssl_sec.losses.CContrastiveLoss`."""
+    """C-contrastive (NormFace, Eq. 10); see `ssl_sec.losses.CContrastiveLoss`.
+
+    Attributes:
+        margin: m ≥ 0, a squared distance beyond which other classes are left alone.
+    """
 
     name: Literal["c_contrastive"] = "c_contrastive"
     margin: float = 1.0
@@ -310,7 +386,11 @@ class CContrastiveConfig(_ClassLossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CTripletConfig(_ClassLossConfig):
-    """C-triplet (NormFace, Eq. 11); see `ssl_sec.losses.CTripletLoss`."""
+    """C-triplet (NormFace, Eq. 11); see `ssl_sec.losses.CTripletLoss`.
+
+    Attributes:
+        margin: m ≥ 0, by which other classes must be farther than the own one, in squared distances.
+    """
 
     name: Literal["c_triplet"] = "c_triplet"
     margin: float = 0.8
@@ -350,7 +430,9 @@ class CombinedConfig(_ClassLossConfig):
     """Two class losses; see `ssl_sec.losses.CombinedLoss`.
 
     Attributes:
-        weight: of the second.
+        first: a loss by its name; with other values than its own as loss.first={name: cosface, scale: 32}.
+        second: the other loss, likewise.
+        weight: weight of the second loss, ≥ 0.
     """
 
     name: Literal["combined"] = "combined"
@@ -384,8 +466,8 @@ class FeatureTransformConfig(Settings, key="transform"):
 
     Attributes:
         name: SFT, its translation SFT-d, or feature transfer learning.
-        weight: λ ≥ 0, of the loss of the generated rows (SFT, Eq. 10).
-        energy: of the batch's variance that "ftl" transfers, in (0, 1].
+        weight: λ ≥ 0, the weight of the loss of the generated rows (SFT, Eq. 10).
+        energy: share of the batch's variance that "ftl" transfers, in (0, 1].
         tail_below: classes with fewer samples than so many are generated, from rows of the others (the unbalanced
             scheme); None for the balanced one.
     """

@@ -234,7 +234,7 @@ class EncodedImages:
         crop: what is cut out of each image; None if all must have `image_shape` already.
         name: what the split is called.
         description: where the images came from.
-        on_bad_image: what to do about an unreadable image.
+        on_bad_image: what to do about an unreadable image; None raises an error, and no setting could skip the image.
         queries: which images are queries where the others are the gallery, on the CPU; None: each image is both.
         rows: row in `store` of each image of this set; None if they are all of them in order.
         bad_indices: the unreadable images met so far.
@@ -247,7 +247,7 @@ class EncodedImages:
     name: str
     description: str
     crop: Crop | None = None
-    on_bad_image: OnBadImage = "raise"
+    on_bad_image: OnBadImage | None = None
     queries: Bool[Tensor, " images"] | None = None
     rows: Int64[Tensor, " images"] | None = None
     bad_indices: set[int] = field(default_factory=set)
@@ -298,14 +298,19 @@ class EncodedImages:
             try:
                 image = decode_image(self.store.source(row), name, self.image_shape[0], self.crop, draw)
             except DataError as error:
-                if self.on_bad_image == "raise":
-                    raise
+                if self.on_bad_image != "skip":
+                    raise unreadable(error, self.on_bad_image) from error.__cause__
                 bad[candidate] = str(error)
             else:
                 # Outside of the `try`: a wrong size is a wrong setting, which no replacement mends.
                 check_shape(image, self.image_shape, name)
                 return image, candidate
         raise DataError(f"{self.name}: {tries} images in a row cannot be read, the first: {bad[index]}")
+
+
+def unreadable(error: DataError, on_bad_image: OnBadImage | None) -> DataError:
+    """The error about an unreadable image, with the setting that leaves such images out where there is one."""
+    return error if on_bad_image is None else DataError(f"{error}; data.on_bad_image=skip leaves such images out")
 
 
 def check_shape(image: UInt8[Tensor, "channels height width"], image_shape: tuple[int, int, int], name: str) -> None:

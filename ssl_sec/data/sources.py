@@ -29,6 +29,7 @@ from ssl_sec.data.image_set import (
     check_shape,
     mapped_table,
     subset,
+    unreadable,
 )
 from ssl_sec.errors import ConfigError, DataError, MissingDataError, first_line, printable
 
@@ -152,7 +153,7 @@ def from_store(
     description: str,
     image_size_px: int | None = None,
     num_channels: int = 3,
-    on_bad_image: OnBadImage = "raise",
+    on_bad_image: OnBadImage | None = None,
     resident_limit_mib: int = 2048,
     crop: Crop | None = None,
     rows: Int64[Tensor, " images"] | None = None,
@@ -167,7 +168,7 @@ def from_store(
         description: where the images came from.
         image_size_px: as in `open_folder`.
         num_channels: as in `open_folder`.
-        on_bad_image: as in `open_folder`.
+        on_bad_image: as in `open_folder`; None raises the error where no setting could skip the image.
         resident_limit_mib: as in `open_folder`.
         crop: as in `open_folder`.
         rows: row in `store` of each image, on the CPU; None if they are all of them in order.
@@ -477,7 +478,7 @@ def _display(name: str) -> str:
 
 
 def _first_shape(
-    encoded: Iterator[Encoded], crop: Crop | None, num_channels: int, on_bad_image: OnBadImage
+    encoded: Iterator[Encoded], crop: Crop | None, num_channels: int, on_bad_image: OnBadImage | None
 ) -> tuple[list[Encoded], tuple[int, int, int]]:
     """The shape of all images, and what had to be taken from `encoded` to learn it."""
     if crop is not None:
@@ -488,9 +489,9 @@ def _first_shape(
         name, source, _ = item
         try:
             _, height, width = decode_image(source, name, num_channels).shape
-        except DataError:
-            if on_bad_image == "raise":
-                raise
+        except DataError as error:
+            if on_bad_image != "skip":
+                raise unreadable(error, on_bad_image) from error.__cause__
         else:
             return taken, (num_channels, height, width)
     raise DataError(f"none of the {len(taken)} images can be read, the first being {taken[0][0]}")
@@ -505,7 +506,7 @@ def _decode_all(
     num_images: int,
     image_shape: tuple[int, int, int],
     resize: CentreSquare | None,
-    on_bad_image: OnBadImage,
+    on_bad_image: OnBadImage | None,
     name: str,
 ) -> tuple[UInt8[Tensor, "read channels height width"], Int64[Tensor, " read"], int]:
     """Pixels and labels of the images that can be read, and how many cannot."""
@@ -523,8 +524,8 @@ def _decode_all(
         while items := list(itertools.islice(encoded, IMAGES_PER_TASK_LIST)):
             for (image_name, _, label), image in zip(items, pool.map(decode, items), strict=True):
                 if isinstance(image, DataError):
-                    if on_bad_image == "raise":
-                        raise image
+                    if on_bad_image != "skip":
+                        raise unreadable(image, on_bad_image) from image.__cause__
                     reasons.append(image)
                     continue
                 check_shape(image, image_shape, image_name)

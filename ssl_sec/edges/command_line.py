@@ -9,22 +9,13 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from ssl_sec.edges.composition import composed_yaml, experiments, groups, options
+from ssl_sec.edges.config_folders import own_configs, without_folder
 from ssl_sec.edges.environment import prepare
-from ssl_sec.edges.packaging import command
+from ssl_sec.edges.help_text import help_text
 from ssl_sec.edges.supervision import supervised
 from ssl_sec.errors import Stopped, UserError, out_of_memory
 from ssl_sec.masking import masked
 from ssl_sec.settings import check
-
-_PRIMARY_GROUPS = ("experiment", "data", "runtime")
-_MORE_USAGES = {
-    "report": (
-        "table=5 [paper=angular]       our results beside a table of a paper",
-        "figure=6 [recipes=[a,b]]      a figure of a paper, drawn from our runs",
-        "compare <run> <run>           two runs side by side, by id, name or the beginning of one",
-    )
-}
 
 
 def run_job(
@@ -44,18 +35,19 @@ def run_job(
     arguments = list(sys.argv[1:] if arguments is None else arguments)
 
     def told() -> int:
-        if any(argument in ("--help", "-h") for argument in arguments):
-            print(_help(job))
-        elif "--cfg" in arguments:
-            place = arguments.index("--cfg")
-            found = " ".join(arguments[place : place + 2])
-            check(found == "--cfg job", "--cfg", found, "--cfg job")
-            overrides = [*arguments[:place], *arguments[place + 2 :]]
-            from ssl_sec.edges.job_values import shown_values  # a run may have to be looked up, with MLflow
+        folder, rest = without_folder(arguments)
+        with own_configs(folder):
+            if any(argument in ("--help", "-h") for argument in rest):
+                say(help_text(job, [argument for argument in rest if argument not in ("--help", "-h")]))
+            elif "--cfg" in rest:
+                place = rest.index("--cfg")
+                found = " ".join(rest[place : place + 2])
+                check(found == "--cfg job", "--cfg", found, "--cfg job")
+                from ssl_sec.edges.job_values import shown_values  # a run may have to be looked up, with MLflow
 
-            print(shown_values(job, overrides), end="")
-        else:
-            say(masked(run(arguments)))
+                say(shown_values(job, [*rest[:place], *rest[place + 2 :]]).rstrip("\n"))
+            else:
+                say(masked(run(rest)))
         return 0
 
     _open_standard_streams()
@@ -136,22 +128,6 @@ class _AboveTheBar(logging.StreamHandler[TextIO]):
 class _WithoutSecrets(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return masked(super().format(record))
-
-
-def _help(job: str) -> str:
-    lines = [
-        f"usage: {command(job)} [group=option ...] [key=value ...]",
-        f"       {command(job)} [...] --cfg job     print the configuration and stop",
-        *(f"       {command(job)} {usage}" for usage in _MORE_USAGES.get(job, ())),
-        "",
-    ]
-    primary = composed_yaml(job, [])
-    known = {**options(), "experiment": experiments(job)}
-    for group in sorted(groups(job), key=lambda name: (name not in _PRIMARY_GROUPS, name)):
-        lines.append(f"{group}=")
-        width = max(map(len, known[group]))
-        lines += [f"    {option:<{width}}  {explanation}".rstrip() for option, explanation in known[group].items()]
-    return "\n".join([*lines, "", "keys and their defaults:", "", *(f"    {line}" for line in primary.splitlines())])
 
 
 def in_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:

@@ -78,7 +78,9 @@ def packaged(
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, target)
         for name, text in (more or {}).items():
-            (Path(folder) / name).write_text(text, encoding="utf-8")
+            target = Path(folder) / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
         yield Path(folder)
 
 

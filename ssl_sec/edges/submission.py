@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -19,7 +19,8 @@ from hydra.errors import HydraException
 from mlflow.exceptions import MlflowException
 
 from ssl_sec.config import PretrainConfig, TrackingConfig, TrainingConfig
-from ssl_sec.edges.composition import compose
+from ssl_sec.edges.composition import chooses_own, compose
+from ssl_sec.edges.config_folders import OPTION, own_texts
 from ssl_sec.edges.driver import new_name
 from ssl_sec.edges.job_values import quoted, resumed_run, values_of
 from ssl_sec.edges.mlflow_tracker import JOB_ID_TAG, connected
@@ -36,6 +37,8 @@ _PASSED_ON = ("MLFLOW_TRACKING_URI", "MLFLOW_S3_ENDPOINT_URL", "OMP_NUM_THREADS"
 
 # In a pipeline's working folder: what it does.
 _PLAN = "plan.json"
+# In a job's working folder: the experiments and options of the user's own.
+_OWN_CONFIGS = "own_configs"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +124,11 @@ def send(order: Order, cluster: Cluster) -> Sent:
     job_id = job_id_for(first.recipe, name, is_new=not was_given)
     values = _values(first.job, first.overrides)
     tracking = from_values(TrackingConfig, values["tracking"])
-    line, files = entrypoint(first.job, first.overrides, order.python), {}
+    files, with_own = {}, list[str]()
+    if any(chooses_own(each.job, each.overrides) for each, _ in points):
+        files = {f"{_OWN_CONFIGS}/{name}": text for name, text in own_texts().items()}
+        with_own = [f"{OPTION}={_OWN_CONFIGS}"]
+    line = entrypoint(first.job, [*with_own, *first.overrides], order.python)
     if len(points) > 1 or order.then is not None:
         plan = Plan(
             name=name,
@@ -131,12 +138,19 @@ def send(order: Order, cluster: Cluster) -> Sent:
             experiment=tracking.experiment,
             parallel=order.parallel,
             points=tuple(
-                Point(name=each.name, swept=swept, stages=(_stage(each), *_then(order.then, each)))
+                Point(
+                    name=each.name,
+                    swept=swept,
+                    stages=tuple(
+                        replace(stage, overrides=(*with_own, *stage.overrides))
+                        for stage in (_stage(each), *_then(order.then, each))
+                    ),
+                )
                 for each, swept in points
             ),
         )
         line = entrypoint("pipeline", [_PLAN], order.python)
-        files = {_PLAN: json.dumps(to_values(plan), indent=1)}
+        files |= {_PLAN: json.dumps(to_values(plan), indent=1)}
     cluster.submit(line, job_id, {"job_name": name, "recipe": first.recipe, "job": first.job}, environment, files)
     uri = tracking.uri or environment.get("MLFLOW_TRACKING_URI") or f"sqlite:///{values['output_dir']}/mlflow.db"
     return Sent(

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from ssl_sec.edges.config_folders import OPTION, own_configs
 from ssl_sec.edges.packaging import command
 from ssl_sec.edges.ray_jobs import Cluster, as_table, exit_code
 from ssl_sec.errors import ConfigError, nearest
@@ -30,7 +31,8 @@ def submit(arguments: Sequence[str]) -> int:
     """
     options = _parser().parse_intermixed_args(list(arguments))
     if options.what in _JOBS:
-        return _submit(options)
+        with own_configs(options.config_dir):
+            return _submit(options)
     if options.what not in _VERBS:
         raise ConfigError(f"found {options.what!r}; {nearest(options.what, (*_JOBS, *_VERBS))}")
     cluster = Cluster(options.address)
@@ -63,12 +65,19 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG.replace("python -m jobs.submit", command("submit")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", help="pretrain or probe; or status, logs, stop, list")
-    parser.add_argument("overrides", nargs="*", help="of the job's configuration, as for the job itself; or a job id")
+    parser.add_argument("what", help=f"a job to send: {', '.join(_JOBS)}; or one of {', '.join(_VERBS)}")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        help="group=option and key=value, which python -m jobs.<job> --help explains; or a job id",
+    )
     parser.add_argument(
         "--address", help="of the cluster's dashboard, http://<head>:8265; default: RAY_ADDRESS, or this machine"
     )
     parser.add_argument("--then", metavar="JOB", help='what follows a pretraining: probe, or "probe probe.epochs=50"')
+    parser.add_argument(
+        OPTION, metavar="FOLDER", help="experiments and options of your own, which are sent; so are those in ./configs"
+    )
     parser.add_argument("--name", help="of the run; default: made from the time and the seed")
     parser.add_argument(
         "--python",

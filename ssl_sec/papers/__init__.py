@@ -150,10 +150,15 @@ def load(name: str) -> Paper:
 
 def reported(recipe: str) -> dict[str, Value]:
     """What the papers report of one of our recipes: metric -> value, of the first table that has it."""
-    found: dict[str, Value] = {}
-    for cell_recipe, metric, value in _cells():
-        if cell_recipe == recipe and value is not None:
-            found.setdefault(metric, value)
+    return {**_all_reported().get(recipe, {})}
+
+
+@cache
+def _all_reported() -> dict[str, dict[str, Value]]:
+    found: dict[str, dict[str, Value]] = {}
+    for recipe, metric, value in _cells():
+        if value is not None:
+            found.setdefault(recipe, {}).setdefault(metric, value)
     return found
 
 

@@ -96,9 +96,14 @@ def test_a_replacement_comes_from_the_view(tmp_path):
 
 def test_bad_images_raise(tmp_path):
     image_set = encoded(tmp_path, bad=(2,), on_bad_image="raise")
-    with pytest.raises(DataError, match="002.png: not an image"):
+    with pytest.raises(DataError, match="002.png: not an image.*; data.on_bad_image=skip leaves such images out$"):
         image_set.read(torch.tensor([1, 2]))
     assert image_set.num_bad_images == 0
+
+
+def test_no_setting_is_named_where_none_would_skip_the_image(tmp_path):
+    with pytest.raises(DataError, match="002.png: not an image; allowed: [A-Z, ]+$"):
+        encoded(tmp_path, bad=(2,), on_bad_image=None).read(torch.tensor([2]))
 
 
 def test_a_store_that_went_away(tmp_path):

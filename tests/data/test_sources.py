@@ -218,7 +218,8 @@ def test_bad_images_of_a_resident_folder(tmp_path, image_size_px, caplog):
     bad = {f"train/cat/{name}": encode(noise(), "JPEG")[:700] if name[-1] == "g" else b"" for name in names}
     good = {f"train/{path}": plain(int(path[4])) for path in ("cat/1.png", "cat/3.png", "dog/5.png")}
     write_folder(tmp_path, bad | good)
-    assert "0.png" in line(lambda: open_folder("train", tmp_path, image_size_px))
+    message = line(lambda: open_folder("train", tmp_path, image_size_px))
+    assert "0.png" in message and message.endswith("; data.on_bad_image=skip leaves such images out")
     with caplog.at_level(logging.WARNING, "ssl_sec.data"):
         images = open_folder("train", tmp_path, image_size_px, on_bad_image="skip")
     assert values(images.read(torch.arange(3))) == [1, 3, 5] and images.labels.tolist() == [0, 0, 1]

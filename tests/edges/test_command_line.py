@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,8 +40,22 @@ def test_help_explains_groups_experiments_and_keys(capsys):
     told = capsys.readouterr().out
     assert "usage: python -m jobs.pretrain" in told
     assert "sec_ema       SEC-EMA (Eq. 31)" in told
-    assert "cifar10_sec_100       the paper's: top1 86.87" in told
-    assert "learning_rate: 0.5" in told
+    assert "cifar10_sec_100 86.87" in told
+    assert "optimiser.learning_rate=0.5 " in told
+
+
+@pytest.mark.parametrize("given", [["--config-dir", "{own}"], ["--config-dir={own}"]])
+def test_configs_of_ones_own_are_found_in_the_folder_that_is_given(given, tmp_path, capsys):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# Mine.\ndefaults: [digits]\nepochs: 30\n")
+    folder = [argument.format(own=tmp_path) for argument in given]
+    assert run_job("pretrain", pretrain, ["experiment=mine", *folder, "--cfg", "job"]) == 0
+    assert "epochs: 30\n" in capsys.readouterr().out
+    assert run_job("pretrain", pretrain, [*folder, "--help"]) == 0
+    assert re.search(r" mine yours, \S+/mine.yaml: Mine\. ", " ".join(capsys.readouterr().out.split()))
+    assert run_job("pretrain", pretrain, ["experiment=mine"]) == 2
+    assert run_job("pretrain", pretrain, ["--config-dir"]) == 2
+    assert capsys.readouterr().err.endswith("error: --config-dir: found nothing, must be a folder that exists\n")
 
 
 def test_cfg_prints_the_configuration_and_runs_nothing(capsys):

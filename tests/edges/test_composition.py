@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -344,7 +346,9 @@ def test_face_experiments_are_sfts(name):
 def test_a_missing_folder_is_told_before_what_is_made_from_it():
     with pytest.raises(ConfigError, match="^data.root: missing; give it as data.root=<value>$"):
         compose("face", ["experiment=casia_arcface_sec"])
-    with pytest.raises(ConfigError, match=r"^benchmarks\[0\].path: Interpolation key 'data.root' not found$"):
+    with pytest.raises(
+        ConfigError, match=r"^benchmarks\[0\].path: made from data.root, which .*; give benchmarks=<value>$"
+    ):
         compose("face", ["experiment=casia_arcface_sec", "data=parquet", "data.train=[x]"])
 
 
@@ -368,7 +372,33 @@ def test_overrides_win_over_the_experiment():
         (["optimiser.momentm=0.9"], "optimiser.momentm: unknown key; did you mean 'optimiser.momentum'"),
         (["experiment=digits", "constraint.etta=1"], "constraint.etta: unknown key; did you mean 'constraint.eta'"),
         (["epoch=3"], "epoch: unknown key; did you mean 'epochs'"),
-        (["table=5"], "table: unknown key"),
+        (["table=5"], "table: unknown key; allowed: augment, checkpoint, "),
+        (["lr=0.1"], "lr: unknown key; did you mean 'optimiser.learning_rate'?"),
+        (["learning_rate=0.1"], "learning_rate: unknown key; did you mean 'optimiser.learning_rate'?"),
+        (["optimizer.lr=0.1"], "optimizer.lr: unknown key; did you mean 'optimiser.learning_rate'?"),
+        (["batch_size=64"], "did you mean 'global_batch_size' or 'probe.batch_size'?"),
+        (["width=0.5"], "width: unknown key; did you mean 'encoder.width'?"),
+        (["temperature=0.1"], "temperature: unknown key; did you mean 'loss.temperature'?"),
+        (["steps=10"], "steps: unknown key; did you mean 'epochs' or 'probe.epochs'?"),
+        (["image_size=64"], "did you mean 'data.image_size_px', with data=folder, data=parquet or data=records?"),
+        (["runtime=local", "gpus=2"], "gpus: unknown key; did you mean 'runtime.num_workers', with runtime=ray?"),
+        (
+            ["runtime=local", "runtime.num_workers=2"],
+            "runtime.num_workers: unknown key with runtime=local (One process on this machine); runtime=ray has it",
+        ),
+        (["encoder.model=resnet18"], "unknown key with encoder=resnet18 (ResNet-18); encoder=timm has it"),
+        (
+            ["sampler.images_per_class=2"],
+            "sampler.images_per_class: unknown key; it is one of jobs.metric_learning and",
+        ),
+        (["benchmarks=[]"], "benchmarks: unknown key; it is one of jobs.face"),
+        (["data=parquet", "data.train=a,b"], "data.train: found several values, a,b, must be one list: 'data.train=[a"),
+        (
+            ["seed=0,1"],
+            "seed: found several values, 0,1, must be one; python -m jobs.submit pretrain ... seed=0,1 sweeps on a Ray "
+            "cluster; python -m jobs.ablate ... 'seeds=[0,1]' runs one after the other on this machine",
+        ),
+        (["constraint=none,sec"], "python -m jobs.ablate ... 'arms=[none,sec]' runs one after the other"),
         (["digits"], "'digits': not understood; give key=value, or --help"),
         (["data=folder"], "data.root: missing; give it as data.root=<value>"),
         (["epochs=[1"], "'epochs=[1': not understood"),
@@ -381,9 +411,37 @@ def test_a_mistake_is_one_line_that_names_the_nearest(overrides, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("job", "overrides", "message"),
+    [
+        ("metric_learning", ["epochs=3"], "epochs: unknown key; did you mean 'steps'?"),
+        ("face", ["seed=1,2"], "must be one; python -m jobs.submit face ... seed=1,2 sweeps on a Ray cluster"),
+        ("report", ["table=1,2"], "table: found several values, 1,2, must be one"),
+    ],
+)
+def test_the_hints_are_those_of_the_job(job, overrides, message):
+    with pytest.raises(ConfigError) as caught:
+        compose(job, overrides)
+    assert str(caught.value).endswith(message)
+
+
+def test_a_key_that_is_misspelled_is_named_without_torch():
+    code = (
+        "import sys\n"
+        "from ssl_sec.edges.composition import compose\n"
+        "for given in ('epoch=3', 'lr=0.1', 'optimiser.momentm=0.9'):\n"
+        "    try: compose('pretrain', [given])\n"
+        "    except ValueError as error: print(error)\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("did you mean") == 3
+
+
 def test_a_weight_for_no_constraint_is_refused():
-    with pytest.raises(ConfigError, match="constraint.eta: unknown key for 'none'"):
-        from_values(PretrainConfig, compose("pretrain", ["experiment=cifar10_sec_100", "constraint=none"]))
+    with pytest.raises(ConfigError, match="^constraint.eta: unknown key with constraint=none"):
+        compose("pretrain", ["experiment=cifar10_sec_100", "constraint=none", "constraint.eta=0.5"])
 
 
 def test_cfg_shows_what_a_job_would_run():

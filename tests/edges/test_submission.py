@@ -3,12 +3,15 @@
 import json
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 from ray.job_submission import JobDetails, JobStatus, JobType
 
 from ssl_sec.config import PretrainConfig, ProbeJobConfig
+from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition import compose
+from ssl_sec.edges.config_folders import own_configs
 from ssl_sec.edges.job_values import values_of
 from ssl_sec.edges.packaging import checkout, commit, packaged
 from ssl_sec.edges.pipeline import Plan
@@ -302,3 +305,68 @@ def test_this_checkout_is_lean():
         assert (folder / "jobs/pipeline.py").is_file()
         assert (folder / "configs/pretrain.yaml").is_file()
         assert not (folder / "tests").exists()
+
+
+class ClusterOfNobody(Cluster):
+    """Keeps what it was sent."""
+
+    def __init__(self) -> None:
+        pass
+
+    address = "http://head:8265"
+
+    def submit(self, line, job_id, metadata, environment, files=None) -> None:
+        self.words, self.files = shlex.split(line), files or {}
+
+    def lay_out(self, folder: Path) -> Path:
+        """The working folder that the job would have."""
+        for name, text in self.files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        return folder
+
+
+@pytest.fixture
+def own(tmp_path) -> Path:
+    (tmp_path / "own" / "experiment").mkdir(parents=True)
+    (tmp_path / "own" / "experiment" / "mine.yaml").write_text("# Mine.\ndefaults: [digits]\nepochs: 30\n")
+    (tmp_path / "there").mkdir()
+    return tmp_path / "own"
+
+
+def test_experiments_of_ones_own_travel_with_the_job(own, tmp_path, monkeypatch, capsys):
+    cluster = ClusterOfNobody()
+    with own_configs(str(own)):
+        send(Order(job="pretrain", overrides=("experiment=mine", "output_dir=/shared/runs"), name="n"), cluster)
+    monkeypatch.chdir(cluster.lay_out(tmp_path / "there"))
+    arguments = cluster.words[cluster.words.index("jobs.pretrain") + 1 :]
+    assert run_job("pretrain", lambda overrides: str(compose("pretrain", overrides)["epochs"]), arguments) == 0
+    assert capsys.readouterr().out == "30\n"
+
+
+def test_every_stage_of_a_pipeline_finds_experiments_of_ones_own(own, tmp_path, monkeypatch, capsys):
+    cluster = ClusterOfNobody()
+    overrides = ("experiment=mine", "output_dir=/shared/runs", "seed=0,1")
+    with own_configs(str(own)):
+        send(Order(job="pretrain", overrides=overrides, name="n", then="probe"), cluster)
+    plan = from_values(Plan, json.loads(cluster.files.get("plan.json") or cluster.words[-1]))
+    monkeypatch.chdir(cluster.lay_out(tmp_path / "there"))
+    for stage in (stage for point in plan.points for stage in point.stages):
+        needed = ["run=abc"] if stage.job == "probe" else []
+        assert run_job(stage.job, lambda overrides: "", [*stage.overrides, *needed, "--cfg", "job"]) == 0
+    assert capsys.readouterr().out.count("epochs: 30\n") == 2
+
+
+def test_nothing_of_ones_own_travels_where_nothing_of_it_is_chosen(own):
+    cluster = ClusterOfNobody()
+    with own_configs(str(own)):
+        send(Order(job="pretrain", overrides=("experiment=digits", "output_dir=/shared/runs"), name="n"), cluster)
+    assert not any(name.startswith("own_configs") for name in cluster.files)
+    assert not any("config-dir" in word for word in cluster.words)
+
+
+def test_the_command_that_sends_takes_a_folder_of_ones_own(own, monkeypatch):
+    with pytest.raises(ConfigError, match="^experiment: found 'mine'"):
+        submit(["pretrain", "experiment=mine"])
+    with pytest.raises(ConfigError, match="no Ray cluster"):
+        submit(["pretrain", "experiment=mine", "--config-dir", str(own), "--address", "http://127.0.0.1:9"])

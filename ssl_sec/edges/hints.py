@@ -1,0 +1,118 @@
+"""What a mistaken override was meant to be: other words for keys, keys of other options, sweeps."""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+
+from ssl_sec.edges.packaging import command
+from ssl_sec.errors import nearest
+
+# What other programs call our keys -> the last part of ours.
+_SYNONYMS: Mapping[str, Sequence[str]] = {
+    "amp": ("precision",),
+    "arch": ("encoder",),
+    "backbone": ("encoder",),
+    "batch": ("global_batch_size",),
+    "batch_size": ("global_batch_size",),
+    "bf16": ("precision",),
+    "bs": ("global_batch_size",),
+    "checkpoint": ("weights",),
+    "clip": ("min_scale",),
+    "color_strength": ("colour_strength",),
+    "cuda": ("device",),
+    "data_dir": ("root",),
+    "dataset": ("data",),
+    "decay": ("weight_decay",),
+    "dtype": ("precision",),
+    "embedding_dim": ("dim",),
+    "epochs": ("steps",),
+    "fp16": ("precision",),
+    "gpu": ("device",),
+    "gpus": ("num_workers",),
+    "image_size": ("image_size_px", "size_px"),
+    "img_size": ("image_size_px", "size_px"),
+    "init": ("weights",),
+    "iterations": ("steps", "epochs"),
+    "jitter": ("colour_strength",),
+    "lr": ("learning_rate",),
+    "max_epochs": ("epochs", "steps"),
+    "max_steps": ("steps", "epochs"),
+    "model": ("encoder",),
+    "name": ("run_name",),
+    "network": ("encoder",),
+    "num_gpus": ("num_workers",),
+    "optim": ("optimiser",),
+    "optimizer": ("optimiser",),
+    "out": ("output_dir",),
+    "output": ("output_dir",),
+    "path": ("root",),
+    "precision_bits": ("precision",),
+    "project": ("experiment",),
+    "resize": ("image_size_px", "size_px"),
+    "save_dir": ("output_dir",),
+    "size": ("image_size_px", "size_px"),
+    "steps": ("epochs",),
+    "tau": ("temperature",),
+    "warmup": ("warmup_epochs",),
+    "wd": ("weight_decay",),
+    "workers": ("num_workers", "num_loader_workers"),
+    "world_size": ("num_workers",),
+}
+
+
+def suggestion(key: str, keys: Iterable[str], others: Sequence[str] = ()) -> str:
+    """A clause with what an unknown key was meant to be.
+
+    Args:
+        key: the unknown one, dotted.
+        keys: those that there are, and the groups.
+        others: jobs that have the key.
+
+    Returns:
+        For example ``did you mean 'optimiser.learning_rate'?``.
+    """
+    known = list(keys)
+    if found := meant(key, known):
+        return f"did you mean {in_words([repr(one) for one in found])}?"
+    if others:
+        return f"it is one of {in_words([f'jobs.{job}' for job in others], 'and')}"
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    return nearest(key, known if close else [one for one in known if "." not in one])
+
+
+def meant(key: str, keys: Iterable[str]) -> list[str]:
+    """The keys whose last part is that of `key`, or is another word for it."""
+    before, _, last = key.rpartition(".")
+    wanted = [last, *_SYNONYMS.get(last, ())]
+    found = [
+        known
+        for known in sorted(keys, key=lambda known: (known not in wanted, known))
+        if known != key and (known in wanted or (known.rpartition(".")[2] in wanted and not known.endswith(".name")))
+    ]
+    alike = [known for known in found if difflib.get_close_matches(before, [known.rpartition(".")[0]])]
+    return (alike if before and alike else found)[:3]
+
+
+def in_words(names: Sequence[str], last: str = "or") -> str:
+    """Names in a row, the first few of many."""
+    *rest, end = names if len(names) <= 4 else [*names[:3], "others"]
+    return f"{', '.join(rest)} {last} {end}" if rest else end
+
+
+def swept(job: str, override: str, is_list: bool) -> str:
+    """The error about several values for a key of a single run, and where they can be given.
+
+    Args:
+        job: that was asked for one run.
+        override: `key=value,value`.
+        is_list: whether the key takes a list.
+    """
+    key, _, values = override.partition("=")
+    found = f"{key}: found several values, {values},"
+    if is_list:
+        return f"{found} must be one list: '{key}=[{values}]'"
+    ways = [f"{command('submit')} {job} ... {override} sweeps on a Ray cluster"]
+    if job == "pretrain" and key in ("seed", "constraint"):
+        here = f"seeds=[{values}]" if key == "seed" else f"arms=[{values}]"
+        ways.append(f"{command('ablate')} ... '{here}' runs one after the other on this machine")
+    sweeps = job in ("pretrain", "metric_learning", "face", "probe")
+    return f"{found} must be one; {'; '.join(ways)}" if sweeps else f"{found} must be one"
