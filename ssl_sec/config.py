@@ -4,6 +4,7 @@ The values come from `configs/`, composed by Hydra; nothing here looks a name up
 """
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -67,6 +68,12 @@ from ssl_sec.training import Precision
 
 Split = Literal["train", "test"]
 
+# The tags that a run has of itself, which `tracking.tags` leaves alone.
+RUN_TAGS = (
+    "job", "recipe", "data", "encoder", "loss", "constraint", "seed", "folder", "command", "git.dirty", "ran_on",
+    "ended", "probe.protocol", "ray.job_id", "ssl_sec.version",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class _DataConfig:
@@ -78,8 +85,14 @@ class _DataConfig:
             are the test set; None if the splits of the data set have classes of their own.
     """
 
+    name: str
     max_images: int | None = None
     num_train_classes: int | None = None
+
+    @property
+    def title(self) -> str:
+        """What the set is called in names: of runs, folders, experiments and registered models."""
+        return self.name
 
     def __post_init__(self) -> None:
         if self.max_images is not None:
@@ -179,6 +192,11 @@ class FolderConfig(_FilesConfig):
     name: Literal["folder"] = "folder"
     root: str
 
+    @property
+    def title(self) -> str:
+        """The folder's own name."""
+        return title_of_place(self.root) or self.name
+
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         return self._open_folder(split, crop, shared_classes=True)
 
@@ -217,6 +235,11 @@ class ParquetConfig(_FilesConfig):
     label_column: str = "label"
     cache_folder: str = "~/.cache/ssl_sec"
 
+    @property
+    def title(self) -> str:
+        """The first file's own name, or that of its folder."""
+        return (title_of_place(self.train[0]) if self.train else "") or self.name
+
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         return open_parquet(
             split,
@@ -252,6 +275,11 @@ class RecordsConfig(_FilesConfig):
 
     name: Literal["records"] = "records"
     root: str
+
+    @property
+    def title(self) -> str:
+        """The folder's own name."""
+        return title_of_place(self.root) or self.name
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         if split == "test":
@@ -1124,10 +1152,11 @@ class TrackingConfig:
 
     Attributes:
         uri: of the MLflow server; None takes MLFLOW_TRACKING_URI, or sqlite in the output folder.
-        experiment: in MLflow; None takes the recipe's name.
+        experiment: in MLflow; None takes the recipe's name, or the data set's where there is no recipe.
         register_model: whether the encoder becomes a registered model.
         system_metrics: whether the use of the driver's machine (processor, memory, disk, network, GPUs) is followed.
         parent_run: the MLflow run that this one belongs to, a sweep's.
+        tags: further tags of the run.
     """
 
     uri: str | None = None
@@ -1135,6 +1164,14 @@ class TrackingConfig:
     register_model: bool = True
     system_metrics: bool = True
     parent_run: str | None = None
+    tags: dict[str, str | bool | int | float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.tags:
+            key = f"tracking.tags.{name}"
+            check(re.fullmatch(r"[\w.:/ -]{1,250}", name) is not None, key, name, "letters, digits and _ - . : /")
+            own = name in RUN_TAGS or name.startswith("mlflow.")
+            check(not own, key, name, f"another name: {', '.join(RUN_TAGS)} and mlflow.* are set by the job")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1175,8 +1212,9 @@ class TrainingConfig:
     """What every training run has.
 
     Attributes:
-        recipe: names the experiment in MLflow and the folder of its runs.
-        run_name: None makes one from the time and the seed.
+        recipe: names the experiment in MLflow, the folder of its runs and the registered model; None takes the name of
+            the data set.
+        run_name: None makes one of data set, encoder, constraint and seed.
         output_dir: where run folders are made.
         resume: take up the run of this name where it stopped; "auto" starts it where there is none.
         seed: of weights, order and augmentation.
@@ -1184,7 +1222,7 @@ class TrainingConfig:
         log_every_steps: how often figures are reported.
     """
 
-    recipe: str
+    recipe: str | None = None
     data: DataConfig
     encoder: EncoderConfig
     head: HeadConfig
@@ -1202,13 +1240,19 @@ class TrainingConfig:
         check(self.global_batch_size >= 2, "global_batch_size", self.global_batch_size, "≥ 2")
         check(self.log_every_steps >= 1, "log_every_steps", self.log_every_steps, "≥ 1")
         check(self.seed >= 0, "seed", self.seed, "≥ 0")
-        check_name("recipe", self.recipe)
+        if self.recipe is not None:
+            check_name("recipe", self.recipe)
         if self.run_name is not None:
             check_name("run_name", self.run_name)
         if self.resume:
             check(self.run_name is not None, "resume", self.resume, "given together with the run_name to take up")
         if isinstance(self.runtime, RayConfig):
             self.runtime.check_shares(self.global_batch_size)
+
+    @property
+    def recipe_name(self) -> str:
+        """The recipe, or the data set where none is given."""
+        return self.recipe or self.data.title
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1512,6 +1556,23 @@ class ReportConfig:
             check(len(self.compare) == 2, "compare", list(self.compare), "two runs: compare <run> <run>")
         if self.recipes is not None:
             check(len(self.recipes) > 0, "recipes", list(self.recipes), "one name or more")
+
+
+def title_of_place(location: str) -> str:
+    """The last part of a path or URL that says what is there, fit for a name; empty if none does."""
+    is_url = "://" in location
+    path = location.partition("://")[2] if is_url else str(Path(location).expanduser().absolute())
+    for part in reversed(path.split("/")):
+        bare = re.sub(r"\.(parquet|pq)$|-?\d{5}-of-\d{5}", "", part)
+        name = re.sub(r"[^\w.-]+", "-", bare).strip("-._")
+        name = re.sub(r"^train[-._]|[-._]train$", "", name)
+        if any(not word.isdigit() and word.lower() not in _SAYS_NOTHING for word in re.split(r"[-._]", name)):
+            return name
+    return ""
+
+
+# What folders and files of any data set are called.
+_SAYS_NOTHING = frozenset(("", "data", "dataset", "images", "img", "train", "training", "test", "val", "validation"))
 
 
 def check_name(key: str, name: str) -> None:

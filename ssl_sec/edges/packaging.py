@@ -11,13 +11,15 @@ from pathlib import Path
 from ssl_sec.errors import ConfigError
 
 # What a job needs of a checkout.
-_TRAVELS = ("ssl_sec", "jobs", "configs", "pyproject.toml")
+TRAVELS = ("ssl_sec", "jobs", "configs", "pyproject.toml")
 _NEVER = ("__pycache__", ".git")
 LIMIT_MIB = 64.0
 
 # What a job is told of where it came from: its id and, as it has no checkout with it, the commit.
 JOB_ID_VARIABLE = "SSL_SEC_JOB_ID"
 COMMIT_VARIABLE = "SSL_SEC_COMMIT"
+# The file in which the commit and what differs from it travel; see `ssl_sec.edges.provenance`.
+CODE_STATE = "code_state.json"
 
 
 def checkout() -> Path | None:
@@ -46,7 +48,7 @@ def packaged(root: Path, limit_mib: float = LIMIT_MIB) -> Iterator[Path]:
     Raises:
         ConfigError: if it is; names the biggest folders.
     """
-    files = [path for name in _TRAVELS for path in _files(root / name)]
+    files = [path for name in TRAVELS for path in _files(root / name)]
     sizes = {path.relative_to(root): path.stat().st_size for path in files}
     total_mib = sum(sizes.values()) / 2**20
     if total_mib > limit_mib:

@@ -18,6 +18,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from ssl_sec.edges.command_line import in_table
 from ssl_sec.edges.packaging import COMMIT_VARIABLE, JOB_ID_VARIABLE, checkout, commit, packaged
+from ssl_sec.edges.provenance import write_code_state
 from ssl_sec.errors import ConfigError, Stopped, UserError, first_line
 from ssl_sec.masking import masked
 
@@ -79,6 +80,7 @@ class Cluster:
         if (found := commit(root)) is not None:
             variables[COMMIT_VARIABLE] = found
         with packaged(root) as folder:
+            write_code_state(root, folder)
             self._submit(entrypoint, job_id, metadata, {"working_dir": str(folder), "env_vars": variables})
 
     def submit_beside(self, entrypoint: str, job_id: str, metadata: Mapping[str, str], parent: str) -> None:

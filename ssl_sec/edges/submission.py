@@ -24,6 +24,7 @@ from ssl_sec.edges.driver import new_name
 from ssl_sec.edges.mlflow_tracker import JOB_ID_TAG, connected
 from ssl_sec.edges.pipeline import Plan, Point, Stage
 from ssl_sec.edges.ray_jobs import Cluster, entrypoint, is_this_machine
+from ssl_sec.edges.run_names import run_name_of
 from ssl_sec.edges.worker import CONFIGS, Job
 from ssl_sec.errors import ConfigError
 from ssl_sec.masking import masked
@@ -170,10 +171,13 @@ def checked(job: Job, overrides: Sequence[str], name: str | None, is_local: bool
             )
         given.append(f"output_dir={os.path.abspath(output_dir)}")
     if not values.get("run_name"):
-        given.append(f"run_name={new_name('probe' if job == 'probe' else 'seed' + str(values['seed']))}")
+        # The folder may be out of sight from here, so that the time makes the name one of its own.
+        unnamed = from_values(CONFIGS[job], compose(job, given))
+        what = run_name_of(unnamed) if isinstance(unnamed, TrainingConfig) else "probe"
+        given.append(f"run_name={new_name(what)}")
     config = from_values(CONFIGS[job], compose(job, given))
     assert config.run_name is not None
-    recipe = config.recipe if isinstance(config, TrainingConfig) else "probe"
+    recipe = config.recipe_name if isinstance(config, TrainingConfig) else "probe"
     return Command(job=job, overrides=tuple(given), name=config.run_name, recipe=recipe)
 
 

@@ -176,7 +176,10 @@ def _probe(config: ProbeJobConfig, folder: RunFolder, runtime: FolderRuntime) ->
     """Probes the encoder that the driver laid into the folder, beside its run's configuration."""
     trained = from_values(PretrainConfig, yaml.safe_load((folder.path / "pretrain.yaml").read_text()))
     data = config.data or trained.data
-    encoder = load_encoder(trained, data.open("test").image_shape, folder.encoder_path).to(runtime.device)
+    test_set = data.open("test")
+    if runtime.rank == 0:
+        folder.describe_data(test_set)
+    encoder = load_encoder(trained, test_set.image_shape, folder.encoder_path).to(runtime.device)
     findings = linear_evaluation(encoder, data, config.probe, config.runtime, runtime)
     last_step = 2 * config.probe.epochs
     runtime.report(last_step, findings.metrics())

@@ -1,0 +1,57 @@
+"""What a run is called where no name is given, and the tags by which it is found again."""
+
+import itertools
+import re
+from pathlib import Path
+
+from ssl_sec.config import MetricLearningConfig, PretrainConfig, TimmConfig, TrainingConfig
+from ssl_sec.errors import StorageError
+from ssl_sec.face_config import FaceConfig
+
+UNTRAINED = "random"
+
+
+def run_name_of(config: TrainingConfig) -> str:
+    """Data set, encoder, loss unless it is NT-Xent, constraint and seed: ``cifar10-resnet18-sec-s0``."""
+    tags = what_tags(config)
+    loss = [] if tags["loss"] == "ntxent" else [tags["loss"]]
+    parts = [tags["data"], tags["encoder"], *loss, tags["constraint"], f"s{config.seed}"]
+    return "-".join(re.sub(r"[^\w.]+", "_", part).strip("_") for part in parts)
+
+
+def what_tags(config: TrainingConfig) -> dict[str, str]:
+    """What a training run is, in a few words."""
+    encoder = config.encoder
+    name = encoder.model if isinstance(encoder, TimmConfig) else encoder.name
+    width = getattr(encoder, "width", 1.0)
+    assert isinstance(config, PretrainConfig | MetricLearningConfig | FaceConfig)
+    length = config.steps if isinstance(config, MetricLearningConfig) else config.epochs
+    return {
+        "data": config.data.title,
+        "encoder": name if width == 1 else f"{name}x{width:g}",
+        "loss": config.loss.name,
+        "constraint": config.constraint.name if length > 0 else UNTRAINED,
+        "seed": str(config.seed),
+    }
+
+
+def claimed(folder: Path, name: str) -> str:
+    """Makes a new folder for a run; its name has a number where others have the name already.
+
+    Args:
+        folder: of the recipe's runs.
+        name: that is wanted.
+
+    Raises:
+        StorageError: if no folder can be made there.
+    """
+    for count in itertools.count(1):
+        candidate = name if count == 1 else f"{name}-{count}"
+        try:
+            (folder / candidate).mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise StorageError(f"output_dir: {folder / candidate} cannot be written: {error.strerror}") from error
+        return candidate
+    raise AssertionError("counting does not end")
