@@ -45,6 +45,7 @@ from torch import nn
 from ssl_sec import __version__
 from ssl_sec.config import TrackingConfig
 from ssl_sec.edges.following import Record
+from ssl_sec.edges.mlflow_pages import scores_view
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.provenance import DIRTY_TAG, code_files, process_tags
 from ssl_sec.edges.run_notes import description, how_it_ended, resumed, with_end
@@ -108,7 +109,7 @@ class TrackedRun:
         """
         try:
             client = connected(uri)
-            experiment_id = _experiment_id(client, experiment, uri, output_dir)
+            experiment_id = _experiment_id(client, experiment, uri, output_dir, tags["job"])
             parent = {} if parent_run_id is None else {MLFLOW_PARENT_RUN_ID: parent_run_id}
             about = {
                 MLFLOW_RUN_NAME: name,
@@ -205,6 +206,10 @@ class TrackedRun:
         ended = masked(how_it_ended(status, reason))
         self.client.set_tag(self.run_id, ENDED_TAG, ended)
         self._set_note(lambda note: with_end(note, ended))
+
+    def add_to_note(self, text: str) -> None:
+        """Adds a paragraph of Markdown to the description."""
+        self._set_note(lambda note: f"{note}\n\n{text}\n" if text not in note else note)
 
     def _set_note(self, change: Callable[[str], str]) -> None:
         note = change(self.client.get_run(self.run_id).data.tags.get(MLFLOW_RUN_NOTE, ""))
@@ -360,17 +365,20 @@ def _fluent(uri: str) -> Iterator[None]:
             os.environ["MLFLOW_TRACKING_URI"] = before
 
 
-def _experiment_id(client: MlflowClient, name: str, uri: str, output_dir: Path) -> str:
-    """The experiment's id; a new one in our own sqlite keeps its artifacts beside it."""
+def _experiment_id(client: MlflowClient, name: str, uri: str, output_dir: Path, job: str) -> str:
+    """The experiment's id; a new one in our own sqlite keeps its artifacts beside it, and has a view of the scores."""
     experiment = client.get_experiment_by_name(name)
     if experiment is not None:
+        for key, value in scores_view(job).items():
+            if key not in experiment.tags:
+                client.set_experiment_tag(str(experiment.experiment_id), key, value)
         return str(experiment.experiment_id)
     beside = uri == f"sqlite:///{output_dir.resolve()}/mlflow.db"
     location = (output_dir.resolve() / "mlartifacts").as_uri() if beside else None
     try:
         # The UI opens an experiment of this kind on its training runs.
-        kind = {"mlflow.experimentKind": "custom_model_development"}
-        return client.create_experiment(name, artifact_location=location, tags=kind)
+        tags = {"mlflow.experimentKind": "custom_model_development", **scores_view(job)}
+        return client.create_experiment(name, artifact_location=location, tags=tags)
     except MlflowException:  # another run was faster
         experiment = client.get_experiment_by_name(name)
         if experiment is None:

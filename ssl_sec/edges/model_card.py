@@ -119,7 +119,10 @@ def model_card(run: Run, probes: Sequence[Run], form: Format, exportable: Export
 
 
 def _results(run: Run, probes: Sequence[Run]) -> str:
-    rows = [("training", *row) for row in _figures(run.data.metrics)]
+    own = {
+        key: value for key, value in run.data.metrics.items() if not key.startswith("probe")
+    }  # those are its probes'
+    rows = [("training", *row) for row in _figures(own)]
     for probe in probes:
         labels = probe.data.params.get("probe.labels_per_class", "None")
         what = f"probe {probe.info.run_id[:8]}, {'all labels' if labels == 'None' else f'{labels} labels a class'}"

@@ -95,8 +95,9 @@ def keep_code(folder: Path) -> dict[str, str]:
     """
     state = code_state()
     (folder / "packages.txt").write_text(_installed_packages())
-    if state is not None and state.is_dirty and all(path.read_text() != state.diff for path in folder.glob("code*.diff")):
-        count = len(list(folder.glob("code*.diff"))) + 1
+    kept = sorted(folder.glob("code*.diff"))
+    if state is not None and state.is_dirty and all(path.read_text() != state.diff for path in kept):
+        count = len(kept) + 1
         (folder / ("code.diff" if count == 1 else f"code-{count}.diff")).write_text(state.diff)
     return process_tags(state)
 
@@ -127,15 +128,15 @@ def _new_file(root: Path, name: str) -> str:
         lines = (root / name).read_text(errors="replace").splitlines()
     except OSError:
         return ""
-    head = f"diff --git a/{name} b/{name}\nnew file mode 100644\n--- /dev/null\n+++ b/{name}\n@@ -0,0 +1,{len(lines)} @@\n"
+    head = (
+        f"diff --git a/{name} b/{name}\nnew file mode 100644\n--- /dev/null\n+++ b/{name}\n@@ -0,0 +1,{len(lines)} @@\n"
+    )
     return head + "".join(f"+{line}\n" for line in lines)
 
 
 def _git(root: Path, *arguments: str) -> str | None:
     command = ["git", "-C", str(root), *arguments]
     try:
-        return subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=30, check=True
-        ).stdout
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None

@@ -15,15 +15,14 @@ def run_name_of(config: TrainingConfig) -> str:
     """Data set, encoder, loss unless it is NT-Xent, constraint and seed: ``cifar10-resnet18-sec-s0``."""
     tags = what_tags(config)
     loss = [] if tags["loss"] == "ntxent" else [tags["loss"]]
-    parts = [tags["data"], tags["encoder"], *loss, tags["constraint"], f"s{config.seed}"]
+    # MLflow's list has room for 24 letters: the width of the encoder is left to its tag.
+    parts = [tags["data"], _encoder(config), *loss, tags["constraint"], f"s{config.seed}"]
     return "-".join(re.sub(r"[^\w.]+", "_", part).strip("_") for part in parts)
 
 
 def what_tags(config: TrainingConfig) -> dict[str, str]:
     """What a training run is, in a few words."""
-    encoder = config.encoder
-    name = encoder.model if isinstance(encoder, TimmConfig) else encoder.name
-    width = getattr(encoder, "width", 1.0)
+    name, width = _encoder(config), getattr(config.encoder, "width", 1.0)
     assert isinstance(config, PretrainConfig | MetricLearningConfig | FaceConfig)
     length = config.steps if isinstance(config, MetricLearningConfig) else config.epochs
     return {
@@ -33,6 +32,10 @@ def what_tags(config: TrainingConfig) -> dict[str, str]:
         "constraint": config.constraint.name if length > 0 else UNTRAINED,
         "seed": str(config.seed),
     }
+
+
+def _encoder(config: TrainingConfig) -> str:
+    return config.encoder.model if isinstance(config.encoder, TimmConfig) else config.encoder.name
 
 
 def claimed(folder: Path, name: str) -> str:

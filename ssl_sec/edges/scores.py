@@ -1,13 +1,12 @@
 """By what trained encoders are compared: one figure of one protocol, of encoders of one data set.
 
-A probe's figures also stand on the run whose encoder it probed, and the alias `best` of a registered model points to the
-version with the highest of the figures that can be compared.
+A probe's figures also stand on the run whose encoder it probed, and the alias `best` of a registered model points to
+the version with the highest of the figures that can be compared.
 """
 
 import contextlib
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +25,6 @@ BEST = "best"
 PROTOCOL_TAG = "probe.protocol"
 
 _ALIAS_TRIES = 5
-_RUN_TAG = "run_id"
 # Where a data set lies, and how it is read, which changes none of its images.
 _PLACES = ("root", "download", "cache_folder", "resident_limit_mib")
 
@@ -116,7 +114,7 @@ class Figure:
     Attributes:
         name: of the metric.
         protocol: figures of different protocols are not compared.
-        value: finite; more is better.
+        value: in percent; more is better.
     """
 
     name: str
@@ -144,9 +142,9 @@ class _Version:
 def mark_best(client: MlflowClient, recipe: str) -> None:
     """Points the alias `best` of the recipe's registered model to its best version, if one can be told.
 
-    Only versions with the data of the newest one (by its digest) are compared, by one figure of one protocol: the probes'
-    top-1 of the protocol that most versions have, if two have one; else the last held-out score of the training (kNN
-    top-1, or Recall@1 or verification of held-out classes). Figures of fewer than two classes do not count, nor do
+    Only versions with the data of the newest one (by its digest) are compared, by one figure of one protocol: the
+    probes' top-1 of the protocol that most versions have, if two have one; else the last held-out score of the training
+    (kNN top-1, or Recall@1 or verification of held-out classes). Figures of fewer than two classes do not count, nor do
     those that are not finite. Of equals the earliest version stays.
 
     Two runs may do so at once. Each looks again after it has set the alias, until what it set is what it finds; so
@@ -164,13 +162,15 @@ def mark_best(client: MlflowClient, recipe: str) -> None:
 
 
 def describe_versions(client: MlflowClient, recipe: str, run_id: str) -> None:
-    """Writes data, score and origin of a run's encoder on its registered versions: the newest probe's score, or its own."""
+    """Writes on a run's registered versions what its encoder is: data, the newest probe's score or its own, the run."""
     name = model_name(recipe)
     mine = [version for version in _versions(client, recipe) if version.run.info.run_id == run_id]
     for version in mine:
         run = version.run
-        told = {key: run.data.tags[key] for key in ("data", "encoder", "loss", "constraint", "seed") if key in run.data.tags}
-        told |= {"run": run.info.run_name or "", _RUN_TAG: run_id}
+        told = {
+            key: run.data.tags[key] for key in ("data", "encoder", "loss", "constraint", "seed") if key in run.data.tags
+        }
+        told |= {"run": run.info.run_name or "", "run_id": run_id}
         lines = [f"Run: {run.info.run_name} ({run_id})"]
         data = _data_of(run)
         if data is not None:
@@ -243,7 +243,8 @@ def _figures(run: Run, probes: Sequence[Run]) -> list[Figure]:
         for score in SCORES
         if score in run.data.metrics and _can_rank(run)
     ]
-    return [figure for figure in found if math.isfinite(figure.value)]
+    # A percentage; MLflow keeps infinity as a very large number.
+    return [figure for figure in found if 0 <= figure.value <= 100]
 
 
 def _can_rank(run: Run) -> bool:

@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -21,6 +20,7 @@ from mlflow.exceptions import MlflowException
 from ssl_sec.config import PretrainConfig, TrackingConfig, TrainingConfig
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import new_name
+from ssl_sec.edges.mlflow_pages import runs_page
 from ssl_sec.edges.mlflow_tracker import JOB_ID_TAG, connected
 from ssl_sec.edges.pipeline import Plan, Point, Stage
 from ssl_sec.edges.ray_jobs import Cluster, entrypoint, is_this_machine
@@ -104,7 +104,10 @@ def send(order: Order, cluster: Cluster) -> Sent:
     """
     environment = passed_on()
     is_local = is_this_machine(cluster.address)
-    base = order.name or new_name("sweep")
+    varied = {
+        swept.partition("=")[0].rpartition(".")[2]: None for _, each in points_of(order.overrides) for swept in each
+    }
+    base = order.name or new_name("-".join(["sweep", *varied]))
     points = [
         (checked(order.job, overrides, _point_name(base, swept) if swept else order.name, is_local), swept)
         for overrides, swept in points_of(order.overrides)
@@ -213,9 +216,7 @@ def mlflow_page(uri: str, experiment: str, job_id: str) -> str:
         found = None
     if found is None:
         return masked(uri)
-    return masked(
-        f"{uri}/#/experiments/{found.experiment_id}?searchFilter={quote(f'tags.`{JOB_ID_TAG}` = {json.dumps(job_id)}')}"
-    )
+    return masked(f"{uri}{runs_page(found.experiment_id, f'tags.`{JOB_ID_TAG}` = {json.dumps(job_id)}')}")
 
 
 def points_of(overrides: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -256,7 +257,11 @@ def _then(then: str | None, command: Command) -> tuple[Stage, ...]:
     config = from_values(PretrainConfig, compose("pretrain", command.overrides))
     settings = {f"probe.{key}": value for key, value in flattened(to_values(config.probe)).items() if key != "enabled"}
     settings |= {"output_dir": config.output_dir, "run_name": f"{command.name}-probe"}
-    carried = [o for o in command.overrides if o.startswith(("runtime", "tracking.uri=", "tracking.experiment="))]
+    carried = [
+        o
+        for o in command.overrides
+        if o.startswith(("runtime", "tracking.uri=", "tracking.experiment=", "tracking.tags"))
+    ]
     overrides = (*(f"{key}={_in_hydra(value)}" for key, value in settings.items()), *carried, *changes)
     checked("probe", (*overrides, "run=the-one-before"), None, is_local=False)
     return (Stage(job="probe", overrides=overrides),)
