@@ -207,13 +207,13 @@ class TrackedRun:
         self.client.set_tag(self.run_id, ENDED_TAG, ended)
         self._set_note(lambda note: with_end(note, ended))
 
-    def add_to_note(self, text: str) -> None:
-        """Adds a paragraph of Markdown to the description."""
-        self._set_note(lambda note: f"{note}\n\n{text}\n" if text not in note else note)
+    def begin_note(self, text: str) -> None:
+        """Puts a paragraph of Markdown before the description."""
+        self._set_note(lambda note: f"\n{text}\n\n{note}")
 
     def _set_note(self, change: Callable[[str], str]) -> None:
         note = change(self.client.get_run(self.run_id).data.tags.get(MLFLOW_RUN_NOTE, ""))
-        self.client.set_tag(self.run_id, MLFLOW_RUN_NOTE, note[-_TAG_LIMIT:])
+        self.client.set_tag(self.run_id, MLFLOW_RUN_NOTE, note[:_TAG_LIMIT])
 
     def log_network(self, network: nn.Module, image_shape: tuple[int, ...], width: int, name: str | None) -> None:
         """Logs a network as a model (an exported program, no pickle), and registers it as `name` if given.

@@ -29,8 +29,8 @@ def resumed(note: str, tags: Mapping[str, str]) -> str:
 
 
 def with_end(note: str, ended: str) -> str:
-    """The description of a run that has ended; what users added to it stays."""
-    return "\n".join([*(line for line in note.splitlines() if not line.startswith(_ENDED)), f"{_ENDED}{ended}"])
+    """The description of a run that has ended; the end comes first, and what users added stays."""
+    return "\n".join([f"{_ENDED}{ended}", *(line for line in note.splitlines() if not line.startswith(_ENDED))])
 
 
 def _lines(tags: Mapping[str, str]) -> list[str]:

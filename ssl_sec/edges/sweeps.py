@@ -109,7 +109,7 @@ class Sweep:
             if table:
                 run.client.log_text(run.run_id, table + "\n", "sweep.txt")
                 run.client.log_text(run.run_id, as_csv(results), "sweep.csv")
-                run.add_to_note(as_markdown(results))
+                run.begin_note(as_markdown(results))
             if (figure := arms_figure(results)) is not None:
                 with tempfile.TemporaryDirectory() as folder:
                     path = Path(folder) / "arms.png"
