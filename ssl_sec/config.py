@@ -1164,10 +1164,10 @@ class TrackingConfig:
     register_model: bool = True
     system_metrics: bool = True
     parent_run: str | None = None
-    tags: dict[str, str | bool | int | float] = field(default_factory=dict)
+    tags: dict[str, str | bool | int | float] | None = None
 
     def __post_init__(self) -> None:
-        for name in self.tags:
+        for name in self.tags or {}:
             key = f"tracking.tags.{name}"
             check(re.fullmatch(r"[\w.:/ -]{1,250}", name) is not None, key, name, "letters, digits and _ - . : /")
             own = name in RUN_TAGS or name.startswith("mlflow.")

@@ -14,6 +14,7 @@ from ssl_sec.edges.command_line import in_table
 from ssl_sec.edges.composition import compose, options
 from ssl_sec.edges.driver import Finished, new_name, run_pretraining
 from ssl_sec.edges.mlflow_tracker import tracking_uri
+from ssl_sec.edges.run_names import own_tags
 from ssl_sec.edges.summary import how_to_look
 from ssl_sec.edges.sweeps import Sweep
 from ssl_sec.errors import ConfigError, nearest
@@ -65,7 +66,7 @@ def _sweep(config: PretrainConfig, arms: Sequence[str], seeds: Sequence[int]) ->
         values={"arms": list(arms), "seeds": list(seeds)},
         output_dir=output_dir,
         tags={
-            **{key: str(value) for key, value in config.tracking.tags.items()},
+            **own_tags(config.tracking),
             "recipe": config.recipe_name,
             "data": config.data.title,
             "job": "ablate",

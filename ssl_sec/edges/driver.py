@@ -27,7 +27,6 @@ from ssl_sec.config import (
     ProbeJobConfig,
     ReplayConfig,
     RuntimeConfig,
-    TrackingConfig,
 )
 from ssl_sec.edges.following import Follower, Progress
 from ssl_sec.edges.mlflow_tracker import (
@@ -40,7 +39,7 @@ from ssl_sec.edges.mlflow_tracker import (
 from ssl_sec.edges.pictures import face_pictures, pretraining_pictures, probe_pictures, retrieval_pictures
 from ssl_sec.edges.provenance import keep_code
 from ssl_sec.edges.run_folder import RunFolder
-from ssl_sec.edges.run_names import claimed, run_name_of, what_tags
+from ssl_sec.edges.run_names import claimed, own_tags, run_name_of, what_tags
 from ssl_sec.edges.scores import (
     PROTOCOL_TAG,
     copy_probe_figures,
@@ -174,7 +173,7 @@ def _train(
         name=config.run_name,
         progress=Progress(total, config.run_name, unit),
         global_batch_size=config.global_batch_size,
-        tags={**_tags(config.tracking), **what_tags(config), "recipe": config.recipe_name, "job": job},
+        tags={**own_tags(config.tracking), **what_tags(config), "recipe": config.recipe_name, "job": job},
         parent_run_id=config.tracking.parent_run,
     )
 
@@ -299,7 +298,7 @@ def _probe(config: ProbeJobConfig, trained_path: Path, trained: PretrainConfig) 
         progress=Progress(passes * config.probe.epochs, config.run_name),
         global_batch_size=None,
         tags={
-            **_tags(config.tracking),
+            **own_tags(config.tracking),
             **what_tags(trained),
             "data": (config.data or trained.data).title,
             "recipe": recipe,
@@ -526,10 +525,6 @@ def _stopped_by_signals(folder: RunFolder) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _tags(tracking: TrackingConfig) -> dict[str, str]:
-    return {key: masked(str(value)) for key, value in tracking.tags.items()}
 
 
 def new_name(what: str) -> str:

@@ -4,9 +4,10 @@ import itertools
 import re
 from pathlib import Path
 
-from ssl_sec.config import MetricLearningConfig, PretrainConfig, TimmConfig, TrainingConfig
+from ssl_sec.config import MetricLearningConfig, PretrainConfig, TimmConfig, TrackingConfig, TrainingConfig
 from ssl_sec.errors import StorageError
 from ssl_sec.face_config import FaceConfig
+from ssl_sec.masking import masked_values
 
 UNTRAINED = "random"
 
@@ -32,6 +33,11 @@ def what_tags(config: TrainingConfig) -> dict[str, str]:
         "constraint": config.constraint.name if length > 0 else UNTRAINED,
         "seed": str(config.seed),
     }
+
+
+def own_tags(tracking: TrackingConfig) -> dict[str, str]:
+    """The tags that the user asks for, without secrets."""
+    return {key: str(value) for key, value in masked_values(tracking.tags or {}).items()}
 
 
 def _encoder(config: TrainingConfig) -> str:
