@@ -147,6 +147,7 @@ def arms_figure(results: Results) -> Figure | None:
     if not told:
         return None
     figure = Figure(figsize=(0.5 + 4 * len(told), 1.2 + 0.45 * len(results)), layout="constrained")
+    figure.suptitle("each run, and the mean ± standard deviation of each arm", fontsize=9)
     for place, name in enumerate(told):
         axes = figure.add_subplot(1, len(told), place + 1)
         add_grid(axes)
