@@ -4,6 +4,7 @@ The values come from `configs/`, composed by Hydra; nothing here looks a name up
 """
 
 import os
+import re
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,6 +86,12 @@ from ssl_sec.training import Precision
 
 Split = Literal["train", "test"]
 
+# The tags that a run has of itself, which `tracking.tags` leaves alone.
+RUN_TAGS = (
+    "job", "recipe", "data", "encoder", "loss", "constraint", "seed", "folder", "command", "git.dirty", "ran_on",
+    "ended", "probe.protocol", "ray.job_id", "ssl_sec.version",
+)  # fmt: skip
+
 Width = Annotated[float, Range(gt=0, le=64)]
 Side = Annotated[int, Range(ge=1, le=16384)]
 Dim = Annotated[int, Range(ge=1, le=2**20)]
@@ -112,8 +119,14 @@ class _DataConfig(Settings, key="data"):
             are the test set; None if the splits of the data set have classes of their own.
     """
 
+    name: str
     max_images: Count | None = None
     num_train_classes: Count | None = None
+
+    @property
+    def title(self) -> str:
+        """What the set is called in names: of runs, folders, experiments and registered models."""
+        return self.name
 
     def open(self, split: Split) -> ImageSet:
         """Opens one split; the subset is of the training split only."""
@@ -205,6 +218,11 @@ class FolderConfig(_FilesConfig):
     name: Literal["folder"] = "folder"
     root: Local
 
+    @property
+    def title(self) -> str:
+        """The folder's own name."""
+        return title_of_place(self.root) or self.name
+
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         return self._open_folder(split, crop, shared_classes=True)
 
@@ -244,6 +262,11 @@ class ParquetConfig(_FilesConfig):
     label_column: str = "label"
     cache_folder: Local = "~/.cache/ssl_sec"
 
+    @property
+    def title(self) -> str:
+        """The first file's own name, or that of its folder."""
+        return (title_of_place(self.train[0]) if self.train else "") or self.name
+
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         return open_parquet(
             split,
@@ -279,6 +302,11 @@ class RecordsConfig(_FilesConfig):
 
     name: Literal["records"] = "records"
     root: Local
+
+    @property
+    def title(self) -> str:
+        """The folder's own name."""
+        return title_of_place(self.root) or self.name
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         if split == "test":
@@ -1114,10 +1142,11 @@ class TrackingConfig:
 
     Attributes:
         uri: of the MLflow server; None takes MLFLOW_TRACKING_URI, or sqlite in the output folder.
-        experiment: in MLflow; None takes the recipe's name.
+        experiment: in MLflow; None takes the recipe's name, or the data set's where there is no recipe.
         register_model: whether the encoder becomes a registered model.
         system_metrics: whether the use of the driver's machine (processor, memory, disk, network, GPUs) is followed.
         parent_run: the MLflow run that this one belongs to, a sweep's.
+        tags: further tags of the run.
     """
 
     uri: str | None = None
@@ -1125,6 +1154,14 @@ class TrackingConfig:
     register_model: bool = True
     system_metrics: bool = True
     parent_run: str | None = None
+    tags: dict[str, str | bool | int | float] | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.tags or {}:
+            key = f"tracking.tags.{name}"
+            check(re.fullmatch(r"[\w.:/ -]{1,250}", name) is not None, key, name, "letters, digits and _ - . : /")
+            own = name in RUN_TAGS or name.startswith("mlflow.")
+            check(not own, key, name, f"another name: {', '.join(RUN_TAGS)} and mlflow.* are set by the job")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1166,8 +1203,9 @@ class TrainingConfig(Settings):
     """What every training run has.
 
     Attributes:
-        recipe: names the experiment in MLflow and the folder of its runs.
-        run_name: name of the run and its folder; None makes one from the time and the seed.
+        recipe: names the experiment in MLflow, the folder of its runs and the registered model; None takes the name of
+            the data set.
+        run_name: name of the run and its folder; None makes one of data set, encoder, constraint and seed.
         output_dir: where run folders are made.
         resume: true resumes the run of this name where it stopped; auto starts it where there is none. On a command
             line, resume=<folder, name or id> stands for the run's own configuration.
@@ -1176,7 +1214,7 @@ class TrainingConfig(Settings):
         log_every_steps: steps between two reports of the loss, ≥ 1.
     """
 
-    recipe: Name
+    recipe: Name | None = None
     data: DataConfig
     encoder: EncoderConfig
     head: HeadConfig
@@ -1196,6 +1234,11 @@ class TrainingConfig(Settings):
             check(self.run_name is not None, "resume", self.resume, "given together with the run_name to take up")
         if isinstance(self.runtime, RayConfig):
             self.runtime.check_shares(self.global_batch_size)
+
+    @property
+    def recipe_name(self) -> str:
+        """The recipe, or the data set where none is given."""
+        return self.recipe or self.data.title
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1490,3 +1533,20 @@ class ReportConfig(Settings):
         check(one, "table, figure, compare", asked, "one of them: table=5, figure=6 or compare <run> <run>")
         if self.compare is not None:
             check(len(self.compare) == 2, "compare", list(self.compare), "two runs: compare <run> <run>")
+
+
+def title_of_place(location: str) -> str:
+    """The last part of a path or URL that says what is there, fit for a name; empty if none does."""
+    is_url = "://" in location
+    path = location.partition("://")[2] if is_url else str(Path(location).expanduser().absolute())
+    for part in reversed(path.split("/")):
+        bare = re.sub(r"\.(parquet|pq)$|-?\d{5}-of-\d{5}", "", part)
+        name = re.sub(r"[^\w.-]+", "-", bare).strip("-._")
+        name = re.sub(r"^train[-._]|[-._]train$", "", name)
+        if any(not word.isdigit() and word.lower() not in _SAYS_NOTHING for word in re.split(r"[-._]", name)):
+            return name
+    return ""
+
+
+# What folders and files of any data set are called.
+_SAYS_NOTHING = frozenset(("", "data", "dataset", "images", "img", "train", "training", "test", "val", "validation"))

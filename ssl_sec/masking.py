@@ -1,7 +1,8 @@
 """Secrets never reach parameters, metadata, artifacts or logs."""
 
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 HIDDEN = "***"
@@ -10,11 +11,36 @@ _USERINFO = re.compile(r"(?<=://)[^/@\s'\"]+@")
 _SECRET_KEY = re.compile(
     r"token|passw(or)?d|passphrase|secret|credential|api_?key|access_?key|private_?key", re.IGNORECASE
 )
+# In code and settings: a secret's name, then = or :, then a string in quotes, or a bare word that is no code.
+_ASSIGNED = re.compile(
+    rf"(?P<start>[\w.-]*(?:{_SECRET_KEY.pattern})\w*['\"]?\s*[:=]\s*)"
+    r"(?:(?P<quote>['\"])[^'\"\n]+(?P=quote)|(?=[^\s()\[\]{},;]*\d)[\w./+=~-]{8,}(?![\w([.]))",
+    re.IGNORECASE,
+)
 
 
 def masked(text: str) -> str:
     """The text with the user names and passwords of its URIs hidden."""
     return _USERINFO.sub(f"{HIDDEN}@", text)
+
+
+def masked_command(arguments: Sequence[str]) -> str:
+    """A command line as a shell takes it, with the values of keys like `token` and the userinfo of URIs hidden."""
+    shown: list[str] = []
+    for argument in arguments:
+        key, given, _ = argument.partition("=")
+        shown.append(f"{key}={HIDDEN}" if given and _SECRET_KEY.search(key) else masked(argument))
+    return shlex.join(shown)
+
+
+def masked_code(text: str) -> str:
+    """Source code or a patch, with the userinfo of URIs and what is assigned to names like `token` hidden."""
+
+    def hidden(found: re.Match[str]) -> str:
+        quote = found["quote"] or ""
+        return f"{found['start']}{quote}{HIDDEN}{quote}"
+
+    return _ASSIGNED.sub(hidden, masked(text))
 
 
 def masked_values(values: Mapping[str, Any]) -> dict[str, Any]:

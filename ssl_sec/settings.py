@@ -1,9 +1,9 @@
 """Plain nested values -> frozen dataclasses, with errors that name the key.
 
-A field's annotation says what is allowed: str, int, float, bool, a Literal, tuple[T, ...], a dataclass, T | None,
-or a union of dataclasses, told apart by the field `name` that each declares as a Literal. `Annotated` adds a rule,
-such as a range; `Settings` checks the rules of its fields, however it is made. A number without a range of its own is
-finite: a float fits into 32 bits, an integer into 64.
+A field's annotation says what is allowed: str, int, float, bool, a Literal, tuple[T, ...], dict[str, T], a dataclass,
+T | None, or a union of dataclasses, told apart by the field `name` that each declares as a Literal. `Annotated` adds a
+rule, such as a range; `Settings` checks the rules of its fields, however it is made. A number without a range of its
+own is finite: a float fits into 32 bits, an integer into 64.
 """
 
 import dataclasses
@@ -216,6 +216,8 @@ def to_values(settings: Any) -> Any:
         return {f.name: to_values(getattr(settings, f.name)) for f in dataclasses.fields(settings) if f.init}
     if isinstance(settings, tuple):
         return [to_values(item) for item in settings]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(settings, dict):
+        return {key: to_values(value) for key, value in settings.items()}  # pyright: ignore[reportUnknownVariableType]
     return settings
 
 
@@ -281,6 +283,10 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         if not isinstance(value, Sequence) or isinstance(value, str):
             raise ConfigError(f"{path}: found {value!r}, must be a list")
         return tuple(_value(options[0], item, f"{path}[{place}]") for place, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{path}: found {value!r}, must be a group of keys")
+        return {str(key): _value(options[1], item, _join(path, str(key))) for key, item in value.items()}
     if dataclasses.is_dataclass(hint):
         return from_values(cast(type[Any], hint), value, path)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):

@@ -642,3 +642,31 @@ def test_a_class_that_lacks_a_method_of_its_kind_fails_where_it_is_defined(base,
 
         class MineConfig(base):
             pass
+
+
+@pytest.mark.parametrize(
+    ("data", "title"),
+    [
+        ({"name": "digits"}, "digits"),
+        ({"name": "cifar10", "root": "/elsewhere"}, "cifar10"),
+        ({"name": "folder", "root": "/data/my flowers/"}, "my-flowers"),
+        ({"name": "folder", "root": "/data/flowers/images"}, "flowers"),
+        ({"name": "folder", "root": "/data"}, "folder"),
+        ({"name": "parquet", "train": ["/data/birds/train-00000-of-00002.parquet"]}, "birds"),
+        ({"name": "parquet", "train": ["/data/birds_train.parquet"]}, "birds"),
+        ({"name": "parquet", "train": ["hf://datasets/ada/birds/data/train-*.parquet"]}, "birds"),
+        ({"name": "parquet", "train": ["/train.parquet"]}, "parquet"),
+        ({"name": "records", "root": "faces_webface_112x112"}, "faces_webface_112x112"),
+    ],
+)
+def test_without_a_recipe_a_run_is_named_for_its_data(data, title):
+    values = {key: value for key, value in RUN.items() if key != "recipe"}
+    assert from_values(PretrainConfig, {**values, "data": data}).recipe_name == title
+    assert from_values(PretrainConfig, {**values, "data": data, "recipe": "custom"}).recipe_name == "custom"
+
+
+def test_tags_of_ones_own_have_names_of_their_own():
+    assert from_values(PretrainConfig, {**RUN, "tracking": {"tags": {"team": "a", "ticket": 18}}}).tracking.tags
+    for name, allowed in (("job", "another name: job, recipe"), ("mlflow.user", "another name"), ("a=b", "letters")):
+        with pytest.raises(ConfigError, match=f"^tracking.tags.{name}: found '{name}', must be {allowed}"):
+            from_values(PretrainConfig, {**RUN, "tracking": {"tags": {name: "mine"}}})

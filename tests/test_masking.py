@@ -1,6 +1,6 @@
 import pytest
 
-from ssl_sec.masking import masked, masked_values
+from ssl_sec.masking import masked, masked_code, masked_command, masked_values
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,25 @@ def test_values_of_secret_keys_are_hidden_wherever_they_stand():
         "keys": 2,
     }
     assert values["tracking"]["uri"] == "http://u:p@h"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("+api_key = 'abc def'", "+api_key = '***'"),
+        ('+    "password": "x",', '+    "password": "***",'),
+        ("+export AWS_SECRET_ACCESS_KEY=abcDEF123/x", "+export AWS_SECRET_ACCESS_KEY=***"),
+        ("+token: ghp_0123456789", "+token: ***"),
+        ("+uri = 'http://ada:x@host'", "+uri = 'http://***@host'"),
+        ("+tokenizer = GPT2Tokenizer.from_pretrained(name)", "+tokenizer = GPT2Tokenizer.from_pretrained(name)"),
+        ("+    token: str = field()", "+    token: str = field()"),
+        ("+margin = 0.25", "+margin = 0.25"),
+    ],
+)
+def test_code_is_shown_without_what_is_assigned_to_secrets(text, shown):
+    assert masked_code(text) == shown
+
+
+def test_a_command_line_is_shown_without_secrets():
+    words = ["python", "-m", "jobs.pretrain", "a.token=x y", "uri=s3://a:b@c", "seeds=[0, 1]"]
+    assert masked_command(words) == "python -m jobs.pretrain 'a.token=***' 'uri=s3://***@c' 'seeds=[0, 1]'"

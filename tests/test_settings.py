@@ -59,6 +59,7 @@ class Settings:
     shapes: tuple[Circle | Square, ...] = ()
     width: int | str = 1
     maybe: Circle | Square | None = None
+    tags: dict[str, str | int] = field(default_factory=dict)
 
 
 LEAST = {"title": "t", "shape": {"name": "circle"}}
@@ -339,3 +340,11 @@ def test_a_check_names_the_key_the_value_and_what_is_allowed():
     check(True, "optimiser.momentum", 2.0, "in [0, 1)")
     with pytest.raises(ConfigError, match=r"^optimiser.momentum: found 2.0, must be in \[0, 1\)$"):
         check(False, "optimiser.momentum", 2.0, "in [0, 1)")
+
+
+def test_a_mapping_has_keys_of_ones_own_and_values_of_one_kind():
+    settings = build(tags={"team": "vision", "ticket": 18})
+    assert settings.tags == {"team": "vision", "ticket": 18}
+    assert from_values(Settings, to_values(settings)) == settings
+    assert message(tags={"team": [1]}) == "tags.team: found [1], must be a string or an integer"
+    assert message(tags="team") == "tags: found 'team', must be a group of keys"

@@ -33,16 +33,15 @@ overrides=("$@" "output_dir=$output_dir" "run_name=$run_name" "runtime=ray" "res
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
 [[ -s $RAY_AUTH_TOKEN_PATH ]] || (umask 077 && ray get-auth-token --generate >/dev/null)
 
-# The folder is <output_dir>/<recipe>/<run_name>; only the job itself knows its recipe.
-recipe=$(python -m ssl_sec pretrain "${overrides[@]}" --cfg job | sed -n 's/^recipe: //p')
-run_folder=$output_dir/$recipe/$run_name
-
 # A stop is asked for as Ctrl-C does it: the workers see this file after a step, save, and the job ends with 130.
 # shellcheck disable=SC2329  # the trap calls it
 ask_for_a_stop() {
     echo "$(date --iso-8601=seconds) the time is nearly up: the state is saved and the job goes back in the queue"
     asked=yes
-    [[ ! -d $run_folder ]] || touch "$run_folder/stop"
+    # The folder is <output_dir>/<recipe>/<run_name>; only the job itself knows its recipe.
+    for run_folder in "$output_dir"/*/"$run_name"; do
+        [[ ! -d $run_folder ]] || touch "$run_folder/stop"
+    done
 }
 asked=""
 trap ask_for_a_stop USR1

@@ -9,6 +9,7 @@ import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ssl_sec.config import AblateConfig, PretrainConfig
@@ -16,7 +17,10 @@ from ssl_sec.edges.command_line import in_table
 from ssl_sec.edges.composition import compose, options
 from ssl_sec.edges.driver import Finished, new_name, run_pretraining
 from ssl_sec.edges.machine import announce
+from ssl_sec.edges.mlflow_tracker import tracking_uri
+from ssl_sec.edges.run_names import own_tags
 from ssl_sec.edges.summary import how_to_look
+from ssl_sec.edges.sweeps import Sweep
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.settings import from_values
 
@@ -46,20 +50,42 @@ def run_ablation(overrides: Sequence[str]) -> str:
     announce(next(iter(configs.values())).runtime)
     results: dict[str, list[Mapping[str, float]]] = {arm: [] for arm in arms}
     finished: Finished | None = None
-    for (arm, _), config in configs.items():
-        finished = run_pretraining(config)
-        results[arm].append(finished.metrics)
+    sweep = _sweep(next(iter(configs.values())), arms, seeds)
+    with sweep.ended_after(results, lambda: _table({arm: runs for arm, runs in results.items() if runs})):
+        for (arm, _), config in configs.items():
+            tracking = replace(config.tracking, parent_run=sweep.run_id or config.tracking.parent_run)
+            finished = run_pretraining(replace(config, tracking=tracking))
+            results[arm].append(finished.metrics)
     assert finished is not None
     _keep(results, seeds, finished.folder.path.parent)
-    return "\n".join(["", _table(results), "", how_to_look(finished)])
+    return "\n".join(["", _table(results), "", how_to_look(finished, at_all=True)])
+
+
+def _sweep(config: PretrainConfig, arms: Sequence[str], seeds: Sequence[int]) -> Sweep:
+    """The run in MLflow that all others belong to."""
+    output_dir = Path(config.output_dir).expanduser().resolve()
+    return Sweep.start(
+        tracking_uri(config.tracking, output_dir),
+        experiment=config.tracking.experiment or config.recipe_name,
+        name=new_name(f"{config.recipe_name}-ablation"),
+        values={"arms": list(arms), "seeds": list(seeds)},
+        output_dir=output_dir,
+        tags={
+            **own_tags(config.tracking),
+            "recipe": config.recipe_name,
+            "data": config.data.title,
+            "job": "ablate",
+        },
+    )
 
 
 def _config(shared: Sequence[str], arm: str, seed: int) -> PretrainConfig:
     changes = [change for part in re.split(r"\+(?!\d)", arm) for change in _changes(arm, part)]  # 1e+5 is a number
-    name = re.sub(r"[^\w.-]+", "-", arm)
-    names = [f"seed={seed}", f"run_name={new_name(f'{name}-seed{seed}')}", "probe.enabled=true"]
     try:
-        return from_values(PretrainConfig, compose("pretrain", [*shared, *changes, *names]))
+        return from_values(
+            PretrainConfig,
+            compose("pretrain", [*shared, *changes, f"seed={seed}", "run_name=null", "probe.enabled=true"]),
+        )
     except ConfigError as error:
         raise ConfigError(f"arms: {arm}: {error}") from None
 
@@ -84,6 +110,8 @@ def _changes(arm: str, part: str) -> list[str]:
 
 
 def _table(results: Results) -> str:
+    if not results:
+        return ""
     of = "arm" if any("=" in arm for arm in results) else "constraint"
     rows = [[arm, *(_cell([run[key] for run in runs]) for key in _COLUMNS)] for arm, runs in results.items()]
     num_seeds = max(map(len, results.values()))

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
@@ -36,18 +36,26 @@ from ssl_sec.edges.mlflow_tracker import (
     LateRun,
     RunIdentity,
     TrackedRun,
-    mark_best,
-    model_name,
     tracking_uri,
 )
 from ssl_sec.edges.overrides import assigned
 from ssl_sec.edges.packaging import command
 from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
 from ssl_sec.edges.pictures import face_pictures, pretraining_pictures, probe_pictures, retrieval_pictures
+from ssl_sec.edges.provenance import keep_code
 from ssl_sec.edges.report_runs import beside, find_run
 from ssl_sec.edges.resuming import resume_run
 from ssl_sec.edges.run_folder import RunFolder
+from ssl_sec.edges.run_names import claimed, own_tags, run_name_of, what_tags
 from ssl_sec.edges.running import close_abandoned, running
+from ssl_sec.edges.scores import (
+    PROTOCOL_TAG,
+    copy_probe_figures,
+    describe_versions,
+    mark_best,
+    model_name,
+    probe_protocol,
+)
 from ssl_sec.edges.stored_config import stored_values, with_credentials
 from ssl_sec.edges.worker import CONFIGS, Job, RecipeConfig, Worker, load_encoder, load_head, work
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
@@ -77,6 +85,9 @@ _PICTURES: Mapping[Job, Callable[[RunFolder], list[Path]]] = {
 }
 
 
+_Config = TypeVar("_Config", bound=RecipeConfig)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
     """What a run leaves.
@@ -103,7 +114,7 @@ def run_pretraining(config: PretrainConfig) -> Finished:
         UserError: for what the user can mend.
         Stopped: if a stop was asked for; the state is saved.
     """
-    config = replace(config, run_name=config.run_name or new_name(f"seed{config.seed}"))
+    config = _named(config)
     finished = _train("pretrain", config, total=config.epochs, unit="epoch")
     if not config.probe.enabled:
         return finished
@@ -116,7 +127,6 @@ def run_pretraining(config: PretrainConfig) -> Finished:
         probe=config.probe,
         runtime=config.runtime,
         output_dir=config.output_dir,
-        run_name=f"{config.run_name}-probe",
         tracking=config.tracking,
     )
     folder = RunFolder(finished.folder.path.with_name(f"{config.run_name}-probe"))
@@ -135,7 +145,7 @@ def run_metric_learning(config: MetricLearningConfig) -> Finished:
         UserError: for what the user can mend.
         Stopped: if a stop was asked for; the state is saved.
     """
-    config = replace(config, run_name=config.run_name or new_name(f"seed{config.seed}"))
+    config = _named(config)
     return _train("metric_learning", config, total=config.steps, unit="step")
 
 
@@ -146,8 +156,17 @@ def run_face(config: FaceConfig) -> Finished:
         UserError: for what the user can mend.
         Stopped: if a stop was asked for; the state is saved.
     """
-    config = replace(config, run_name=config.run_name or new_name(f"seed{config.seed}"))
+    config = _named(config)
     return _train("face", config, total=config.epochs, unit="epoch")
+
+
+def _named(config: _Config) -> _Config:
+    """The run with its recipe and a name: the one that is given, or one that is free in the recipe's folder."""
+    config = replace(config, recipe=config.recipe_name)
+    if config.run_name is not None:
+        return config
+    folder = Path(config.output_dir).expanduser().resolve() / config.recipe_name
+    return replace(config, run_name=claimed(folder, run_name_of(config)))
 
 
 def _train(
@@ -159,7 +178,7 @@ def _train(
 ) -> Finished:
     assert config.run_name is not None
     output_dir = Path(config.output_dir).expanduser().resolve()
-    folder = RunFolder(output_dir / config.recipe / config.run_name)
+    folder = RunFolder(output_dir / config.recipe_name / config.run_name)
     with running(folder), _stopped_by_signals(folder):
         return _train_in(folder, job, config, total=total, unit=unit)
 
@@ -182,7 +201,7 @@ def _train_in(
         return _nothing_to_do(folder, uri)
     run = _Run(
         job=job,
-        recipe=config.recipe,
+        recipe=config.recipe_name,
         folder=folder,
         values=values,
         runtime=config.runtime,
@@ -190,11 +209,11 @@ def _train_in(
         output_dir=output_dir,
     )
     return run.to_its_end(
-        experiment=config.tracking.experiment or config.recipe,
+        experiment=config.tracking.experiment or config.recipe_name,
         name=config.run_name,
         progress=Progress(total, config.run_name, unit, said=folder.messages()),
         global_batch_size=config.global_batch_size,
-        tags={"recipe": config.recipe, "job": job},
+        tags={**own_tags(config.tracking), **what_tags(config), "recipe": config.recipe_name, "job": job},
         parent_run_id=config.tracking.parent_run,
     )
 
@@ -299,15 +318,19 @@ def run_replay(config: ReplayConfig) -> Finished:
 
 def _probe(config: ProbeJobConfig, trained_path: Path, trained: PretrainConfig) -> Finished:
     output_dir = Path(config.output_dir).expanduser().resolve()
-    config = replace(config, run_name=config.run_name or new_name(f"{config.run[:8]}-probe"))
+    recipe = trained.recipe_name
+    if config.run_name is None:
+        name = f"{trained.run_name or run_name_of(trained)}-probe"
+        config = replace(config, run_name=claimed(output_dir / recipe, name))
     assert config.run_name is not None
-    folder = RunFolder(output_dir / trained.recipe / config.run_name)
+    folder = RunFolder(output_dir / recipe / config.run_name)
     with running(folder), _stopped_by_signals(folder):
         return _probe_in(folder, config, trained_path, trained)
 
 
 def _probe_in(folder: RunFolder, config: ProbeJobConfig, trained_path: Path, trained: PretrainConfig) -> Finished:
     assert config.run_name is not None
+    recipe = trained.recipe_name
     output_dir = Path(config.output_dir).expanduser().resolve()
     values = to_values(config)
     folder.start(values)
@@ -315,7 +338,7 @@ def _probe_in(folder: RunFolder, config: ProbeJobConfig, trained_path: Path, tra
     shutil.copy(trained_path / "config.yaml", folder.path / "pretrain.yaml")
     run = _Run(
         job="probe",
-        recipe=trained.recipe,
+        recipe=recipe,
         folder=folder,
         values=values,
         runtime=config.runtime,
@@ -324,11 +347,17 @@ def _probe_in(folder: RunFolder, config: ProbeJobConfig, trained_path: Path, tra
     )
     passes = 2 if config.probe.labels_per_class is None else 1
     return run.to_its_end(
-        experiment=config.tracking.experiment or trained.recipe,
+        experiment=config.tracking.experiment or recipe,
         name=config.run_name,
         progress=Progress(passes * config.probe.epochs, config.run_name),
         global_batch_size=None,
-        tags={"recipe": trained.recipe, "job": "probe"},
+        tags={
+            **own_tags(config.tracking),
+            **what_tags(trained),
+            "data": (config.data or trained.data).title,
+            "recipe": recipe,
+            "job": "probe",
+        },
         parent_run_id=None if config.run == "untracked" else config.run,
     )
 
@@ -360,7 +389,7 @@ class _Run:
             uri=self.uri,
             experiment=experiment,
             name=name,
-            tags={**tags, "folder": str(self.folder.path)},
+            tags={**keep_code(self.folder.path), **tags, "folder": str(self.folder.path)},
             parent_run_id=parent_run_id,
         )
         self.folder.identity_path.write_text(json.dumps(asdict(replace(identity, uri=masked(identity.uri)))))
@@ -395,8 +424,8 @@ class _Run:
                 # A store that does not take the figures is not asked for more; a replay sends all of it.
                 self._leave_artifacts(None if self.sending.num_lost else tracking.run)
             status = "FINISHED"
-        except (Stopped, KeyboardInterrupt):
-            status = "KILLED"
+        except (Stopped, KeyboardInterrupt) as stop:
+            status, reason = "KILLED", "as asked, after saving" if isinstance(stop, Stopped) else "interrupted at once"
             raise
         except UserError as error:
             reason = first_line(error)
@@ -406,11 +435,14 @@ class _Run:
             reason = first_line(found)
             raise found from None
         finally:
-            if status == "FAILED":
-                self.folder.discard_unstarted()
             tracked = tracking.run
             if tracked is not None:
+                self._tolerated(lambda: self._tell_data(tracked))
                 self._tolerated(lambda: tracked.end(status, reason))
+                if status == "FINISHED":
+                    self._tolerated(lambda: self._compare(tracked))
+            if status == "FAILED":
+                self.folder.discard_unstarted()
             if self.folder.holds_run:
                 self.sending.warn(self._replay_command)
             for thread in others:
@@ -421,7 +453,7 @@ class _Run:
     def _say_where(self, tracked: TrackedRun) -> None:
         from ssl_sec.edges.summary import how_to_look  # which imports this module
 
-        for line in how_to_look(self._finished(tracked), f"runs/{tracked.run_id}").splitlines():
+        for line in how_to_look(self._finished(tracked)).splitlines():
             logger.info(line.strip())
 
     def _stopped(self) -> str:
@@ -471,8 +503,11 @@ class _Run:
         if outcome == "finished" and not is_whole:
             self._leave_artifacts(tracked)
         status = {"finished": "FINISHED", "stopped": "KILLED"}.get(outcome or "", "FAILED")
-        self._tolerated(lambda: tracked.end(status))
-        if outcome == "finished":
+        error = self.folder.error()
+        self._tolerated(lambda: self._tell_data(tracked))
+        self._tolerated(lambda: tracked.end(status, None if error is None else first_line(error)))
+        if status == "FINISHED":
+            self._tolerated(lambda: self._compare(tracked))
             self.folder.close()
         self.sending.warn(self._replay_command)
         return self._finished(tracked)
@@ -500,16 +535,13 @@ class _Run:
         if not isinstance(config, ProbeJobConfig):
             self._leave_training(tracked, config)
         self._tolerated(lambda: tracked.log_file(self.folder.path / _LAST_ARTIFACT[self.job]))
-        self._tolerated(lambda: mark_best(tracked.client, self.recipe))
 
     def _leave_training(self, tracked: TrackedRun, config: RecipeConfig) -> None:
-        """Leaves the norms, the data set as an input, and the network."""
+        """Leaves the norms and the network."""
         histograms = [asdict(histogram) for histogram in self.folder.histograms()]
         self.folder.norms_path.write_text(json.dumps(histograms))
         self._tolerated(lambda: tracked.log_file(self.folder.norms_path))
         data = self.folder.data()
-        profile = {"images": data.num_images, "bad_images": data.num_bad_images, "classes": len(data.class_names)}
-        self._tolerated(lambda: tracked.log_data(data.name, data.description, profile))
         is_embedding = isinstance(config, MetricLearningConfig | FaceConfig)
         if is_embedding:
             self._tolerated(lambda: tracked.log_file(self.folder.head_path))
@@ -522,6 +554,38 @@ class _Run:
             head = load_head(config, encoder.num_features, self.folder.head_path)
             network, width = nn.Sequential(encoder, head), config.head.dim
         self._tolerated(lambda: tracked.log_network(network, data.image_shape, width, model_name(self.recipe)))
+
+    def _tell_data(self, tracked: TrackedRun) -> None:
+        """Names the data as an input of the run, however it ended; for a probe its test images, and the protocol."""
+        if not self.folder.holds_data:
+            return
+        data = self.folder.data()
+        profile = {"images": data.num_images, "bad_images": data.num_bad_images, "classes": len(data.class_names)}
+        config = from_values(CONFIGS[self.job], self.values)
+        if isinstance(config, ProbeJobConfig):
+            title, context = (config.data or self._probed().data).title, "evaluation"
+            protocol = probe_protocol(config.probe, title, data)
+            tracked.client.set_tag(tracked.run_id, PROTOCOL_TAG, protocol)
+        else:
+            title, context = config.data.title, "training"
+        name = f"{title}/{data.name.rpartition('/')[2]}"
+        tracked.log_data(name, data.digest, data.description, profile, context)
+
+    def _compare(self, tracked: TrackedRun) -> None:
+        """Puts a probe's figures on the run that it probed, and looks which registered encoder is the best now."""
+        client, trained_id = tracked.client, tracked.run_id
+        config = from_values(CONFIGS[self.job], self.values)
+        if isinstance(config, ProbeJobConfig):
+            if config.run == "untracked":
+                return
+            trained_id, trained = config.run, self._probed()
+            copy_probe_figures(client, trained_id, trained, config, client.get_run(tracked.run_id))
+        describe_versions(client, self.recipe, trained_id)
+        mark_best(client, self.recipe)
+
+    def _probed(self) -> PretrainConfig:
+        """The pretraining whose encoder was probed."""
+        return from_values(PretrainConfig, stored_values(self.folder.path / "pretrain.yaml"))
 
     def _tolerated(self, call: Callable[[], object]) -> None:
         """Does what tracking asks for; its failure does not fail the run, and is reported at the end."""

@@ -19,9 +19,9 @@ from ssl_sec.augment import unit_range
 from ssl_sec.config import DataConfig, ExportConfig, MetricLearningConfig, PretrainConfig
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.driver import download_run
-from ssl_sec.edges.mlflow_tracker import child_probes
 from ssl_sec.edges.model_card import model_card
 from ssl_sec.edges.report_runs import find_run
+from ssl_sec.edges.scores import child_probes
 from ssl_sec.edges.worker import Job, RecipeConfig, load_encoder, load_head
 from ssl_sec.errors import ConfigError, StorageError, first_line
 from ssl_sec.exporting import (
@@ -87,7 +87,7 @@ def run_export(config: ExportConfig) -> Exported:
     run, probes = _with_probes(store.client, found.run_id)
     with tempfile.TemporaryDirectory() as downloads:
         trained = download_run(store.client, found.run_id, Path(downloads), _TRAININGS)
-        default = output_dir / "exports" / f"{trained.recipe}-{found.run_id[:8]}-{form.name}"
+        default = output_dir / "exports" / f"{trained.recipe_name}-{found.run_id[:8]}-{form.name}"
         output = default if config.output is None else Path(config.output).expanduser().resolve()
         _refuse_existing(output, config.overwrite)
         image_set = _image_set(trained, config.data or trained.data)

@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -28,16 +27,16 @@ os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 import mlflow
 import numpy as np
 import torch
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunStatus, SourceType
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunStatus, SourceType
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking import MlflowClient
 from mlflow.types import Schema, TensorSpec
 from mlflow.utils.mlflow_tags import (
-    MLFLOW_GIT_COMMIT,
     MLFLOW_PARENT_RUN_ID,
     MLFLOW_RUN_NAME,
+    MLFLOW_RUN_NOTE,
     MLFLOW_SOURCE_NAME,
     MLFLOW_SOURCE_TYPE,
     MLFLOW_USER,
@@ -48,8 +47,10 @@ from ssl_sec import __version__
 from ssl_sec.config import TrackingConfig
 from ssl_sec.edges.addresses import require_store
 from ssl_sec.edges.following import Record
-from ssl_sec.edges.packaging import COMMIT_VARIABLE, JOB_ID_VARIABLE
-from ssl_sec.edges.run_folder import SCORES
+from ssl_sec.edges.mlflow_pages import scores_view
+from ssl_sec.edges.packaging import JOB_ID_VARIABLE
+from ssl_sec.edges.provenance import DIRTY_TAG, code_files, process_tags
+from ssl_sec.edges.run_notes import description, how_it_ended, resumed, with_end
 from ssl_sec.errors import StorageError, first_line
 from ssl_sec.locking import locked
 from ssl_sec.masking import masked, masked_values
@@ -63,15 +64,12 @@ logging.getLogger("mlflow.system_metrics").setLevel(logging.CRITICAL)  # they ar
 
 # Of the job of a Ray cluster that makes the run.
 JOB_ID_TAG = "ray.job_id"
-# How a run ended, where it did not end by itself.
+# How a run ended.
 ENDED_TAG = "ended"
 
 _POINTS_A_CALL = 1000
 _PARAMS_A_CALL = 100
-
-# The alias of a recipe's best encoder; MLflow itself knows the newest as `latest`.
-BEST = "best"
-_ALIAS_TRIES = 5
+_TAG_LIMIT = 5_000
 
 
 def tracking_uri(config: TrackingConfig, output_dir: Path) -> str:
@@ -130,7 +128,7 @@ class TrackedRun:
         """
         try:
             client = connected(uri)
-            experiment_id = _experiment_id(client, experiment, uri, output_dir)
+            experiment_id = _experiment_id(client, experiment, uri, output_dir, tags["job"])
             parent = {} if parent_run_id is None else {MLFLOW_PARENT_RUN_ID: parent_run_id}
             about = {
                 MLFLOW_RUN_NAME: name,
@@ -138,11 +136,13 @@ class TrackedRun:
                 MLFLOW_SOURCE_NAME: f"jobs.{tags['job']}",
                 MLFLOW_SOURCE_TYPE: SourceType.to_string(SourceType.JOB),
                 "ssl_sec.version": __version__,
-                **_git_commit(),
+                **process_tags(),
                 **({JOB_ID_TAG: os.environ[JOB_ID_VARIABLE]} if JOB_ID_VARIABLE in os.environ else {}),
                 **tags,
                 **parent,
             }
+            about[MLFLOW_RUN_NOTE] = description(about)
+            about = {key: value[:_TAG_LIMIT] for key, value in about.items()}
             run = client.create_run(experiment_id, tags=about, run_name=name)
             tracked = cls(client, run.info.run_id, experiment_id)
             parameters = [Param(key, str(value)) for key, value in flattened(masked_values(values)).items()]
@@ -209,11 +209,13 @@ class TrackedRun:
         # MLflow counts the figures of the machine by itself.
         return max((step for key, step in self._newest_step.items() if not key.startswith("system/")), default=0)
 
-    def log_data(self, name: str, description: str, profile: Mapping[str, int]) -> None:
-        """Names the data set, with its counts, as an input of the run."""
-        digest = hashlib.sha256(f"{description}:{profile}".encode()).hexdigest()[:8]
+    def log_data(
+        self, name: str, digest: str | None, description: str, profile: Mapping[str, int], context: str
+    ) -> None:
+        """Names the data set, with its counts, as an input of the run; without a digest of the images, one of these."""
+        digest = digest or hashlib.sha256(f"{description}:{profile}".encode()).hexdigest()[:8]
         dataset = Dataset(name, digest, source_type="ssl_sec", source=description, profile=json.dumps(profile))
-        self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
+        self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
 
     def log_file(self, path: Path, folder: str | None = None) -> None:
         """Uploads a file."""
@@ -223,11 +225,26 @@ class TrackedRun:
         """Whether a file was uploaded."""
         return any(artifact.path == name for artifact in self.client.list_artifacts(self.run_id))
 
+    def resume(self, tags: Mapping[str, str]) -> None:
+        """Says in the description with what the run is taken up, and takes back that it has ended."""
+        self._set_note(lambda note: resumed(note, tags))
+        if tags.get(DIRTY_TAG) == "true":
+            self.client.set_tag(self.run_id, DIRTY_TAG, "true")
+
     def end(self, status: str, reason: str | None = None) -> None:
-        """Ends the run: FINISHED, FAILED or KILLED; the tag `ended` says why."""
+        """Ends the run: FINISHED, FAILED or KILLED; the tag `ended` and the description say it with the reason."""
         self.client.set_terminated(self.run_id, status)
-        if reason is not None:
-            self.client.set_tag(self.run_id, ENDED_TAG, masked(reason))
+        ended = masked(how_it_ended(status, reason))
+        self.client.set_tag(self.run_id, ENDED_TAG, ended)
+        self._set_note(lambda note: with_end(note, ended))
+
+    def begin_note(self, text: str) -> None:
+        """Puts a paragraph of Markdown before the description."""
+        self._set_note(lambda note: f"\n{text}\n\n{note}")
+
+    def _set_note(self, change: Callable[[str], str]) -> None:
+        note = change(self.client.get_run(self.run_id).data.tags.get(MLFLOW_RUN_NOTE, ""))
+        self.client.set_tag(self.run_id, MLFLOW_RUN_NOTE, note[:_TAG_LIMIT])
 
     def log_network(self, network: nn.Module, image_shape: tuple[int, ...], width: int, name: str | None) -> None:
         """Logs a network as a model (an exported program, no pickle), and registers it as `name` if given.
@@ -316,7 +333,9 @@ class LateRun:
             StorageError: if the store cannot be used.
         """
         if self.run is None:
-            self.run = self._taken_up() or self._started()
+            resumed = self._taken_up()
+            self.run = resumed or self._started()
+            self._tell_origin(self.run, is_resumed=resumed is not None)
             self._connected.set()
             self._on_run(self.run)
         return self.run
@@ -351,6 +370,15 @@ class LateRun:
         assert self.run is not None
         self.run.client.get_run(self.run.run_id)
 
+    def _tell_origin(self, run: TrackedRun, is_resumed: bool) -> None:
+        try:
+            if is_resumed:
+                run.resume(self._identity.tags)
+            for path in code_files(self._run_id_path.parent):
+                run.log_file(path)
+        except Exception as error:  # the figures are worth more
+            logger.warning("MLflow: %s", first_line(error))
+
     def __call__(self, records: Sequence[Record]) -> None:
         """Logs the figures of new steps."""
         run = self.connect()
@@ -376,82 +404,6 @@ def connected(uri: str) -> MlflowClient:
         client = MlflowClient(uri)
         client.search_experiments(max_results=1)
     return client
-
-
-def model_name(recipe: str) -> str:
-    """The registered model that holds a recipe's encoders."""
-    return f"{recipe}-encoder"
-
-
-def child_probes(client: MlflowClient, recipe: str) -> dict[str, list[Run]]:
-    """The finished probes of a recipe's encoders, newest first, by the id of the run that they belong to."""
-    experiments = [str(experiment.experiment_id) for experiment in client.search_experiments()]
-    probes: dict[str, list[Run]] = {}
-    token = None
-    while True:
-        page = client.search_runs(
-            experiments,
-            f"tags.job = 'probe' AND tags.recipe = {_quoted(recipe)} AND attributes.status = 'FINISHED'",
-            page_token=token,
-        )
-        for run in page:
-            if MLFLOW_PARENT_RUN_ID in run.data.tags:
-                probes.setdefault(run.data.tags[MLFLOW_PARENT_RUN_ID], []).append(run)
-        token = page.token
-        if not token:
-            return probes
-
-
-def mark_best(client: MlflowClient, recipe: str) -> None:
-    """Points the alias `best` of the recipe's registered model to its best version, if it has versions.
-
-    All versions are judged by one figure: the newest probe's top-1 where every version has been probed, else the last
-    score of the training (kNN top-1, or Recall@1 of held-out classes). Of equals the earliest stays.
-
-    Two runs may do so at once. Each looks again after it has set the alias, until what it set is what it finds; so
-    whoever sets it last has seen the versions of all that set it before.
-    """
-    name = model_name(recipe)
-    for _ in range(_ALIAS_TRIES):
-        best = _best_version(client, recipe)
-        if best is None:
-            return
-        aliases = client.get_registered_model(name).aliases
-        if str(aliases.get(BEST)) == best:
-            return
-        client.set_registered_model_alias(name, BEST, best)
-
-
-def _best_version(client: MlflowClient, recipe: str) -> str | None:
-    versions = client.search_model_versions(f"name = {_quoted(model_name(recipe))}")
-    if not versions:
-        return None
-    runs: dict[str, Run] = {}
-    for version in versions:
-        run_id = version.run_id
-        if not run_id and version.model_id:  # of versions that were registered from a logged model
-            run_id = client.get_logged_model(version.model_id).source_run_id
-        with contextlib.suppress(MlflowException):  # a run that is gone is no candidate
-            runs[str(version.version)] = client.get_run(run_id or "")
-    probes = child_probes(client, recipe)
-    probed: dict[str, float] = {}
-    for version, run in runs.items():
-        newest = next(iter(probes.get(run.info.run_id, [])), None)
-        if newest is not None and "probe/top1" in newest.data.metrics:
-            probed[version] = newest.data.metrics["probe/top1"]
-    watched = {
-        version: run.data.metrics[score]
-        for version, run in runs.items()
-        for score in SCORES
-        if score in run.data.metrics
-    }
-    scores = probed if len(probed) == len(runs) else watched
-    return max(scores, key=lambda version: (scores[version], -int(version)), default=None)
-
-
-def _quoted(text: str) -> str:
-    """A string of MLflow's filters."""
-    return f'"{text}"' if "'" in text else f"'{text}'"
 
 
 @contextlib.contextmanager
@@ -481,31 +433,22 @@ def _without_lightning() -> Iterator[None]:
         del sys.modules["pytorch_lightning"]
 
 
-def _experiment_id(client: MlflowClient, name: str, uri: str, output_dir: Path) -> str:
-    """The experiment's id; a new one in our own sqlite keeps its artifacts beside it."""
+def _experiment_id(client: MlflowClient, name: str, uri: str, output_dir: Path, job: str) -> str:
+    """The experiment's id; a new one in our own sqlite keeps its artifacts beside it, and has a view of the scores."""
     experiment = client.get_experiment_by_name(name)
     if experiment is not None:
+        for key, value in scores_view(job).items():
+            if key not in experiment.tags:
+                client.set_experiment_tag(str(experiment.experiment_id), key, value)
         return str(experiment.experiment_id)
     beside = uri == f"sqlite:///{output_dir.resolve()}/mlflow.db"
     location = (output_dir.resolve() / "mlartifacts").as_uri() if beside else None
     try:
         # The UI opens an experiment of this kind on its training runs.
-        kind = {"mlflow.experimentKind": "custom_model_development"}
-        return client.create_experiment(name, artifact_location=location, tags=kind)
+        tags = {"mlflow.experimentKind": "custom_model_development", **scores_view(job)}
+        return client.create_experiment(name, artifact_location=location, tags=tags)
     except MlflowException:  # another run was faster
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             raise
         return str(experiment.experiment_id)
-
-
-def _git_commit() -> dict[str, str]:
-    """The commit of the checkout that this package lies in, or was sent from."""
-    if COMMIT_VARIABLE in os.environ:
-        return {MLFLOW_GIT_COMMIT: os.environ[COMMIT_VARIABLE]}
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return {MLFLOW_GIT_COMMIT: found.stdout.strip()}

@@ -9,6 +9,7 @@ from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
 from ssl_sec import __version__
+from ssl_sec.edges.provenance import DIRTY_TAG
 from ssl_sec.edges.summary import FIGURES
 from ssl_sec.errors import printable
 from ssl_sec.exporting import Check, Exportable, Format, versions
@@ -103,6 +104,7 @@ def model_card(run: Run, probes: Sequence[Run], form: Format, exportable: Export
                 "run name": run.info.run_name,
                 "seed": parameters.get("seed", "unknown"),
                 "commit": tags.get(MLFLOW_GIT_COMMIT, "unknown"),
+                "code changed since the commit": tags.get(DIRTY_TAG, "unknown"),
                 "trained with ssl_sec": tags.get("ssl_sec.version", "unknown"),
                 "exported with": ", ".join(
                     f"{name} {version}"
@@ -119,7 +121,10 @@ def model_card(run: Run, probes: Sequence[Run], form: Format, exportable: Export
 
 
 def _results(run: Run, probes: Sequence[Run]) -> str:
-    rows = [("training", *row) for row in _figures(run.data.metrics)]
+    own = {
+        key: value for key, value in run.data.metrics.items() if not key.startswith("probe")
+    }  # those are its probes'
+    rows = [("training", *row) for row in _figures(own)]
     for probe in probes:
         labels = probe.data.params.get("probe.labels_per_class", "None")
         what = f"probe {probe.info.run_id[:8]}, {'all labels' if labels == 'None' else f'{labels} labels a class'}"

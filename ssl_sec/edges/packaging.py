@@ -12,13 +12,15 @@ from pathlib import Path
 from ssl_sec.errors import ConfigError
 
 # What a job needs of a checkout.
-_TRAVELS = ("ssl_sec", "jobs", "configs", "pyproject.toml")
+TRAVELS = ("ssl_sec", "jobs", "configs", "pyproject.toml")
 _NEVER = ("__pycache__", ".git")
 LIMIT_MIB = 64.0
 
 # What a job is told of where it came from: its id and, as it has no checkout with it, the commit.
 JOB_ID_VARIABLE = "SSL_SEC_JOB_ID"
 COMMIT_VARIABLE = "SSL_SEC_COMMIT"
+# The file in which the commit and what differs from it travel; see `ssl_sec.edges.provenance`.
+CODE_STATE = "code_state.json"
 
 
 def checkout() -> Path | None:
@@ -60,7 +62,7 @@ def packaged(
     if root is None and not more:
         yield None
         return
-    files = {} if root is None else {path.relative_to(root): path for name in _TRAVELS for path in _files(root / name)}
+    files = {} if root is None else {path.relative_to(root): path for name in TRAVELS for path in _files(root / name)}
     sizes = {name: path.stat().st_size for name, path in files.items()}
     total_mib = sum(sizes.values()) / 2**20
     if total_mib > limit_mib:

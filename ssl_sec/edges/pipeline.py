@@ -21,10 +21,11 @@ from mlflow.exceptions import MlflowException
 
 from ssl_sec.config import TrackingConfig
 from ssl_sec.edges.command_line import in_table
-from ssl_sec.edges.mlflow_tracker import JOB_ID_TAG, TrackedRun, connected, tracking_uri
+from ssl_sec.edges.mlflow_tracker import JOB_ID_TAG, connected, tracking_uri
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.ray_jobs import Cluster, entrypoint, exit_code
-from ssl_sec.errors import Stopped, UserError, first_line
+from ssl_sec.edges.sweeps import Sweep
+from ssl_sec.errors import Stopped, first_line
 
 logger = logging.getLogger("ssl_sec")
 
@@ -135,7 +136,7 @@ class _Pipeline:
             self._cluster.ask_to_stop(job_id)
 
     def run(self) -> int:
-        parent = self._parent() if self._plan.is_sweep else None
+        parent = self._parent() if self._plan.is_sweep else Sweep(None)
         with ThreadPoolExecutor(self._plan.parallel) as executor:
             futures = [
                 executor.submit(self._chain, number, point, parent)
@@ -146,37 +147,37 @@ class _Pipeline:
         if self._plan.is_sweep:
             print(table, flush=True)
         code = Stopped.exit_code if self._stopping.is_set() else next((each.code for each in ended if each.code), 0)
-        if parent is not None:
-            self._end(parent, table, {0: "FINISHED", Stopped.exit_code: "KILLED"}.get(code, "FAILED"))
+        reason = next((each.state for each in ended if each.code not in (0, Stopped.exit_code)), None)
+        status = {0: "FINISHED", Stopped.exit_code: "KILLED"}.get(code, "FAILED")
+        parent.end(status, reason, self._results(ended), table)
         return code
 
-    def _parent(self) -> TrackedRun | None:
+    def _parent(self) -> Sweep:
         plan = self._plan
         values = {
             "points": len(plan.points),
             "swept": ", ".join(sorted({s.partition("=")[0] for p in plan.points for s in p.swept})),
         }
-        try:
-            return TrackedRun.start(
-                self._uri,
-                experiment=plan.experiment or plan.recipe,
-                name=plan.name,
-                values=values,
-                output_dir=Path(plan.output_dir),
-                tags={"recipe": plan.recipe, "job": "sweep"},
-            )
-        except UserError as error:
-            logger.warning("%s; the runs of the sweep have no parent", error)
-            return None
+        return Sweep.start(
+            self._uri,
+            experiment=plan.experiment or plan.recipe,
+            name=plan.name,
+            values=values,
+            output_dir=Path(plan.output_dir),
+            tags={"recipe": plan.recipe, "job": "sweep"},
+        )
 
-    def _end(self, parent: TrackedRun, table: str, status: str) -> None:
-        try:
-            parent.client.log_text(parent.run_id, table + "\n", "sweep.txt")
-            parent.end(status)
-        except MlflowException as error:
-            logger.warning("MLflow: %s", first_line(error))
+    def _results(self, ended: list[Ended]) -> dict[str, list[Mapping[str, float]]]:
+        """The figures of the points that succeeded, those that differ by their seed alone together."""
+        results: dict[str, list[Mapping[str, float]]] = {}
+        for point, each in zip(self._plan.points, ended, strict=True):
+            varied = [swept.partition("=") for swept in point.swept if not swept.startswith("seed=")]
+            arm = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, _, value in varied)
+            if each.code == 0:
+                results.setdefault(arm or "all seeds", []).append(each.metrics)
+        return results
 
-    def _chain(self, number: int, point: Point, parent: TrackedRun | None) -> Ended:
+    def _chain(self, number: int, point: Point, parent: Sweep) -> Ended:
         metrics: dict[str, float] = {}
         run_id: str | None = None
         for stage in point.stages:
@@ -188,7 +189,7 @@ class _Pipeline:
                 if run_id is None:
                     return Ended(code=4, state="MLflow has no run to probe", metrics=metrics)
                 overrides.append(f"run={run_id}")
-            elif parent is not None:
+            elif parent.run_id is not None:
                 overrides.append(f"tracking.parent_run={parent.run_id}")
             name = point.name if stage.job != "probe" else f"{point.name}-probe"
             code = self._stage(job_id, stage.job, tuple(overrides), name, " ".join([*point.swept, stage.job]))

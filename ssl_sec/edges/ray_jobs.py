@@ -22,6 +22,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from ssl_sec.edges.command_line import in_table
 from ssl_sec.edges.packaging import COMMIT_VARIABLE, JOB_ID_VARIABLE, checkout, commit, packaged
+from ssl_sec.edges.provenance import write_code_state
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
 from ssl_sec.masking import masked
 
@@ -120,6 +121,8 @@ class Cluster:
         if root is not None and (found := commit(root)) is not None:
             variables[COMMIT_VARIABLE] = found
         with packaged(root, files or {}) as folder:
+            if root is not None and folder is not None:
+                write_code_state(root, folder)
             working_dir = {} if folder is None else {"working_dir": str(folder)}
             self._submit(entrypoint, job_id, metadata, {**working_dir, "env_vars": variables})
 

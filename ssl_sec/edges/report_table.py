@@ -82,7 +82,8 @@ class Measurements:
         by_id = {run.run_id: run for run in runs}
         found: list[_Candidate] = []
         for run in runs:
-            if metric not in run.metrics:
+            is_copy = metric.startswith("probe/") and run.pretraining_run_id is None  # of its probe's
+            if metric not in run.metrics or is_copy:
                 continue
             pretraining = run if run.pretraining_run_id is None else by_id.get(run.pretraining_run_id)
             if pretraining is None:

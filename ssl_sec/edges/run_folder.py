@@ -24,6 +24,7 @@ import torch
 import yaml
 
 from ssl_sec.checkpoint import load_checkpoint, newest_checkpoint
+from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.errors import ConfigError, DataError, StorageError, UserError, first_line
 from ssl_sec.masking import masked, masked_values
@@ -62,6 +63,7 @@ class DataDescription:
         num_bad_images: that could not be read.
         image_shape: channels, height, width.
         class_names: by label.
+        digest: differs for sets that differ; None in folders of runs that kept none.
     """
 
     name: str
@@ -70,6 +72,7 @@ class DataDescription:
     num_bad_images: int
     image_shape: tuple[int, ...]
     class_names: tuple[str, ...]
+    digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +281,7 @@ class RunFolder:
         return int(max(names).removeprefix("step-")) if names else None
 
     def describe_data(self, image_set: ImageSet) -> None:
-        """Keeps what the driver tells of the training set."""
+        """Keeps what the driver tells of the set that was trained on, or of the one that a probe was tested on."""
         about = DataDescription(
             name=image_set.name,
             description=image_set.description,
@@ -286,11 +289,17 @@ class RunFolder:
             num_bad_images=image_set.num_bad_images,
             image_shape=image_set.image_shape,
             class_names=image_set.class_names,
+            digest=fingerprint(image_set),
         )
         self._data_path.write_text(json.dumps(asdict(about)))
 
+    @property
+    def holds_data(self) -> bool:
+        """Whether the workers got so far as to describe their data."""
+        return self._data_path.is_file()
+
     def data(self) -> DataDescription:
-        """What the workers told of the training set."""
+        """What the workers told of their data."""
         return from_values(DataDescription, json.loads(self._data_path.read_text()))
 
     @property

@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import quote
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -23,10 +22,12 @@ from ssl_sec.edges.composition import chooses_own, compose
 from ssl_sec.edges.config_folders import OPTION, own_texts
 from ssl_sec.edges.driver import new_name
 from ssl_sec.edges.job_values import quoted, resumed_run, values_of
+from ssl_sec.edges.mlflow_pages import runs_page
 from ssl_sec.edges.mlflow_tracker import JOB_ID_TAG, connected
 from ssl_sec.edges.overrides import assigned, understood
 from ssl_sec.edges.pipeline import Plan, Point, Stage
 from ssl_sec.edges.ray_jobs import Cluster, entrypoint, is_this_machine
+from ssl_sec.edges.run_names import run_name_of
 from ssl_sec.edges.worker import CONFIGS, Job
 from ssl_sec.errors import ConfigError
 from ssl_sec.masking import masked
@@ -113,7 +114,10 @@ def send(order: Order, cluster: Cluster) -> Sent:
     """
     environment = passed_on()
     is_local = is_this_machine(cluster.address)
-    base = order.name or new_name("sweep")
+    varied = {
+        swept.partition("=")[0].rpartition(".")[2]: None for _, each in points_of(order.overrides) for swept in each
+    }
+    base = order.name or new_name("-".join(["sweep", *varied]))
     points = [
         (checked(order.job, overrides, _point_name(base, swept) if swept else order.name, is_local), swept)
         for overrides, swept in points_of(order.overrides)
@@ -197,10 +201,13 @@ def checked(job: Job, overrides: Sequence[str], name: str | None, is_local: bool
             )
         given.append(assigned("output_dir", os.path.abspath(output_dir)))
     if not values.get("run_name"):
-        given.append(f"run_name={new_name('probe' if job == 'probe' else 'seed' + str(values['seed']))}")
+        # The folder may be out of sight from here, so that the time makes the name one of its own.
+        unnamed = from_values(CONFIGS[job], _values(job, given))
+        what = run_name_of(unnamed) if isinstance(unnamed, TrainingConfig) else "probe"
+        given.append(f"run_name={new_name(what)}")
     config = from_values(CONFIGS[job], _values(job, given))
     assert config.run_name is not None
-    recipe = config.recipe if isinstance(config, TrainingConfig) else "probe"
+    recipe = config.recipe_name if isinstance(config, TrainingConfig) else "probe"
     return Command(job=job, overrides=tuple(given), name=config.run_name, recipe=recipe)
 
 
@@ -241,9 +248,7 @@ def mlflow_page(uri: str, experiment: str, job_id: str) -> str:
         found = None
     if found is None:
         return masked(uri)
-    return masked(
-        f"{uri}/#/experiments/{found.experiment_id}?searchFilter={quote(f'tags.`{JOB_ID_TAG}` = {json.dumps(job_id)}')}"
-    )
+    return masked(f"{uri}{runs_page(found.experiment_id, f'tags.`{JOB_ID_TAG}` = {json.dumps(job_id)}')}")
 
 
 def points_of(overrides: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -284,7 +289,11 @@ def _then(then: str | None, command: Command) -> tuple[Stage, ...]:
     config = from_values(PretrainConfig, _values("pretrain", command.overrides))
     settings = {f"probe.{key}": value for key, value in flattened(to_values(config.probe)).items() if key != "enabled"}
     settings |= {"output_dir": config.output_dir, "run_name": f"{command.name}-probe"}
-    carried = [o for o in command.overrides if o.startswith(("runtime", "tracking.uri=", "tracking.experiment="))]
+    carried = [
+        o
+        for o in command.overrides
+        if o.startswith(("runtime", "tracking.uri=", "tracking.experiment=", "tracking.tags"))
+    ]
     overrides = (*(_override(key, value) for key, value in settings.items()), *carried, *changes)
     checked("probe", (*overrides, "run=the-one-before"), None, is_local=False)
     return (Stage(job="probe", overrides=overrides),)

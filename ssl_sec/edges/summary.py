@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ssl_sec.edges.driver import Finished
+from ssl_sec.edges.mlflow_pages import run_page, scores_page
 
 # Figures by metric name, in words.
 FIGURES = {
@@ -50,8 +51,7 @@ def summary(finished: Finished) -> str:
     figures = [f"{label}: {metrics[key]:.4g}" for key, label in FIGURES.items() if key in metrics]
     figures += _face_figures(metrics)
     run = [f"MLflow run: {finished.run_id}"] if finished.run_id else ["MLflow run: none; see the warning above"]
-    page = f"runs/{finished.run_id}"
-    return "\n".join([*figures, f"folder: {finished.folder.path}", *run, how_to_look(finished, page)])
+    return "\n".join([*figures, f"folder: {finished.folder.path}", *run, how_to_look(finished)])
 
 
 def _face_figures(metrics: Mapping[str, float]) -> Iterator[str]:
@@ -66,9 +66,12 @@ def _face_figures(metrics: Mapping[str, float]) -> Iterator[str]:
                 yield f"{title} {words.format(*numbers)} (%): {told}"
 
 
-def how_to_look(finished: Finished, page: str = "runs") -> str:
-    """The command that starts the MLflow UI, and the address of a page of the run's experiment."""
-    path = f"/#/experiments/{finished.experiment_id}/{page}" if finished.experiment_id else ""
+def how_to_look(finished: Finished, *, at_all: bool = False) -> str:
+    """The command that starts the MLflow UI, and the address of the run's page, or of all runs of its experiment."""
+    path = ""
+    if finished.experiment_id and finished.run_id:
+        number = finished.experiment_id
+        path = scores_page(number) if at_all else run_page(number, finished.run_id)
     if finished.uri.startswith(("http://", "https://")):
         return f"MLflow UI: {finished.uri}{path}"
     program = Path(sys.executable).parent / "mlflow"

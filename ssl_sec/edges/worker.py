@@ -184,7 +184,10 @@ def _probe(config: ProbeJobConfig, folder: RunFolder, runtime: FolderRuntime) ->
     trained = from_values(PretrainConfig, stored_values(folder.path / "pretrain.yaml"))
     data = config.data or trained.data
     say(runtime, "loading %s and the encoder", data.name)
-    encoder = load_encoder(trained, data.open("test").image_shape, folder.encoder_path).to(runtime.device)
+    test_set = data.open("test")
+    if runtime.rank == 0:
+        folder.describe_data(test_set)
+    encoder = load_encoder(trained, test_set.image_shape, folder.encoder_path).to(runtime.device)
     findings = linear_evaluation(encoder, data, config.probe, config.runtime, runtime)
     last_step = 2 * config.probe.epochs
     runtime.report(last_step, findings.metrics())

@@ -1,7 +1,9 @@
 import json
+import statistics
 from pathlib import Path
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from ssl_sec.config import PretrainConfig
 from ssl_sec.edges import ablation
@@ -26,6 +28,19 @@ def test_arms_and_seeds_make_one_table(quick, tmp_path: Path):
     assert "train/loss" in results["sec"][0]
     assert "train/loss" not in results["random"][0]
     assert results["sec"][0]["train/loss"] != results["sec"][1]["train/loss"]
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'runs'}/mlflow.db")
+    experiment = client.get_experiment_by_name("digits")
+    (parent,) = client.search_runs([experiment.experiment_id], "tags.job = 'ablate'")
+    assert parent.info.status == "FINISHED"
+    means = [statistics.fmean(run["probe/top1"] for run in results[arm]) for arm in ("random", "sec")]
+    told = [parent.data.metrics[f"{arm}/probe_top1_mean"] for arm in ("random", "sec")]
+    assert told == pytest.approx(means)
+    children = client.search_runs([experiment.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
+    names = sorted(run.info.run_name for run in children)
+    assert names == [f"digits-resnet18-{arm}-s{seed}" for arm in ("random", "sec") for seed in (0, 1)]
+    assert f"/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey=" in table
+    assert "mlflow.sharedViewState.scores" in experiment.tags
 
 
 @pytest.fixture

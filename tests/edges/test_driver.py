@@ -19,6 +19,8 @@ from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file
 
 from ssl_sec.config import PretrainConfig, ProbeJobConfig, ReplayConfig
+from ssl_sec.data.fingerprint import fingerprint
+from ssl_sec.data.sources import open_digits
 from ssl_sec.edges import driver, running, worker
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_pretraining, run_probe, run_replay
@@ -30,6 +32,16 @@ from ssl_sec.encoders import resnet
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
 from ssl_sec.settings import from_values
 from ssl_sec.training import Request
+from tests.data.test_fingerprint import write_image
+
+# Of images of one's own: one epoch of five steps of a narrow encoder.
+SMALL = [
+    "encoder.width=0.125",
+    "epochs=1",
+    "global_batch_size=8",
+    "monitor.neighbours=2",
+    "tracking.system_metrics=false",
+]
 
 
 def pretrain_config(overrides: list[str]) -> PretrainConfig:
@@ -42,6 +54,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory):
     output_dir = tmp_path_factory.mktemp("runs")
     overrides = ["experiment=digits", "encoder.width=0.125", "epochs=2", "probe.epochs=5", "probe.decay_at=[0.6]"]
     overrides += ["probe.enabled=true", "run_name=whole", f"output_dir={output_dir}", "tracking.system_metrics=false"]
+    overrides += ["tracking.tags={team: vision}"]
     return run_pretraining(pretrain_config(overrides))
 
 
@@ -56,7 +69,14 @@ def test_the_run_is_told_truly_to_mlflow(finished, client):
     assert run.data.params["constraint.eta"] == "0.25"
     assert run.data.params["encoder.name"] == "resnet18"
     assert run.data.tags["mlflow.source.name"] == "jobs.pretrain"
-    assert run.inputs.dataset_inputs[0].dataset.name.startswith("digits")
+    data = run.inputs.dataset_inputs[0].dataset
+    assert (data.name, data.digest) == ("digits/train", fingerprint(open_digits("train")))
+    what = {"job": "pretrain", "recipe": "digits", "data": "digits", "encoder": "resnet18x0.125", "loss": "ntxent"}
+    assert (
+        run.data.tags.items()
+        >= {**what, "constraint": "sec", "seed": "0", "team": "vision", "ended": "finished"}.items()
+    )
+    assert run.data.tags["mlflow.note.content"].startswith("- ended: finished\n- command: `")
     assert client.get_experiment(run.info.experiment_id).name == "digits"
 
 
@@ -86,7 +106,7 @@ def test_every_figure_is_in_mlflow_once(finished, client):
 
 def test_the_artifacts_are_there(finished, client, tmp_path: Path):
     names = {item.path for item in client.list_artifacts(finished.run_id)}
-    assert {"config.yaml", "encoder.safetensors", "norms.json", "plots"} <= names
+    assert {"config.yaml", "encoder.safetensors", "norms.json", "plots", "packages.txt"} <= names
     plots = {item.path for item in client.list_artifacts(finished.run_id, "plots")}
     assert plots == {"plots/curves.png", "plots/norms.png", "plots/features.png"}
     path = client.download_artifacts(finished.run_id, "config.yaml", str(tmp_path))
@@ -135,7 +155,28 @@ def test_the_probe_is_a_child_run_with_its_confusion(finished, client):
     assert 100 * right == pytest.approx(finished.metrics["probe/top1"])
 
 
-def test_a_probe_of_its_own_finds_the_run_by_its_id(finished, tmp_path: Path):
+def test_the_probes_figures_and_protocol_stand_on_the_pretraining_too(finished, client):
+    run = client.get_run(finished.run_id)
+    (probe,) = client.search_runs(
+        [finished.experiment_id], "tags.job = 'probe' and attributes.run_name = 'whole-probe'"
+    )
+    for name in ("top1", "top5", "knn_top1", "learning_rate"):
+        assert run.data.metrics[f"probe/{name}"] == probe.data.metrics[f"probe/{name}"]
+    protocol = run.data.tags["probe.protocol"]
+    assert protocol.startswith("digits, 10 labels per class, 5 epochs, cached features (")
+    assert protocol == probe.data.tags["probe.protocol"]
+    assert probe.data.tags.items() >= {"constraint": "sec", "seed": "0", "team": "vision"}.items()
+
+
+def test_the_registered_version_is_best_at_once_and_says_why(finished, client):
+    assert str(client.get_registered_model("digits-encoder").aliases["best"]) == "1"
+    version = client.get_model_version("digits-encoder", "1")
+    assert version.tags["score.name"] == "probe/top1"  # the probe had ended when it was looked for
+    assert version.tags["score"] == f"{finished.metrics['probe/top1']:.4g}"
+    assert version.tags["data.digest"] in version.description and finished.run_id in version.description
+
+
+def test_a_probe_of_its_own_finds_the_run_by_its_id(finished, client, tmp_path: Path):
     overrides = [
         f"run={finished.run_id}",
         "runtime=local",
@@ -147,13 +188,25 @@ def test_a_probe_of_its_own_finds_the_run_by_its_id(finished, tmp_path: Path):
     probed = run_probe(from_values(ProbeJobConfig, compose("probe", [*overrides, *elsewhere])))
     assert probed.metrics["probe/top1"] == finished.metrics["probe/top1"]
     assert probed.folder.path == tmp_path / "digits" / "elsewhere"
+    before = client.get_run(finished.run_id).data
+    assert not any(name.startswith("probe_") for name in before.metrics)  # it is the run's own protocol
+
+    config = from_values(ProbeJobConfig, compose("probe", [*overrides, "probe.epochs=6", *elsewhere[:2]]))
+    other = run_probe(config)
+    assert other.folder.path == tmp_path / "digits" / "whole-probe"
+    after = client.get_run(finished.run_id).data
+    assert after.metrics["probe/top1"] == before.metrics["probe/top1"]
+    (name,) = (name for name in after.metrics if name.startswith("probe_") and name.endswith("/top1"))
+    assert after.metrics[name] == other.metrics["probe/top1"]
+    assert "6 epochs" in after.tags[f"{name.removesuffix('/top1')}.protocol"]
+    assert after.tags["probe.protocol"] == before.tags["probe.protocol"]
 
 
 def test_the_summary_says_where_to_look(finished):
     text = summary(finished)
     assert f"MLflow run: {finished.run_id}" in text
     assert f"ui --backend-store-uri {finished.uri}" in text
-    assert f"/#/experiments/{finished.experiment_id}/runs/{finished.run_id}" in text
+    assert f"/#/experiments/{finished.experiment_id}/runs/{finished.run_id}?workflowType=machine_learning" in text
     assert f"top-1 on the test set (%): {finished.metrics['probe/top1']:.4g}" in text
 
 
@@ -189,13 +242,16 @@ def test_a_stopped_run_saves_says_killed_and_ends_as_if_it_had_not_stopped(quick
         run_pretraining(config)
     run_id = (tmp_path / "runs" / "digits" / "stopped" / "mlflow_run_id").read_text()
     client = MlflowClient(expected.uri)
-    assert client.get_run(run_id).info.status == "KILLED"
+    killed = client.get_run(run_id)
+    assert (killed.info.status, killed.data.tags["ended"]) == ("KILLED", "stopped: as asked, after saving")
 
     command = shlex.split(str(stop.value).partition("with: ")[2])
     assert command[:3] == ["python", "-m", "jobs.pretrain"] and len(command) == 4
     resumed = run_pretraining(from_values(PretrainConfig, values_of("pretrain", command[3:])))
     assert resumed.run_id == run_id
-    assert client.get_run(run_id).info.status == "FINISHED"
+    ended = client.get_run(run_id)
+    assert (ended.info.status, ended.data.tags["ended"]) == ("FINISHED", "finished")
+    assert ended.data.tags["mlflow.note.content"].count("- ended:") == 1
     weights, wanted = load_file(resumed.folder.encoder_path), load_file(expected.folder.encoder_path)
     assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
     losses = [(point.step, point.value) for point in client.get_metric_history(run_id, "train/loss")]
@@ -323,6 +379,26 @@ def test_a_data_error_leaves_no_folder_and_a_failed_run(tmp_path: Path):
     client = MlflowClient(f"sqlite:///{tmp_path / 'runs'}/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("missing").experiment_id])
     assert run.info.status == "FAILED"
+    assert (
+        run.data.tags["ended"].startswith("failed: data.root must hold train")
+        or "must hold train" in run.data.tags["ended"]
+    )
+    assert run.data.tags["ended"] in run.data.tags["mlflow.note.content"]
+
+
+def test_without_a_recipe_the_data_set_names_experiment_folder_and_model(tmp_path: Path):
+    for label in "ab":
+        for number in range(20):
+            write_image(tmp_path / "my flowers" / "train" / label / f"{number}.png", number)
+    shutil.copytree(tmp_path / "my flowers" / "train", tmp_path / "my flowers" / "test")
+    overrides = ["data=folder", f"data.root={tmp_path / 'my flowers'}", f"output_dir={tmp_path / 'runs'}", *SMALL]
+    finished = run_pretraining(pretrain_config(overrides))
+    assert finished.folder.path == tmp_path / "runs" / "my-flowers" / "my_flowers-resnet18-none-s0"
+    client = MlflowClient(finished.uri)
+    run = client.get_run(finished.run_id)
+    assert client.get_experiment(finished.experiment_id).name == "my-flowers"
+    assert run.data.params["recipe"] == run.data.tags["recipe"] == "my-flowers"
+    assert [model.name for model in client.search_registered_models()] == ["my-flowers-encoder"]
 
 
 def test_training_goes_on_without_mlflow_and_the_figures_are_sent_later(quick, caplog, tmp_path: Path):

@@ -9,6 +9,7 @@ from PIL import Image
 from ssl_sec.config import PretrainConfig
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_face, run_pretraining
+from ssl_sec.edges.mlflow_pages import scores_page
 from ssl_sec.face_config import FaceConfig
 from ssl_sec.settings import from_values
 from tests.edges.conftest import QUICK, QUICK_FACE
@@ -61,6 +62,11 @@ def test_the_pages_of_a_run_show_what_it_is(ui, run, tmp_path, page, shown):
 )
 def test_the_pages_of_a_face_run_show_its_benchmarks(ui, face_run, tmp_path, page, shown):
     assert_shown(f"{ui}/#/experiments/{face_run.experiment_id}/runs/{face_run.run_id}{page}", shown, tmp_path)
+
+
+def test_the_view_of_an_experiments_scores_lists_its_trainings(ui, run, tmp_path):
+    shown = ["Model registry", "Scores", "seen", "val/knn_top1", "constraint", "seed"]
+    assert_shown(f"{ui}{scores_page(run.experiment_id)}", shown, tmp_path)
 
 
 def assert_shown(address, shown, tmp_path):

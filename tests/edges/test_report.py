@@ -178,6 +178,14 @@ def test_only_finished_runs_count(store, status):
     assert "left out: 1 whose pretraining is not in the store as finished" in store.text(table=5)
 
 
+def test_a_probes_figure_that_stands_on_its_pretraining_too_counts_once(store):
+    """Here of a probe that was deleted, so that nobody knows its settings."""
+    store.pretrained("cifar10_sec_100", 1, {"probe/top1": (99.0,)})
+    store.probed(store.pretrained("cifar10_sec_100", 0, {"probe/top1": (86.0,)}), 86.0)
+    cell = store.cells()["cifar10_sec_100", "probe/top1"]
+    assert (cell["ours"], cell["seeds"]) == (86.0, "0")
+
+
 def test_runs_of_other_recipes_do_not_count(store):
     store.result("cifar10_sec_200", 0, 90.0)
     store.result("digits", 0, 80.0)

@@ -84,7 +84,7 @@ def test_a_job_is_checked_before_it_is_sent_and_keeps_its_name():
         "exec python -m ssl_sec pretrain experiment=digits output_dir=/shared/runs run_name=mine"
     )
     unnamed = checked("pretrain", (*DIGITS, "seed=3"), None, is_local=False)
-    assert unnamed.name.startswith("seed3-") and f"run_name={unnamed.name}" in unnamed.overrides
+    assert unnamed.name.startswith("digits-resnet18-sec-s3-2") and f"run_name={unnamed.name}" in unnamed.overrides
     odd = checked("pretrain", (*DIGITS, "recipe='a; rm -rf x'"), "n", is_local=False)
     assert shlex.split(entrypoint(odd.job, odd.overrides))[-2:] == ["recipe='a; rm -rf x'", "run_name=n"]
 

@@ -1,0 +1,70 @@
+"""Whether two sets are the same."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssl_sec.data.fingerprint import fingerprint
+from ssl_sec.data.image_set import subset
+from ssl_sec.data.sources import open_digits, open_folder
+from tests.data.files import plain
+
+
+def write_image(path: Path, value: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(plain(value))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for label in "ab":
+        for number in range(4):
+            write_image(tmp_path / "set" / "train" / label / f"{number}.png", number)
+    return tmp_path / "set"
+
+
+def opened(root: Path, **options):
+    return open_folder("train", root, **options)
+
+
+def test_a_set_is_itself_wherever_it_lies_and_on_every_look(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "elsewhere")
+    assert len({fingerprint(opened(root)) for root in (folder, folder, tmp_path / "elsewhere")}) == 1
+    assert fingerprint(open_digits("train")) != fingerprint(open_digits("test"))
+    assert len(fingerprint(open_digits("train"))) == 16
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("change", ["other images", "renamed class", "moved image"])
+def test_other_images_of_the_same_number_are_another_set(folder, streamed, change):
+    """The description and the counts stay the same."""
+    options = {"resident_limit_mib": 0} if streamed else {}
+    before = opened(folder, **options)
+    first = fingerprint(before)
+    train = folder / "train"
+    if change == "other images":
+        write_image(train / "a" / "3.png", 99)
+    elif change == "renamed class":
+        (train / "b").rename(train / "c")
+    else:
+        (train / "a" / "3.png").rename(train / "b" / "9.png")
+        (train / "b" / "0.png").rename(train / "a" / "0b.png")
+    after = opened(folder, **options)
+    assert after.description == before.description
+    assert fingerprint(after) != first
+
+
+def test_a_part_of_a_set_is_another_set(folder):
+    for image_set in (opened(folder), opened(folder, resident_limit_mib=0)):
+        parts = [subset(image_set, torch.tensor(rows)) for rows in ([0, 4], [1, 5], [0, 4])]
+        first, second, third = map(fingerprint, parts)
+        assert first == third != second
+        assert first != fingerprint(image_set)
+
+
+def test_an_unreadable_image_does_not_stop_it(folder):
+    streamed = opened(folder, resident_limit_mib=0)
+    (folder / "train" / "a" / "1.png").unlink()
+    assert len(fingerprint(streamed)) == 16
