@@ -5,12 +5,14 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any, Literal
 
 from ssl_sec.edges.composition import composed_yaml, experiments, groups, options
 from ssl_sec.edges.supervision import supervised
 from ssl_sec.errors import Stopped, UserError
 from ssl_sec.masking import masked
+
+_Output = Literal["stdout", "stderr"]
 
 _PRIMARY_GROUPS = ("experiment", "data", "runtime")
 _MORE_USAGES = {
@@ -63,31 +65,31 @@ def exit_code_of(run: Callable[[], int]) -> int:
     try:
         return run()
     except UserError as error:
-        say(masked(f"error: {error}"), sys.stderr)
+        say(masked(f"error: {error}"), "stderr")
         return error.exit_code
     except Stopped as stop:
-        say(str(stop), sys.stderr)
+        say(str(stop), "stderr")
         return stop.exit_code
     except KeyboardInterrupt:
-        say("interrupted", sys.stderr)
+        say("interrupted", "stderr")
         return Stopped.exit_code
     except BrokenPipeError:
         return 1
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            _flush(stream)
+        _flush("stdout")
+        _flush("stderr")
 
 
-def say(text: str, stream: TextIO | None = None) -> None:
+def say(text: str, on: _Output = "stdout") -> None:
     """Prints a line; that nobody reads it any more, as after `| head -1`, is no error."""
-    stream = stream or sys.stdout
     with contextlib.suppress(OSError):
-        print(text, file=stream)
-    _flush(stream)
+        print(text, file=getattr(sys, on))
+    _flush(on)
 
 
-def _flush(stream: TextIO | None) -> None:
+def _flush(output: _Output) -> None:
     """Writes out what is buffered, or drops it where it cannot be written."""
+    stream = getattr(sys, output)
     if stream is None:
         return
     try:
