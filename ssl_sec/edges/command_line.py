@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from tqdm import tqdm
 
@@ -16,6 +16,8 @@ from ssl_sec.edges.supervision import supervised
 from ssl_sec.errors import Stopped, UserError, out_of_memory
 from ssl_sec.masking import masked
 from ssl_sec.settings import check
+
+_Output = Literal["stdout", "stderr"]
 
 
 def run_job(
@@ -65,37 +67,37 @@ def exit_code_of(run: Callable[[], int]) -> int:
         prepare()
         return run()
     except UserError as error:
-        say(masked(f"error: {error}"), sys.stderr)
+        say(masked(f"error: {error}"), "stderr")
         return error.exit_code
     except Stopped as stop:
-        say(str(stop), sys.stderr)
+        say(str(stop), "stderr")
         return stop.exit_code
     except KeyboardInterrupt:
-        say("interrupted", sys.stderr)
+        say("interrupted", "stderr")
         return Stopped.exit_code
     except (MemoryError, RuntimeError) as error:
         needs_more = out_of_memory(error)
         if needs_more is None:
             raise
-        say(f"error: {needs_more}", sys.stderr)
+        say(f"error: {needs_more}", "stderr")
         return needs_more.exit_code
     except BrokenPipeError:
         return 1
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            _flush(stream)
+        _flush("stdout")
+        _flush("stderr")
 
 
-def say(text: str, stream: TextIO | None = None) -> None:
+def say(text: str, on: _Output = "stdout") -> None:
     """Prints a line; that nobody reads it any more, as after `| head -1`, is no error."""
-    stream = stream or sys.stdout
     with contextlib.suppress(OSError):
-        print(text, file=stream)
-    _flush(stream)
+        print(text, file=getattr(sys, on))
+    _flush(on)
 
 
-def _flush(stream: TextIO | None) -> None:
+def _flush(output: _Output) -> None:
     """Writes out what is buffered, or drops it where it cannot be written."""
+    stream = getattr(sys, output)
     if stream is None:
         return
     try:

@@ -69,7 +69,7 @@ def test_what_a_user_can_mend_ends_the_run_as_it_was_said(folder):
 def test_a_crash_is_told_with_its_signal_and_its_place(folder):
     folder.crash_path(1).write_text("Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 ...\n")
     with pytest.raises(
-        UserError, match="^worker 1: its process was killed by SIGSEGV, a crash in native code; .* crash-1.txt; 1 fail"
+        UserError, match="^worker 1: its process was killed by SIGSEGV, a crash in native code; .*crash-1.txt; 1 fail"
     ):
         failed(FailureWatch(folder.path, max_failures=0), w1=RayActorError(error_msg="The actor died unexpectedly."))
 
