@@ -1,6 +1,5 @@
 """Training neither waits for a tracking database that fails nor fails with it, and a replay sends what is missing."""
 
-import re
 import sqlite3
 import subprocess
 import sys
@@ -22,16 +21,19 @@ pytestmark = pytest.mark.slow
 
 ANSWER_S = 3.0
 
-# Says at its end how long the run took, without the imports.
+# MLflow itself tries for 150 s and more; a busy machine draws the pictures in less.
+WAITED_S = 100
+
+# Says at its end when it began, after the imports, and when it ended.
 RUN = f"""
 import sys, time
 from jobs.pretrain import pretrain
 from ssl_sec.edges import driver
 from ssl_sec.edges.command_line import run_job
 driver.ANSWER_S = {ANSWER_S}
-started = time.monotonic()
+began = time.time()
 code = run_job("pretrain", pretrain)
-print(f"took {{time.monotonic() - started}} s")
+print("times", began, time.time())
 sys.exit(code)
 """
 
@@ -79,7 +81,9 @@ def assert_trained_to_its_end(process: subprocess.Popen, run: RunFolder) -> str:
     """Returns the one warning that says how the rest is sent."""
     told, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
-    assert float(re.search(r"took (.*) s", told)[1]) < 120
+    began, ended = map(float, told.splitlines()[-1].split()[1:])
+    assert run.workers_path.stat().st_mtime - began < WAITED_S
+    assert ended - (run.path / "outcome").stat().st_mtime < WAITED_S
     assert steps_so_far(run) == 200 and run.outcome() == "finished"
     warnings = [line for line in errors.splitlines() if line.startswith("WARNING")]
     last = warnings[-1]
