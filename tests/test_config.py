@@ -123,8 +123,6 @@ WRONG = [
     ("probe.learning_rates", [], "one value or more"),
     ("probe.momentum", 1.0, "in [0, 1)"),
     ("probe.decay_factor", 0.0, "in [1, 1000]"),
-    ("probe.decay_at", [60, 75, 90], "in (0, 1)"),
-    ("probe.decay_at", [0.0], "in (0, 1)"),
     ("probe.labels_per_class", 0, "≥ 1"),
 ]
 
@@ -180,6 +178,8 @@ def test_a_wrong_value_of_another_group_is_named(group, key, value, allowed):
         ({"name": "resnet18"}, "encoder.std", [math.inf], "encoder.std[0]: found inf, must be in [1e-06, 1000]"),
         ({"name": "resnet18"}, "encoder.mean", [math.nan], "encoder.mean[0]: found nan, must be in [-1000, 1000]"),
         ({}, "probe.learning_rates", [1.0, 0.0], "probe.learning_rates[1]: found 0.0, must be in [1e-12, 1000000]"),
+        ({}, "probe.decay_at", [60, 75, 90], "probe.decay_at[0]: found 60.0, must be in (0, 1)"),
+        ({}, "probe.decay_at", [0.0], "probe.decay_at[0]: found 0.0, must be in (0, 1)"),
         ({}, "probe.learning_rates", [math.inf], "probe.learning_rates[0]: found inf, must be in [1e-12, 1000000]"),
         (
             {"name": "sphereface_net"},

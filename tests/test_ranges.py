@@ -159,7 +159,7 @@ def use(config: Any) -> None:
             learning_rates=config.learning_rates,
             epochs=2,
             momentum=config.momentum,
-            decay_epochs=config.decay_epochs,
+            decay_at=config.decay_at,
             decay_factor=config.decay_factor,
         )
     if isinstance(config, PairLossConfig):

@@ -53,7 +53,8 @@ def run_ablation(overrides: Sequence[str]) -> str:
     sweep = _sweep(next(iter(configs.values())), arms, seeds)
     with sweep.ended_after(results, lambda: _table({arm: runs for arm, runs in results.items() if runs})):
         for (arm, _), config in configs.items():
-            tracking = replace(config.tracking, parent_run=sweep.run_id or config.tracking.parent_run)
+            tags = {**(config.tracking.tags or {}), "arm": arm}
+            tracking = replace(config.tracking, parent_run=sweep.run_id or config.tracking.parent_run, tags=tags)
             finished = run_pretraining(replace(config, tracking=tracking))
             results[arm].append(finished.metrics)
     assert finished is not None

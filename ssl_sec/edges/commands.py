@@ -143,7 +143,7 @@ def pipeline(arguments: Sequence[str]) -> int:
 _JOBS: dict[str, Callable[[Sequence[str]], str]] = {
     job.__name__: job for job in (pretrain, probe, ablate, metric_learning, face, export, align, report, replay)
 }
-# Those that train run in a process of their own, so that its death by a signal is reported.
+# Those that train.
 _SUPERVISED = frozenset({"pretrain", "probe", "ablate", "metric_learning", "face"})
 # Commands with a command line of their own, which return the exit code.
 _OTHERS: dict[str, Callable[[Sequence[str]], int]] = {"submit": submit}
@@ -151,12 +151,17 @@ _OTHERS: dict[str, Callable[[Sequence[str]], int]] = {"submit": submit}
 _HIDDEN: dict[str, Callable[[Sequence[str]], int]] = {"pipeline": pipeline}
 
 
-def run_command(arguments: Sequence[str]) -> int:
-    """Runs the command that the first argument names, with the other arguments; returns the exit code."""
+def run_command(arguments: Sequence[str], supervise: bool = False) -> int:
+    """Runs the command that the first argument names, with the other arguments; returns the exit code.
+
+    Args:
+        arguments: of the command line.
+        supervise: whether commands that train run in a process of their own, whose death by a signal is reported.
+    """
     name, *rest = arguments or ["--help"]
     command = name.replace("-", "_")
     if command in _JOBS:
-        return run_job(command, _JOBS[command], rest, supervise=command in _SUPERVISED)
+        return run_job(command, _JOBS[command], rest, supervise=supervise and command in _SUPERVISED)
     return exit_code_of(lambda: _run_other(name, command, rest))
 
 
@@ -196,7 +201,7 @@ def main(*before: str) -> NoReturn:
     codes: list[int] = []
     # Registered before anything large is imported, so that it is called after everything else that waits for the end.
     atexit.register(_leave, codes)
-    codes.append(run_command([*before, *sys.argv[1:]]))
+    codes.append(run_command([*before, *sys.argv[1:]], supervise=True))
     sys.exit(codes[0])
 
 

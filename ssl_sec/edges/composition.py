@@ -190,6 +190,9 @@ def _compose(job: str, overrides: Sequence[str]) -> DictConfig:
     for override in given:
         if override.is_sweep_override():
             raise ConfigError(_swept(job, override, given))
+        if override.key_or_group in _primary(job).options and override.value() is None:
+            allowed = {**options_of(job), _EXPERIMENT: experiments(job)}[override.key_or_group]
+            raise ConfigError(f"{override.key_or_group}: found 'null'; {nearest('null', allowed)}")
     choice = _choice(job, given)
     _check_options(job, choice)
     config = _with_hydra(job, given, choice)

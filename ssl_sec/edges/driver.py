@@ -163,10 +163,11 @@ def run_face(config: FaceConfig) -> Finished:
 def _named(config: _Config) -> _Config:
     """The run with its recipe and a name: the one that is given, or one that is free in the recipe's folder."""
     config = replace(config, recipe=config.recipe_name)
+    output_dir = Path(config.output_dir).expanduser().resolve()
+    tracking_uri(config.tracking, output_dir)  # one that cannot work is refused before a folder is made
     if config.run_name is not None:
         return config
-    folder = Path(config.output_dir).expanduser().resolve() / config.recipe_name
-    return replace(config, run_name=claimed(folder, run_name_of(config)))
+    return replace(config, run_name=claimed(output_dir / config.recipe_name, run_name_of(config)))
 
 
 def _train(
@@ -401,6 +402,7 @@ class _Run:
 
         tracking = self._tracking(identity, begun)
         logger.info("folder: %s", self.folder.path)
+        logger.info("connecting to MLflow at %s", masked(self.uri))
         status, reason = "FAILED", None
         try:
             with _noticing_removal(self.folder):

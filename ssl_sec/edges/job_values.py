@@ -12,15 +12,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-import torch
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from ssl_sec.config import LocalConfig, RayConfig, TrackingConfig
 from ssl_sec.edges.composition import TrainingJob, compose, composed_yaml, groups
-from ssl_sec.edges.finding import find_folder, job_of
 from ssl_sec.edges.overrides import assigned
 from ssl_sec.edges.stored_config import stored_values, with_credentials
 from ssl_sec.errors import ConfigError
@@ -99,6 +96,8 @@ def _parsed(text: str) -> Override:
 
 def _resumed_values(job: str, word: str, typed: Sequence[str]) -> dict[str, Any]:
     """The configuration of the run that the word means, with what was typed beside it."""
+    from ssl_sec.edges.finding import find_folder, job_of  # with torch
+
     output_dir = _value_of("output_dir", typed) or "runs"
     folder = find_folder("resume", word, Path(output_dir).expanduser().resolve(), job)
     found = job_of(folder)
@@ -166,14 +165,17 @@ def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 def _probe_values(overrides: Sequence[str]) -> dict[str, Any]:
     """A probe with the settings of the run that it probes, but for those that were typed."""
+    compose("probe", overrides)  # a misspelled key is found before the imports
+    from ssl_sec.config import ProbeJobConfig
+
     overrides = [*_runtime_here(overrides), *overrides]
     values = compose("probe", overrides)
+    tracking = from_values(ProbeJobConfig, values).tracking  # what is wrong by itself is found before the run
     typed = [override for override in overrides if override.startswith(("probe=", "probe."))]
     if any(override.startswith("probe=") for override in typed):
         return values
     from ssl_sec.edges.report_runs import find_run  # with MLflow
 
-    tracking = from_values(TrackingConfig, values["tracking"], "tracking")
     store, run = find_run(values["run"], tracking, values["output_dir"], ("pretrain",))
     with tempfile.TemporaryDirectory() as folder:
         path = store.download(run, "config.yaml", Path(folder))
@@ -185,6 +187,10 @@ def _probe_values(overrides: Sequence[str]) -> dict[str, Any]:
 
 def _runtime_here(overrides: Sequence[str]) -> list[str]:
     """One process where there is no cluster and at most one GPU, where that is faster; unless a runtime was typed."""
+    import torch
+
+    from ssl_sec.config import LocalConfig, RayConfig
+
     only_ray = {field.name for field in fields(RayConfig)} - {field.name for field in fields(LocalConfig)}
     typed = [override.partition("=")[0] for override in overrides]
     if "runtime" in typed or any(key.removeprefix("runtime.") in only_ray for key in typed if "." in key):

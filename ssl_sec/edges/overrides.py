@@ -43,7 +43,7 @@ def _parser() -> OverridesParser:
 def _parses(override: str) -> bool:
     try:
         _parser().parse_override(override)
-    except HydraException:
+    except (HydraException, ValueError, RecursionError):  # too many digits, or brackets
         return False
     return True
 

@@ -368,8 +368,8 @@ def test_what_cannot_be_is_one_line(arguments, code, message, tmp_path: Path, ca
 def test_help_and_keys(capsys):
     assert run_job("report", run_report, ["--help"]) == 0
     told = capsys.readouterr().out
-    assert "python -m jobs.report compare <run> <run>" in told
-    assert "paper: sec" in told
+    assert "compare <run> <run>" in told
+    assert "paper" in told
     values = compose("report", ["table=5"])
     assert to_values(from_values(ReportConfig, values)) == values
 

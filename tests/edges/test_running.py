@@ -201,7 +201,10 @@ def test_a_supervisor_closes_the_run_with_its_reason(store: Store):
     folder = store.run("crashed")
     with killed(folder):
         assert close_in_its_store(lock_of(folder), "killed by SIGSEGV")
-    assert (store.of(folder).info.status, store.of(folder).data.tags["ended"]) == ("FAILED", "killed by SIGSEGV")
+    assert (store.of(folder).info.status, store.of(folder).data.tags["ended"]) == (
+        "FAILED",
+        "failed: killed by SIGSEGV",
+    )
 
 
 def test_a_run_that_is_taken_up_has_no_end_any_more(store: Store):

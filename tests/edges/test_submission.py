@@ -3,6 +3,7 @@
 import json
 import shlex
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from ray.job_submission import JobDetails, JobStatus, JobType
 
 from ssl_sec.config import PretrainConfig, ProbeJobConfig
 from ssl_sec.edges.command_line import run_job
-from ssl_sec.edges.composition import compose
+from ssl_sec.edges.composition import compose, composed_yaml
 from ssl_sec.edges.config_folders import own_configs
 from ssl_sec.edges.job_values import values_of
 from ssl_sec.edges.packaging import checkout, commit, packaged
@@ -62,7 +63,7 @@ def test_a_run_that_is_resumed_on_a_cluster_is_named_by_its_folder(tmp_path, mon
         ((point, _),) = points_of([*words, "log_every_steps=5"])
         command = checked("pretrain", point, None, is_local=False)
         assert (command.name, command.recipe) == ("it", "digits")
-        assert f"resume='{folder.path}'" in command.overrides
+        assert f"resume={folder.path}" in command.overrides
         assert not any(override.startswith("run_name=") for override in command.overrides)
         values = values_of("pretrain", shlex.split(entrypoint("pretrain", command.overrides))[4:])
         assert (values["seed"], values["log_every_steps"]) == (3, 5)
@@ -113,7 +114,7 @@ def test_a_job_names_its_python_before_anything_else(tmp_path):
     def printed(path: str, line: str) -> str:
         return subprocess.run(["sh", "-c", line], env={"PATH": path}, capture_output=True, text=True).stdout
 
-    expected = f"python: {python}\n-m jobs.pretrain seed=1\n"
+    expected = f"python: {python}\n-m ssl_sec pretrain seed=1\n"
     assert printed(f"{python.parent}:/usr/bin:/bin", entrypoint("pretrain", ["seed=1"])) == expected
     assert printed("/usr/bin:/bin", entrypoint("pretrain", ["seed=1"], str(python))) == expected
 
@@ -135,7 +136,7 @@ def test_a_pipeline_finds_its_plan_in_a_file(tmp_path):
     overrides = ("experiment=digits", f"output_dir={tmp_path}", "constraint.eta=0.1,0.5")
     send(Order(job="pretrain", overrides=overrides, name="eta", then="probe", python="/opt/python"), cluster)
     ((line, job_id, metadata, _, files),) = cluster.sent
-    assert line.endswith("exec /opt/python -m jobs.pipeline plan.json")
+    assert line.endswith("exec /opt/python -m ssl_sec pipeline plan.json")
     plan = from_values(Plan, json.loads(files["plan.json"]))
     assert [point.name for point in plan.points] == ["eta-eta0.1", "eta-eta0.5"]
     assert job_id.startswith("digits-eta-") and metadata["job_name"] == "eta"
@@ -339,7 +340,7 @@ def test_experiments_of_ones_own_travel_with_the_job(own, tmp_path, monkeypatch,
     with own_configs(str(own)):
         send(Order(job="pretrain", overrides=("experiment=mine", "output_dir=/shared/runs"), name="n"), cluster)
     monkeypatch.chdir(cluster.lay_out(tmp_path / "there"))
-    arguments = cluster.words[cluster.words.index("jobs.pretrain") + 1 :]
+    arguments = cluster.words[cluster.words.index("pretrain") + 1 :]
     assert run_job("pretrain", lambda overrides: str(compose("pretrain", overrides)["epochs"]), arguments) == 0
     assert capsys.readouterr().out == "30\n"
 
@@ -352,9 +353,10 @@ def test_every_stage_of_a_pipeline_finds_experiments_of_ones_own(own, tmp_path, 
     plan = from_values(Plan, json.loads(cluster.files.get("plan.json") or cluster.words[-1]))
     monkeypatch.chdir(cluster.lay_out(tmp_path / "there"))
     for stage in (stage for point in plan.points for stage in point.stages):
-        needed = ["run=abc"] if stage.job == "probe" else []
-        assert run_job(stage.job, lambda overrides: "", [*stage.overrides, *needed, "--cfg", "job"]) == 0
-    assert capsys.readouterr().out.count("epochs: 30\n") == 2
+        show = composed_yaml if stage.job == "pretrain" else lambda job, overrides: "probed"
+        assert run_job(stage.job, partial(show, stage.job), [*stage.overrides]) == 0
+    told = capsys.readouterr().out
+    assert (told.count("epochs: 30\n"), told.count("probed\n")) == (2, 2)
 
 
 def test_nothing_of_ones_own_travels_where_nothing_of_it_is_chosen(own):
