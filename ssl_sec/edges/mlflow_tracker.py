@@ -335,6 +335,9 @@ class LateRun:
         if self.run is None:
             resumed = self._taken_up()
             self.run = resumed or self._started()
+            if resumed is None:
+                with contextlib.suppress(FileNotFoundError):  # the run's folder was removed, which ends the run
+                    self._run_id_path.write_text(self.run.run_id)
             self._tell_origin(self.run, is_resumed=resumed is not None)
             self._connected.set()
             self._on_run(self.run)
@@ -352,7 +355,7 @@ class LateRun:
         return run
 
     def _started(self) -> TrackedRun:
-        run = TrackedRun.start(
+        return TrackedRun.start(
             self._identity.uri,
             experiment=self._identity.experiment,
             name=self._identity.name,
@@ -361,8 +364,6 @@ class LateRun:
             tags=self._identity.tags,
             parent_run_id=self._identity.parent_run_id,
         )
-        self._run_id_path.write_text(run.run_id)
-        return run
 
     def ask(self) -> None:
         """Asks the store for the run, as soon as there is one; raises if the store cannot be used."""

@@ -19,7 +19,14 @@ def understood(override: str) -> str:
         override: `key=value`; commas separate the values of a list in brackets, or of a sweep.
     """
     key, _, text = override.partition("=")
-    if _parses(override) or not text:
+    try:
+        _parser().parse_override(override)
+    except HydraException:
+        if not text:
+            return override
+    except (ValueError, RecursionError):  # too many digits, or brackets: quotes would hide that
+        return override
+    else:
         return override
     is_list = text.startswith("[") and text.endswith("]")
     values = (text[1:-1] if is_list else text).split(",")

@@ -41,7 +41,7 @@ def test_a_command_leaves_at_once_but_in_order():
     code = (
         "import atexit, sys\nfrom ssl_sec.edges import commands\n"
         "class Large:\n    def __del__(self): print('taken apart')\n"
-        "def run(arguments):\n"
+        "def run(arguments, supervise):\n"
         "    global large; large = Large()\n"
         "    atexit.register(print, 'registered')\n"
         "    print(*arguments)\n"

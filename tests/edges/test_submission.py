@@ -65,7 +65,8 @@ def test_a_run_that_is_resumed_on_a_cluster_is_named_by_its_folder(tmp_path, mon
         assert (command.name, command.recipe) == ("it", "digits")
         assert f"resume={folder.path}" in command.overrides
         assert not any(override.startswith("run_name=") for override in command.overrides)
-        values = values_of("pretrain", shlex.split(entrypoint("pretrain", command.overrides))[4:])
+        _, _, typed = entrypoint("pretrain", command.overrides).partition("-m ssl_sec pretrain ")
+        values = values_of("pretrain", shlex.split(typed))
         assert (values["seed"], values["log_every_steps"]) == (3, 5)
     with pytest.raises(ConfigError, match="resume: found 'none'"):
         checked("pretrain", ["resume=none"], None, is_local=True)
