@@ -165,14 +165,15 @@ def arms_figure(results: Results) -> Figure | None:
 
 
 def _mean_and_std(results: Results) -> Iterator[tuple[str, float]]:
+    """The figures of the arms, which the charts page shows as one group, the arms of a figure beside each other."""
     for arm, runs in results.items():
         for name in _told(results):
             values = [run[name] for run in runs if name in run]
-            key = f"{re.sub(r'[^A-Za-z0-9_. -]+', '_', arm)}/{name.replace('/', '_')}"
+            shown = re.sub(r"[^A-Za-z0-9_. -]+", "_", arm)
             if values:
-                yield f"{key}_mean", statistics.fmean(values)
+                yield f"sweep/{name.replace('/', '_')}_mean {shown}", statistics.fmean(values)
             if len(values) > 1:
-                yield f"{key}_std", statistics.stdev(values)
+                yield f"sweep/{name.replace('/', '_')}_std {shown}", statistics.stdev(values)
 
 
 def _told(results: Results) -> list[str]:

@@ -34,7 +34,7 @@ def test_arms_and_seeds_make_one_table(quick, tmp_path: Path):
     (parent,) = client.search_runs([experiment.experiment_id], "tags.job = 'ablate'")
     assert parent.info.status == "FINISHED"
     means = [statistics.fmean(run["probe/top1"] for run in results[arm]) for arm in ("random", "sec")]
-    told = [parent.data.metrics[f"{arm}/probe_top1_mean"] for arm in ("random", "sec")]
+    told = [parent.data.metrics[f"sweep/probe_top1_mean {arm}"] for arm in ("random", "sec")]
     assert told == pytest.approx(means)
     children = client.search_runs([experiment.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
     names = sorted(run.info.run_name for run in children)

@@ -39,10 +39,10 @@ def test_the_table_becomes_figures_text_and_a_picture(store: Path):
     assert run.info.status == "FINISHED"
     assert run.data.metrics == pytest.approx(
         {
-            "none/probe_top1_mean": 82.0,
-            "none/probe_top1_std": 8**0.5,
-            "eta 0.5_ width 2/probe_top1_mean": 90.0,
-            "eta 0.5_ width 2/val_knn_top1_mean": 70.0,
+            "sweep/probe_top1_mean none": 82.0,
+            "sweep/probe_top1_std none": 8**0.5,
+            "sweep/probe_top1_mean eta 0.5_ width 2": 90.0,
+            "sweep/val_knn_top1_mean eta 0.5_ width 2": 70.0,
         }
     )
     assert "| none | 2 | 82.00 ± 2.83 |  |" in run.data.tags["mlflow.note.content"]
