@@ -3,8 +3,8 @@
 SimCLR's three (Chen et al. 2020, appendix A; SEC, appendix B.3): random crop and resize, random flip, colour
 distortion of strength s (brightness, contrast, saturation 0.8 s, hue 0.2 s, with probability 0.8; grey with
 probability 0.2). Deep metric learning's two (SEC, appendix B.1): random crop and resize, random flip. The draws of a
-step are made for the whole global batch from (seed, step) alone, and each worker applies its own rows of them, so the
-views do not depend on the number of workers.
+step are made on the CPU for the whole global batch from (seed, step, view) alone, and each worker applies its own rows
+of them on its device, so the views do not depend on the number of workers, and a GPU draws what a CPU draws.
 """
 
 import torch
@@ -18,7 +18,7 @@ from kornia.augmentation import (
 )
 from kornia.augmentation.base import _AugmentationBase  # pyright: ignore[reportPrivateUsage]
 from kornia.augmentation.container.params import ParamItem
-from torch import Tensor, nn
+from torch import Tensor
 
 from ssl_sec.seeding import derived_seed
 
@@ -40,8 +40,11 @@ def already_cropped(
     return unit_range(images)
 
 
-class _GlobalBatchAugmentation(nn.Module):
+class _GlobalBatchAugmentation:
     """Views by transforms whose draws are made for the global batch.
+
+    No module on purpose: `Module.to` would make kornia draw on the device, whose generator nobody seeds, and wait for it.
+    The transforms follow the device of the images by themselves.
 
     Args:
         transforms: kornia's, in their order.
@@ -50,17 +53,15 @@ class _GlobalBatchAugmentation(nn.Module):
     """
 
     def __init__(self, transforms: list[_AugmentationBase], seed: int, num_views: int) -> None:
-        super().__init__()
         self.seed = seed
         self.num_views = num_views
         self.transforms = AugmentationSequential(*transforms, data_keys=["input"])
 
-    def extra_repr(self) -> str:
-        """The values that the transforms do not show."""
-        return f"seed={self.seed}, num_views={self.num_views}"
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(seed={self.seed}, num_views={self.num_views}, transforms={self.transforms})"
 
     @torch.no_grad()
-    def forward(
+    def __call__(
         self,
         images: UInt8[Tensor, "batch channels height width"],
         step: int,

@@ -67,7 +67,7 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
         learning_rate=config.optimiser.schedule(sampler.steps_per_epoch, total_steps),
         image_set=image_set,
         sampler=sampler,
-        views=config.augment.build(min(height, width), num_channels, config.seed, NUM_VIEWS).to(runtime.device),
+        views=config.augment.build(min(height, width), num_channels, config.seed, NUM_VIEWS),
         row_labels=partial(image_labels, num_views=NUM_VIEWS),
         total_steps=total_steps,
         precision=options.precision,
