@@ -167,6 +167,9 @@ class Recipe:
         self.head.load_state_dict(state["head"])
         self.objective.load_state_dict(state["objective"])
         self.optimiser.load_state_dict(state["optimiser"])
+        for group in self.optimiser.param_groups:  # options that the optimiser of the saved state did not have
+            for option, default in self.optimiser.defaults.items():
+                group.setdefault(option, default)
         return int(state["step"])
 
 
