@@ -6,13 +6,18 @@ The values come from `configs/`, composed by Hydra; nothing here looks a name up
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ssl_sec.augment import RetrievalAugmentation, SimCLRAugmentation
+from ssl_sec.augment import (
+    FusedSimCLRAugmentation,
+    RetrievalAugmentation,
+    SimCLRAugmentation,
+    why_not_fused,
+)
 from ssl_sec.data.class_batches import ClassBatches, TripletBatches
 from ssl_sec.data.class_splits import own_classes, require_disjoint, split_by_class
 from ssl_sec.data.crops import CentreCrop, Crop, RandomResizedCrop
@@ -66,6 +71,8 @@ from ssl_sec.settings import check
 from ssl_sec.training import Precision
 
 Split = Literal["train", "test"]
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -460,28 +467,55 @@ PairsConfig = BinPairsConfig | LFWPairsConfig | PairTableConfig
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    """SimCLR's augmentation; see `ssl_sec.augment`."""
+    """SimCLR's augmentation; see `ssl_sec.augment`.
+
+    Attributes:
+        min_scale: smallest crop, as a share of the image's area, in (0, 1].
+        flip_probability: of a horizontal flip, in [0, 1].
+        colour_strength: of the colour distortion, ≥ 0; 0.5 on CIFAR, 1.0 on ImageNet.
+        fused: whether the views are made in one launch (Triton); None for wherever that is possible: colour images of
+            up to 64 pixels on a GPU.
+    """
 
     min_scale: float = 0.08
     flip_probability: float = 0.5
     colour_strength: float = 0.5
+    fused: bool | None = None
 
     def __post_init__(self) -> None:
         check(0 < self.min_scale <= 1, "augment.min_scale", self.min_scale, "in (0, 1]")
         check(0 <= self.flip_probability <= 1, "augment.flip_probability", self.flip_probability, "in [0, 1]")
         check(self.colour_strength >= 0, "augment.colour_strength", self.colour_strength, "≥ 0")
 
-    def build(self, image_size_px: int, num_channels: int, seed: int, num_views: int = 2) -> SimCLRAugmentation:
-        """The augmentation for images of one size."""
-        return SimCLRAugmentation(
-            image_size_px=image_size_px,
-            num_channels=num_channels,
-            seed=seed,
-            num_views=num_views,
-            min_scale=self.min_scale,
-            flip_probability=self.flip_probability,
-            colour_strength=self.colour_strength,
-        )
+    def build(
+        self,
+        image_size_px: int,
+        num_channels: int,
+        seed: int,
+        num_views: int = 2,
+        device: torch.device = CPU,
+        channels_last: bool = False,
+    ) -> SimCLRAugmentation:
+        """The augmentation for images of one size.
+
+        Raises:
+            ConfigError: `fused` is asked for where it is not possible.
+        """
+        settings: dict[str, Any] = {
+            "image_size_px": image_size_px,
+            "num_channels": num_channels,
+            "seed": seed,
+            "num_views": num_views,
+            "min_scale": self.min_scale,
+            "flip_probability": self.flip_probability,
+            "colour_strength": self.colour_strength,
+        }
+        reason = why_not_fused(image_size_px, num_channels, device)
+        if self.fused and reason is not None:
+            raise ConfigError(f"augment.fused: found True, but {reason}; allowed here: false, or null")
+        if self.fused is False or reason is not None:
+            return SimCLRAugmentation(**settings)
+        return FusedSimCLRAugmentation(torch.channels_last if channels_last else torch.contiguous_format, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)
