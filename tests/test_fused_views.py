@@ -104,9 +104,10 @@ def test_a_machine_without_triton_takes_kornia(monkeypatch):
 def test_a_gpu_makes_the_views_of_a_cpu(size):
     kornias, ours = both(size)
     images = pixels(64, size, size)
+    bound = 1e-5 if size <= 32 else 5e-5  # kornia solves for its matrix in float32, and noise shows every shift
     for step in range(5):
         on_cpu = whole(kornias, images.cpu(), step)
-        torch.testing.assert_close(whole(kornias, images, step).cpu(), on_cpu, rtol=0, atol=1e-5)
+        torch.testing.assert_close(whole(kornias, images, step).cpu(), on_cpu, rtol=0, atol=bound)
         fused = whole(ours, images, step)
-        torch.testing.assert_close(fused.cpu(), on_cpu, rtol=0, atol=1e-5)
+        torch.testing.assert_close(fused.cpu(), on_cpu, rtol=0, atol=bound)
         assert torch.equal(whole(ours, images, step), fused)
