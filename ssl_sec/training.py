@@ -292,7 +292,7 @@ def train(
 def _save(recipe: Recipe, runtime: Runtime, step: int) -> None:
     """Saves the state after `step`; one that is not finite is never saved."""
     weights = dict(recipe.model.named_parameters())
-    are_finite = torch.stack([weight.isfinite().all() for weight in weights.values()]).tolist()  # one wait for them all
+    are_finite = torch.stack([weight.isfinite().all() for weight in weights.values()]).cpu().tolist()  # one wait for them all
     for name, is_finite in zip(weights, are_finite, strict=True):
         if not is_finite:
             raise FloatingPointError(f"{name} is not finite after step {step}")
@@ -318,7 +318,7 @@ def _terms_figures(recipe: Recipe, terms: Terms) -> dict[str, float]:
     }
     if recipe.objective.transform is not None:
         figures["train/generated_loss"] = terms.generated_loss
-    return dict(zip(figures, torch.stack(list(figures.values())).tolist(), strict=True))
+    return dict(zip(figures, torch.stack(list(figures.values())).cpu().tolist(), strict=True))
 
 
 def _figures(recipe: Recipe, terms: Terms, step: int) -> dict[str, float]:
