@@ -132,7 +132,6 @@ def of_augmentations(batch: int, device: torch.device, rounds: int) -> list[dict
         augmentation = SimCLRAugmentation(image_size_px=SIZE_PX, num_channels=3, seed=0)
         for place, transform in enumerate(transforms):
             augmentation.transforms[place] = transform
-        augmentation.to(device)
         return lambda: augmentation(pixels, 0, everything, batch)
 
     sides = (SIZE_PX, SIZE_PX)

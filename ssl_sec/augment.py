@@ -3,17 +3,22 @@
 SimCLR's three (Chen et al. 2020, appendix A; SEC, appendix B.3): random crop and resize, random flip, colour
 distortion of strength s (brightness, contrast, saturation 0.8 s, hue 0.2 s, with probability 0.8; grey with
 probability 0.2). Deep metric learning's two (SEC, appendix B.1): random crop and resize, random flip. The draws of a
-step are made for the whole global batch from (seed, step) alone, and each worker applies its own rows of them, so the
-views do not depend on the number of workers.
+step are made on the CPU for the whole global batch from (seed, step, view) alone, and each worker applies its own rows
+of them on its device, so the views do not depend on the number of workers, and a GPU draws what a CPU draws.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from ssl_sec.seeding import derived_seed
+
+# Sides of views whose pixels fit into the registers of one program of a GPU.
+LARGEST_FUSED_VIEW_PX = 64
 
 # Tensors of a draw that are shared by the batch, whatever their length.
 _SHARED_DRAWS = frozenset({"order", "forward_input_shape"})
@@ -33,8 +38,11 @@ def already_cropped(
     return unit_range(images)
 
 
-class _GlobalBatchAugmentation(nn.Module):
+class _GlobalBatchAugmentation:
     """Views by transforms whose draws are made for the global batch.
+
+    No module on purpose: `Module.to` would make kornia draw on the device, whose generator nobody seeds, and wait for
+    it. The transforms follow the device of the images by themselves.
 
     Args:
         transforms: kornia's, in their order.
@@ -45,17 +53,15 @@ class _GlobalBatchAugmentation(nn.Module):
     def __init__(self, transforms: list[nn.Module], seed: int, num_views: int) -> None:
         from kornia.augmentation import AugmentationSequential  # here, because a config needs no kornia
 
-        super().__init__()
         self.seed = seed
         self.num_views = num_views
         self.transforms = AugmentationSequential(*transforms, data_keys=["input"])  # pyright: ignore[reportArgumentType]
 
-    def extra_repr(self) -> str:
-        """The values that the transforms do not show."""
-        return f"seed={self.seed}, num_views={self.num_views}"
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(seed={self.seed}, num_views={self.num_views}, transforms={self.transforms})"
 
     @torch.no_grad()
-    def forward(
+    def __call__(
         self,
         images: UInt8[Tensor, "batch channels height width"],
         step: int,
@@ -112,6 +118,7 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
     ) -> None:
         from kornia.augmentation import ColorJitter, RandomGrayscale
 
+        self.image_size_px = image_size_px
         transforms = _crop_and_flip(image_size_px, min_scale, (3 / 4, 4 / 3), flip_probability)
         if colour_strength > 0:
             strong, weak = 0.8 * colour_strength, 0.2 * colour_strength
@@ -120,6 +127,70 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
             else:
                 transforms.append(ColorJitter(strong, strong, p=0.8))
         super().__init__(transforms, seed, num_views)
+
+
+class FusedSimCLRAugmentation(SimCLRAugmentation):
+    """The same views in one launch on a GPU, of small colour images; see `ssl_sec.fused_views`.
+
+    What is drawn is what `SimCLRAugmentation` draws, and the views differ from its views by rounding, at most 1e-5.
+
+    Args:
+        layout: of the views in memory.
+        settings: those of `SimCLRAugmentation`.
+    """
+
+    def __init__(self, layout: torch.memory_format = torch.contiguous_format, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.layout = layout
+
+    def __call__(
+        self,
+        images: UInt8[Tensor, "batch channels height width"],
+        step: int,
+        rows: slice,
+        global_batch_size: int,
+    ) -> Float[Tensor, "views channels size size"]:
+        """The views of this worker's rows of the global batch, all first views before all second ones."""
+        from ssl_sec.fused_views import fused_views  # Triton is not on every machine
+
+        global_shape = torch.Size((global_batch_size, *images.shape[1:]))
+        drawn = [_rows_of(self._draw(global_shape, step, view), rows, len(images)) for view in range(self.num_views)]
+        numbers = torch.cat([self._numbers(draws) for draws in drawn], dim=1)
+        if images.is_cuda:
+            numbers = numbers.pin_memory().to(images.device, non_blocking=True)
+        return fused_views(images.contiguous(), numbers, self.image_size_px, self.layout)
+
+    def _numbers(self, draws: list[Any]) -> Float[Tensor, "numbers batch"]:
+        """What the kernel needs of the draws of a view, in the order of its `NUMBERS`."""
+        drawn = {draw.name.partition("_")[0]: cast(Mapping[str, Tensor], draw.data) for draw in draws}
+        corners = drawn["RandomResizedCrop"]["src"]
+        first, last = corners[:, 0], corners[:, 2]
+        nothing = corners.new_zeros(len(corners))
+
+        def of(transform: str, what: str = "batch_prob") -> Tensor:
+            return drawn[transform][what] if transform in drawn else nothing
+
+        order = drawn["ColorJitter"]["order"].tolist() if "ColorJitter" in drawn else []
+        return torch.stack(
+            [
+                *first.unbind(1),
+                *((last - first) / max(self.image_size_px - 1, 1)).unbind(1),
+                *(of(transform) for transform in ("RandomHorizontalFlip", "ColorJitter", "RandomGrayscale")),
+                *(of("ColorJitter", f"{step}_factor") for step in ("brightness", "contrast", "saturation", "hue")),
+                torch.full_like(nothing, sum(step * 4**place for place, step in enumerate(order))),
+            ]
+        )
+
+
+def why_not_fused(image_size_px: int, num_channels: int, device: torch.device) -> str | None:
+    """Why `FusedSimCLRAugmentation` cannot make such views; None if it can."""
+    if device.type != "cuda":
+        return f"the device is {device.type}, and the kernel runs on GPUs"
+    if num_channels != 3:
+        return f"the images have {num_channels} channel, and the kernel makes colour images"
+    if image_size_px > LARGEST_FUSED_VIEW_PX:
+        return f"the views are {image_size_px} pixels wide, and the kernel makes at most {LARGEST_FUSED_VIEW_PX}"
+    return "Triton is not installed" if find_spec("triton") is None else None
 
 
 class FlipAugmentation(_GlobalBatchAugmentation):

@@ -8,13 +8,18 @@ import re
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ssl_sec.augment import RetrievalAugmentation, SimCLRAugmentation
+from ssl_sec.augment import (
+    FusedSimCLRAugmentation,
+    RetrievalAugmentation,
+    SimCLRAugmentation,
+    why_not_fused,
+)
 from ssl_sec.data.class_batches import ClassBatches, TripletBatches
 from ssl_sec.data.class_splits import own_classes, require_disjoint, split_by_class
 from ssl_sec.data.crops import CentreCrop, Crop, RandomResizedCrop
@@ -85,6 +90,8 @@ from ssl_sec.settings import (
 from ssl_sec.training import Precision
 
 Split = Literal["train", "test"]
+
+CPU = torch.device("cpu")
 
 # The tags that a run has of itself, which `tracking.tags` leaves alone.
 RUN_TAGS = (
@@ -522,23 +529,44 @@ class AugmentConfig(Settings, key="augment"):
         min_scale: smallest crop, as a share of the image's area, in (0, 1].
         flip_probability: probability of a horizontal flip, in [0, 1].
         colour_strength: strength of the colour distortion, ≥ 0; SimCLR has 0.5 for CIFAR and 1 for ImageNet.
+        fused: true: the views are made in one launch (Triton); null: wherever that is possible, for colour images of up
+            to 64 pixels on a GPU.
     """
 
     min_scale: Share = 0.08
     flip_probability: Probability = 0.5
     colour_strength: Annotated[float, Range(ge=0, le=2.5)] = 0.5  # its hue turns by 0.2 of it, at most by half a turn
+    fused: bool | None = None
 
-    def build(self, image_size_px: int, num_channels: int, seed: int, num_views: int = 2) -> SimCLRAugmentation:
-        """The augmentation for images of one size."""
-        return SimCLRAugmentation(
-            image_size_px=image_size_px,
-            num_channels=num_channels,
-            seed=seed,
-            num_views=num_views,
-            min_scale=self.min_scale,
-            flip_probability=self.flip_probability,
-            colour_strength=self.colour_strength,
-        )
+    def build(
+        self,
+        image_size_px: int,
+        num_channels: int,
+        seed: int,
+        num_views: int = 2,
+        device: torch.device = CPU,
+        channels_last: bool = False,
+    ) -> SimCLRAugmentation:
+        """The augmentation for images of one size.
+
+        Raises:
+            ConfigError: `fused` is asked for where it is not possible.
+        """
+        settings: dict[str, Any] = {
+            "image_size_px": image_size_px,
+            "num_channels": num_channels,
+            "seed": seed,
+            "num_views": num_views,
+            "min_scale": self.min_scale,
+            "flip_probability": self.flip_probability,
+            "colour_strength": self.colour_strength,
+        }
+        reason = why_not_fused(image_size_px, num_channels, device)
+        if self.fused and reason is not None:
+            raise ConfigError(f"augment.fused: found True, but {reason}; allowed here: false, or null")
+        if self.fused is False or reason is not None:
+            return SimCLRAugmentation(**settings)
+        return FusedSimCLRAugmentation(torch.channels_last if channels_last else torch.contiguous_format, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,7 +102,7 @@ def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Run
     options = config.runtime
     views: Views = already_cropped
     if not (isinstance(image_set, EncodedImages) and isinstance(image_set.crop, RandomResizedCrop)):
-        views = config.augment.on_device(min(height, width), config.seed).to(runtime.device)
+        views = config.augment.on_device(min(height, width), config.seed)
     model = assembled(encoder, head, objective, runtime, options)
     return Recipe(
         encoder=encoder,

@@ -58,6 +58,7 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
     eta = config.constraint.weight(sampler.steps_per_epoch, total_steps)
     objective = Objective(config.loss.build(), config.constraint.build(), eta)
     options = config.runtime
+    channels_last = options.uses_channels_last(runtime.device)
     model = assembled(encoder, head, objective, runtime, options)
     return Recipe(
         encoder=encoder,
@@ -68,11 +69,13 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
         learning_rate=config.optimiser.schedule(sampler.steps_per_epoch, total_steps),
         image_set=image_set,
         sampler=sampler,
-        views=config.augment.build(min(height, width), num_channels, config.seed, NUM_VIEWS).to(runtime.device),
+        views=config.augment.build(
+            min(height, width), num_channels, config.seed, NUM_VIEWS, runtime.device, channels_last
+        ),
         row_labels=partial(image_labels, num_views=NUM_VIEWS),
         total_steps=total_steps,
         precision=options.precision,
-        channels_last=options.uses_channels_last(runtime.device),
+        channels_last=channels_last,
         num_loader_workers=options.num_loader_workers,
     )
 

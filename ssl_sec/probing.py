@@ -162,7 +162,9 @@ class _Training:
         channels, height, width = image_set.image_shape
         batch_size = min(self.config.batch_size, len(image_set) // self.runtime.world_size * self.runtime.world_size)
         sampler = ShuffledBatches(num_images=len(image_set), global_batch_size=batch_size, seed=self.config.seed)
-        augment = AugmentConfig(colour_strength=0.0).build(min(height, width), channels, self.config.seed, num_views=1)
+        augment = AugmentConfig(colour_strength=0.0).build(
+            min(height, width), channels, self.config.seed, num_views=1, device=self.runtime.device
+        )
         own = worker_rows(batch_size, self.runtime.rank, self.runtime.world_size)
         dtype = next((p.dtype for p in self.encoder.parameters()), torch.float32)
 

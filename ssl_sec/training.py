@@ -176,6 +176,9 @@ class Recipe:
         self.head.load_state_dict(state["head"])
         self.objective.load_state_dict(state["objective"])
         self.optimiser.load_state_dict(state["optimiser"])
+        for group in self.optimiser.param_groups:  # options that the optimiser of the saved state did not have
+            for option, default in self.optimiser.defaults.items():
+                group.setdefault(option, default)
         return int(state["step"])
 
 
@@ -263,8 +266,8 @@ def train(
         views = views.to(dtype=dtype, memory_format=layout)
         draw_dropout(recipe.head, step, rows, len(views) // len(batch.images), runtime.device)
         terms = train_step(recipe, views, recipe.row_labels(batch, rows), step)
-        if runtime.device.type == "cpu":
-            _require_finite(recipe, terms, step)  # where looking costs nothing; on a GPU when figures are reported
+        if runtime.device.type == "cpu":  # where looking costs nothing; on a GPU when figures are reported
+            _require_finite(recipe, _terms_figures(recipe, terms), step)
         taken = step + 1
         last = taken == recipe.total_steps
         at_epoch_end = taken % sampler.steps_per_epoch == 0
@@ -273,6 +276,7 @@ def train(
         if step % cadence.log_every_steps and not (at_epoch_end or is_monitored or is_saved):
             continue
         figures = _figures(recipe, terms, step)
+        _require_finite(recipe, figures, step)
         now = time.perf_counter()
         figures["train/images_per_s"] = (taken - clock_step) * sampler.global_batch_size / (now - clock)
         figures["train/epoch"] = taken / sampler.steps_per_epoch
@@ -296,34 +300,44 @@ def train(
 
 def _save(recipe: Recipe, runtime: Runtime, step: int) -> None:
     """Saves the state after `step`; one that is not finite is never saved."""
-    for name, parameter in recipe.model.named_parameters():
-        if not parameter.isfinite().all():
+    weights = dict(recipe.model.named_parameters())
+    are_finite = (
+        torch.stack([weight.isfinite().all() for weight in weights.values()]).cpu().tolist()
+    )  # one wait for them all
+    for name, is_finite in zip(weights, are_finite, strict=True):
+        if not is_finite:
             raise FloatingPointError(f"{name} is not finite after step {step}")
     runtime.save(step + 1, recipe.state(step + 1))
 
 
-def _require_finite(recipe: Recipe, terms: Terms, step: int) -> None:
-    total = float(terms.total.detach())
-    if not math.isfinite(total):
+def _require_finite(recipe: Recipe, figures: Mapping[str, float], step: int) -> None:
+    if not math.isfinite(figures["train/loss"]):
         raise FloatingPointError(
-            f"the objective is {total} at step {step} (metric loss {float(terms.metric_loss)}, "
-            f"constraint {float(terms.constraint)}, learning rate {recipe.learning_rate(step)})"
+            f"the objective is {figures['train/loss']} at step {step} (metric loss {figures['train/metric_loss']}, "
+            f"constraint {figures['train/constraint']}, learning rate {recipe.learning_rate(step)})"
         )
 
 
-def _figures(recipe: Recipe, terms: Terms, step: int) -> dict[str, float]:
-    """What is reported of a step; the one place where the device is waited for."""
-    _require_finite(recipe, terms, step)
-    objective = recipe.objective
+def _terms_figures(recipe: Recipe, terms: Terms) -> dict[str, float]:
+    """Figures of the objective's terms, in one transfer: the one place where the device is waited for."""
     figures = {
-        "train/loss": float(terms.total.detach()),
-        "train/metric_loss": float(terms.metric_loss),
-        "train/constraint": float(terms.constraint),
+        "train/loss": terms.total.detach(),
+        "train/metric_loss": terms.metric_loss,
+        "train/constraint": terms.constraint,
+        "train/norm_mean": terms.norms.mean(),
+        "train/norm_std": terms.norms.std(correction=0),
+    }
+    if recipe.objective.transform is not None:
+        figures["train/generated_loss"] = terms.generated_loss
+    return dict(zip(figures, torch.stack(list(figures.values())).cpu().tolist(), strict=True))
+
+
+def _figures(recipe: Recipe, terms: Terms, step: int) -> dict[str, float]:
+    """What is reported of a step."""
+    objective = recipe.objective
+    return {
+        **_terms_figures(recipe, terms),
         "train/eta": 0.0 if objective.constraint is None else objective.eta(step),
         "train/lr": recipe.learning_rate(step),
-        "train/norm_mean": float(terms.norms.mean()),
-        "train/norm_std": float(terms.norms.std(correction=0)),
+        **recipe.more_figures(),
     }
-    if objective.transform is not None:
-        figures["train/generated_loss"] = float(terms.generated_loss)
-    return {**figures, **recipe.more_figures()}

@@ -1,11 +1,16 @@
 import os
 
 import pytest
+import torch
 from jaxtyping import install_import_hook
 
 # Tests are small and run side by side with workers; more threads than cores make them wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
+
+# Without a GPU, Triton's kernels run in its interpreter; it looks at the variable when it is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Every shape that a signature states is checked at every call of the tests.
 install_import_hook("ssl_sec", "beartype.beartype")

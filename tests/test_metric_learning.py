@@ -9,7 +9,7 @@ from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.metric_learning import build_recipe, learn_metric
 from ssl_sec.settings import from_values
 from tests.fakes import FakeRuntime, FakeStore, assert_identical
-from tests.test_pretraining import assert_the_same_curve, figures
+from tests.test_pretraining import assert_the_same_curve, assert_views_are_equal, figures
 from tests.workers import on_workers
 
 VALUES = {
@@ -109,6 +109,14 @@ def test_no_class_is_trained_on_and_measured(tmp_path):
     trained = set(recipe.image_set.class_names)
     test = set(config().data.open_by_class("test", CROP).class_names)
     assert trained == set("012345") and test == set("6789")
+
+
+def test_a_gpu_would_draw_the_views_that_a_cpu_draws():
+    images = config().data.open_by_class("train", CROP)
+    on_cpu, elsewhere = FakeRuntime(), FakeRuntime()
+    elsewhere.device = torch.device("meta")
+    views = [build_recipe(config(), images, runtime).views for runtime in (on_cpu, elsewhere)]
+    assert_views_are_equal(*views, images.images[:40])
 
 
 def test_what_outlives_the_run_is_left_in_the_store(whole):

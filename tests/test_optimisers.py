@@ -2,6 +2,7 @@ import pytest
 import torch
 from lightly.utils.lars import LARS
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ssl_sec.optimisers import adam, lars, parameter_groups, set_learning_rate, sgd
 
@@ -62,11 +63,10 @@ def test_sgd_decays_before_its_momentum():
         assert model.bias.item() == pytest.approx(bias, rel=1e-13)
 
 
-def test_lars_is_lightlys_with_its_trust_ratio():
+def test_lars_has_the_papers_trust_ratio():
     model = nn.Linear(3, 2).double()
     before, bias = model.weight.detach().clone(), model.bias.detach().clone()
     optimiser = lars(parameter_groups([model], 0.1), momentum=0.9)
-    assert isinstance(optimiser, LARS)
     set_learning_rate(optimiser, 0.5)
     model(torch.ones(4, 3, dtype=torch.float64)).sum().backward()
     gradient = model.weight.grad.clone()
@@ -76,6 +76,44 @@ def test_lars_is_lightlys_with_its_trust_ratio():
         model.weight.detach(), before - 0.5 * trust * (gradient + 0.1 * before), rtol=1e-6, atol=1e-9
     )
     torch.testing.assert_close(model.bias.detach(), bias - 0.5 * 4, rtol=1e-12, atol=0)
+
+
+def test_lars_trains_as_lightlys():
+    ours, theirs = network().double(), network().double()
+    optimisers = [lars(parameter_groups([ours], 0.1), 0.9), LARS(parameter_groups([theirs], 0.1), lr=0.0, momentum=0.9)]
+    generator = torch.Generator().manual_seed(0)
+    for step in range(20):
+        images = torch.randn(6, 1, 4, 4, dtype=torch.float64, generator=generator)
+        for model, optimiser in zip((ours, theirs), optimisers, strict=True):
+            set_learning_rate(optimiser, 0.01 * (step + 1))
+            optimiser.zero_grad()
+            model(images).square().mean().backward()
+            optimiser.step()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-13)
+
+
+class _Waits(TorchDispatchMode):
+    """Counts what would make the host wait for a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("build", [sgd, lars])
+def test_no_step_looks_at_a_value(build):
+    model = network()
+    optimiser = build(parameter_groups([model], 0.1), momentum=0.9)
+    model(torch.ones(2, 1, 4, 4)).sum().backward()
+    with _Waits() as waits:
+        optimiser.step()
+        optimiser.step()
+    assert waits.count == 0
 
 
 def test_adams_decay_is_part_of_the_gradient():

@@ -190,6 +190,23 @@ def test_the_seed_decides_the_weights_and_nothing_else_does():
     assert not torch.equal(weights(1), first)
 
 
+def test_a_gpu_would_draw_the_views_that_a_cpu_draws():
+    """Moved to a device, kornia draws there, from a generator that no seed reaches."""
+    images = config().data.open("train")
+    pixels = images.images[:40]
+    on_cpu, elsewhere = FakeRuntime(), FakeRuntime()
+    elsewhere.device = torch.device("meta")
+    views = [build_recipe(config(), images, runtime).views for runtime in (on_cpu, elsewhere)]
+    assert_views_are_equal(*views, pixels)
+
+
+def assert_views_are_equal(views, others, pixels):
+    """Whether two augmentations make the same views of steps 0 and 1."""
+    for step in range(2):
+        one, other = (augment(pixels, step, slice(0, len(pixels)), len(pixels)) for augment in (views, others))
+        assert torch.equal(one, other)
+
+
 def test_a_run_that_diverges_names_its_step(tmp_path):
     with pytest.raises(FloatingPointError, match="^the objective is nan at step "):
         run(tmp_path, optimiser={"learning_rate": 1e6}, runtime={**VALUES["runtime"], "precision": "float32"})

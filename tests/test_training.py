@@ -1,7 +1,9 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from lightly.utils.lars import LARS
 from torch import nn
 
 from ssl_sec.augment import unit_range
@@ -11,7 +13,7 @@ from ssl_sec.data.samplers import ShuffledBatches
 from ssl_sec.errors import Stopped
 from ssl_sec.losses import MultiSimilarityLoss, NTXentLoss, SphericalConstraint, SphericalFeatureTransform
 from ssl_sec.objective import Objective
-from ssl_sec.optimisers import parameter_groups, sgd
+from ssl_sec.optimisers import lars, parameter_groups, sgd
 from ssl_sec.schedules import Cosine, LinearRamp
 from ssl_sec.training import Cadence, Recipe, autocast, image_labels, train, train_step
 from tests.fakes import FakeRuntime, assert_identical, loaded
@@ -190,6 +192,27 @@ def test_a_stopped_and_resumed_run_ends_as_the_uninterrupted_one(stop_at):
     assert_identical(end.last_state(), whole)
     assert whole["objective"]["constraint.mean_norm"] > 0
     assert whole["optimiser"]["state"]
+
+
+def test_a_state_of_lightlys_lars_is_resumed_by_ours():
+    """Version 0.1 trained with it; its groups lack the options of timm's."""
+
+    def with_optimiser(build):
+        torch.manual_seed(0)
+        fresh = recipe()
+        return replace(fresh, optimiser=build(parameter_groups([fresh.encoder, fresh.head], 1e-3)))
+
+    def earlier(groups):
+        return LARS(groups, lr=0.0, momentum=0.9)
+
+    runtime = FakeRuntime(stop_at=5)
+    with pytest.raises(Stopped):
+        run(with_optimiser(earlier), runtime=runtime)
+    resumed = with_optimiser(lambda groups: lars(groups, 0.9))
+    end = run(resumed, first_step=resumed.restore(runtime.last_state())).last_state()
+    whole = run(with_optimiser(earlier)).last_state()
+    for name, weight in whole["encoder"].items():
+        torch.testing.assert_close(end["encoder"][name], weight, rtol=1e-9, atol=1e-12)
 
 
 def supervised() -> Recipe:

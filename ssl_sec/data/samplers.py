@@ -1,4 +1,4 @@
-r"""Which images are in step t: a function of (seed, t) alone, in memory of one batch.
+r"""Which images are in step t: a function of (seed, t) alone, in memory of a few batches.
 
 Epoch e of a set of N images is a permutation π_e of {0, …, N-1}, and the global batch of step t holds
 π_e(jB), …, π_e(jB + B - 1), where B is the global batch size, S = ⌊N / B⌋ the steps of an epoch,
@@ -21,6 +21,7 @@ predecessor below N for each element below N. As 4^k < 4N, fewer than four appli
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -31,6 +32,7 @@ from ssl_sec.errors import ConfigError
 from ssl_sec.seeding import mix
 
 NUM_ROUNDS = 10
+BATCHES_AT_ONCE = 16
 
 
 @runtime_checkable
@@ -86,8 +88,17 @@ class ShuffledBatches:
     def indices(self, step: int) -> Int64[Tensor, " global_batch"]:
         """The images of global step `step` ≥ 0: different ones, 0 ≤ index < num_images, on the CPU."""
         epoch, batch = divmod(step, self.steps_per_epoch)
-        positions = torch.arange(batch * self.global_batch_size, (batch + 1) * self.global_batch_size)
-        return permute(positions, self.num_images, self.seed, epoch)
+        block, place = divmod(batch, BATCHES_AT_ONCE)
+        return _block(self, epoch, block)[place * self.global_batch_size :][: self.global_batch_size].clone()
+
+
+@lru_cache(maxsize=2)
+def _block(sampler: ShuffledBatches, epoch: int, block: int) -> Int64[Tensor, " images"]:
+    """The images of some steps in a row, since a permutation of many numbers takes little longer than one of a few."""
+    images_at_once = BATCHES_AT_ONCE * sampler.global_batch_size
+    end = min((block + 1) * images_at_once, sampler.steps_per_epoch * sampler.global_batch_size)
+    positions = torch.arange(block * images_at_once, end)
+    return permute(positions, sampler.num_images, sampler.seed, epoch)
 
 
 def worker_rows(global_batch_size: int, rank: int, world_size: int) -> slice:
