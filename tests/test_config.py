@@ -579,7 +579,7 @@ def test_the_constraint_and_its_weight_follow_the_settings():
     assert [capped(step) for step in (0, 1, 2, 3)] == [0, 0.5, 1, 1]
 
 
-@pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("lars", "LARS")])
+@pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("lars", "Lars")])
 def test_the_optimiser_is_built_over_all_modules(name, kind):
     optimiser = OptimiserConfig(name=name, momentum=0.5, weight_decay=0.1).build(nn.Linear(2, 2), nn.Linear(2, 1))
     assert type(optimiser).__name__ == kind
