@@ -266,7 +266,8 @@ def train(
         views = views.to(dtype=dtype, memory_format=layout)
         draw_dropout(recipe.head, step, rows, len(views) // len(batch.images), runtime.device)
         terms = train_step(recipe, views, recipe.row_labels(batch, rows), step)
-        if runtime.device.type == "cpu":  # where looking costs nothing; on a GPU when figures are reported
+        # On a CPU looking costs nothing; on a GPU it waits until figures are reported.
+        if runtime.device.type == "cpu" and not math.isfinite(float(terms.total.detach())):
             _require_finite(recipe, _terms_figures(recipe, terms), step)
         taken = step + 1
         last = taken == recipe.total_steps
