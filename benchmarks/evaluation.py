@@ -146,7 +146,7 @@ def _features(num_images: int, device: torch.device) -> Comparison:
     images = random_images(num_images, 32)
     encoder = ResNetConfig(name="resnet18", width=0.25).build(3, 32).to(device).eval()
     laid_out = copy.deepcopy(encoder)
-    if LocalConfig().uses_channels_last(device):
+    if LocalConfig().on(device).channels_last:
         laid_out.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     resident, loader = images.to(device), DataLoader(_PilImages(images), 512)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:

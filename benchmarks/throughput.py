@@ -238,9 +238,9 @@ def shares(recipe: Recipe, device: torch.device, steps: int = 2) -> dict[str, fl
         batch: Batch = recipe.image_set.read(recipe.sampler.indices(step)).to(device)
         done("data")
         views = recipe.views(batch.images, step, rows, recipe.sampler.global_batch_size)
-        views = views.contiguous(memory_format=torch.channels_last if recipe.channels_last else torch.contiguous_format)
+        views = views.contiguous(memory_format=recipe.computation.layout)
         done("augmentation")
-        with autocast(device, recipe.precision):
+        with autocast(device, recipe.computation.precision):
             embeddings = recipe.model(views)
         done("forward")
         leaf = embeddings.detach().requires_grad_()

@@ -10,7 +10,7 @@ from torch import nn
 
 from ssl_sec.class_sharding import template_losses
 from ssl_sec.collectives import average_gradients, average_parameter_gradients
-from ssl_sec.config import RuntimeConfig, TrainingConfig
+from ssl_sec.config import TrainingConfig
 from ssl_sec.convolutions import lay_out
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import worker_rows
@@ -18,7 +18,7 @@ from ssl_sec.encoders import Encoder
 from ssl_sec.global_batch_norm import globalise_batch_norm
 from ssl_sec.objective import Objective
 from ssl_sec.seeding import derived_seed
-from ssl_sec.training import Recipe, Runtime, say
+from ssl_sec.training import Computation, Recipe, Runtime, say
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def initialised(config: TrainingConfig, image_set: ImageSet, runtime: Runtime) -
 
 
 def assembled(
-    encoder: nn.Module, head: nn.Module, objective: Objective, runtime: Runtime, options: RuntimeConfig
+    encoder: nn.Module, head: nn.Module, objective: Objective, runtime: Runtime, computation: Computation
 ) -> nn.Module:
     """head(encoder(images)) on the worker's device, with batch norm and gradients of all workers.
 
@@ -75,19 +75,20 @@ def assembled(
         head: features -> raw embeddings.
         objective: moved to the same device and precision; the gradients of its parameters are averaged too.
         runtime: this worker's.
-        options: precision, layout and compilation.
+        computation: precision, layout and compilation.
     """
     network: nn.Module = nn.Sequential(encoder, head)
     if runtime.world_size > 1:
         network = globalise_batch_norm(network)
-    network.to(runtime.device, torch.float64 if options.precision == "float64" else torch.float32)
-    lay_out(network, runtime.device, options.uses_channels_last(runtime.device))
-    if options.precision == "float64":
+    network.to(runtime.device, computation.dtype)
+    lay_out(network, runtime.device, computation.channels_last)
+    if computation.precision == "float64":
         objective.double()
     objective.to(runtime.device)
     average_parameter_gradients(objective, [each.weight for each in template_losses(objective) if not each.holds_all])
     model = average_gradients(network, runtime.device)
-    return cast(nn.Module, torch.compile(model)) if options.compile else model
+    # All batches have one size: another one, as of a benchmark, is compiled for itself and not for any size.
+    return cast(nn.Module, torch.compile(model, dynamic=False)) if computation.compiled else model
 
 
 def taken_up(recipe: Recipe, runtime: Runtime, store: RunStore) -> int:

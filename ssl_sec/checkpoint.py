@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,8 @@ def save_part(folder: Path, step: int, held: Mapping[str, HeldRows]) -> None:
 class CheckpointWriter:
     """Writes checkpoints behind the training's back: it waits for a copy of the state, not for the storage.
 
+    On a GPU the host does not wait for the copy either: what follows waits for it on the device.
+
     One at a time; an error is raised where the next one is handed over, or by `close`.
 
     Args:
@@ -165,6 +167,7 @@ class CheckpointWriter:
         self._keep_last = keep_last
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._stream: torch.cuda.Stream | None = None
 
     def save(self, step: int, state: Mapping[str, Any], score: float | None = None) -> None:
         """Hands over the state after `step` steps; see `save_checkpoint`.
@@ -173,7 +176,8 @@ class CheckpointWriter:
             StorageError: if the one before could not be written.
         """
         self.close()
-        self._thread = threading.Thread(target=self._write, args=(step, _copied(state), score))
+        copied, wait = self._copied(state)
+        self._thread = threading.Thread(target=self._write, args=(step, copied, wait, score))
         self._thread.start()
 
     def close(self) -> None:
@@ -189,8 +193,22 @@ class CheckpointWriter:
         if failure is not None:
             raise failure
 
-    def _write(self, step: int, state: Mapping[str, Any], score: float | None) -> None:
+    def _copied(self, state: Mapping[str, Any]) -> tuple[Mapping[str, Any], Callable[[], None]]:
+        """The state on the CPU, and what waits until it is there."""
+        device = _gpu_of(state)
+        if device is None:
+            return _copied(state), lambda: None
+        self._stream = self._stream or torch.cuda.Stream(device)
+        training = torch.cuda.current_stream(device)
+        self._stream.wait_stream(training)
+        with torch.cuda.stream(self._stream):
+            copied = _copied(state)
+        training.wait_stream(self._stream)  # the next step changes what is being copied
+        return copied, self._stream.record_event().synchronize
+
+    def _write(self, step: int, state: Mapping[str, Any], wait: Callable[[], None], score: float | None) -> None:
         try:
+            wait()
             save_checkpoint(self._folder, step, state, self._keep_last, score)
         except BaseException as error:
             self._failure = error
@@ -289,14 +307,25 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _copied(state: Any) -> Any:
-    """The state with its tensors copied to the CPU."""
+    """The state with its tensors copied to the CPU; from a GPU without waiting for it."""
     if isinstance(state, torch.Tensor):
-        return state.detach().to("cpu", copy=True)
+        # Pinned memory: a copy into any other is waited for.
+        copy = torch.empty_like(state, device="cpu", pin_memory=state.is_cuda, requires_grad=False)
+        return copy.copy_(state.detach(), non_blocking=True)
     if isinstance(state, Mapping):
         return {key: _copied(value) for key, value in state.items()}  # pyright: ignore[reportUnknownVariableType]
     if isinstance(state, list):
         return [_copied(value) for value in state]  # pyright: ignore[reportUnknownVariableType]
     return state
+
+
+def _gpu_of(state: Any) -> torch.device | None:
+    """The GPU that holds a state's tensors; None if none is on one."""
+    if isinstance(state, torch.Tensor):
+        return state.device if state.is_cuda else None
+    if isinstance(state, Mapping):
+        return next(filter(None, map(_gpu_of, state.values())), None)  # pyright: ignore[reportUnknownArgumentType]
+    return next(filter(None, map(_gpu_of, state)), None) if isinstance(state, list) else None  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _num_bytes(state: Any) -> int:

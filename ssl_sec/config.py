@@ -5,8 +5,10 @@ The values come from `configs/`, composed by Hydra; nothing here looks a name up
 
 import os
 import re
+import shutil
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -87,7 +89,7 @@ from ssl_sec.settings import (
     Share,
     check,
 )
-from ssl_sec.training import Precision
+from ssl_sec.training import Computation, Precision
 
 Split = Literal["train", "test"]
 
@@ -545,7 +547,7 @@ class AugmentConfig(Settings, key="augment"):
         seed: int,
         num_views: int = 2,
         device: torch.device = CPU,
-        channels_last: bool = False,
+        layout: torch.memory_format = torch.contiguous_format,
     ) -> SimCLRAugmentation:
         """The augmentation for images of one size.
 
@@ -566,7 +568,7 @@ class AugmentConfig(Settings, key="augment"):
             raise ConfigError(f"augment.fused: found True, but {reason}; allowed here: false, or null")
         if self.fused is False or reason is not None:
             return SimCLRAugmentation(**settings)
-        return FusedSimCLRAugmentation(torch.channels_last if channels_last else torch.contiguous_format, **settings)
+        return FusedSimCLRAugmentation(layout, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1049,27 +1051,62 @@ class SteppedSGDConfig(_SteppedOptimiserConfig):
 SteppedOptimiserConfig = SteppedAdamConfig | SteppedSGDConfig
 
 
+def can_compile() -> bool:
+    """Whether this machine has what torch.compile needs for a GPU: Triton and a C compiler."""
+    compilers = (os.environ.get("CC"), "cc", "gcc", "clang")
+    return find_spec("triton") is not None and any(shutil.which(name) for name in compilers if name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _RuntimeConfig(Settings, key="runtime"):
     """How the network computes, wherever it runs.
 
     Attributes:
         device: auto takes a GPU if there is one.
-        precision: of the forward pass; bfloat16 is autocast, float64 is for checks of exactness.
-        channels_last: whether activations are laid out so; None for on CPUs.
-        compile: true: the network is compiled by torch.compile.
+        precision: of the forward pass; bfloat16 is autocast, float64 is for checks of exactness. None takes bfloat16 on
+            GPUs that compute in it, else float32.
+        channels_last: whether activations are laid out so; None for yes.
+        compile: true: the network is compiled by torch.compile; None for on GPUs, where Triton and a C compiler are.
+        graphs: true: the launches of a step are recorded once and replayed (CUDA graphs), in pretraining by one worker;
+            None for wherever that is possible.
         num_loader_workers: processes of each worker that decode a streamed set, ≥ 0.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Precision = "float32"
+    precision: Precision | None = None
     channels_last: bool | None = None
-    compile: bool = False
+    compile: bool | None = None
+    graphs: bool | None = None
     num_loader_workers: Processes = 2
 
-    def uses_channels_last(self, device: torch.device) -> bool:
-        """Whether activations are laid out so on a device."""
-        return device.type == "cpu" if self.channels_last is None else self.channels_last
+    def on(self, device: torch.device) -> Computation:
+        """How the network computes on a device, with what is left to choose chosen."""
+        on_gpu = device.type == "cuda"
+        has_bfloat16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+        return Computation(
+            precision=self.precision or ("bfloat16" if has_bfloat16 else "float32"),
+            channels_last=self.channels_last is not False,
+            compiled=on_gpu and can_compile() if self.compile is None else self.compile,
+        )
+
+    def replays_steps(self, device: torch.device, world_size: int) -> bool:
+        """Whether the launches of a pretraining step are recorded once and replayed.
+
+        Raises:
+            ConfigError: `graphs` is asked for where it is not possible.
+        """
+        if self.graphs is False:
+            return False
+        reason = None
+        if device.type != "cuda":
+            reason = f"the device is {device.type}, and only a GPU has launches"
+        elif self.precision == "float64":
+            reason = "the precision is float64, and a recorded step has its learning rate in float32"
+        elif world_size > 1:
+            reason = f"there are {world_size} workers, and what they send each other is not recorded"
+        if self.graphs and reason is not None:
+            raise ConfigError(f"runtime.graphs: found True, but {reason}; allowed here: false, or null")
+        return reason is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1239,7 +1276,8 @@ class TrainingConfig(Settings):
             line, resume=<folder, name or id> stands for the run's own configuration.
         seed: seed of weights, order and augmentation, ≥ 0.
         global_batch_size: images of all workers together in a step.
-        log_every_steps: steps between two reports of the loss, ≥ 1.
+        log_every_steps: steps between two reports of the loss, ≥ 1; None for 50 on GPUs, which a report waits for, and
+            10 on CPUs.
     """
 
     recipe: Name | None = None
@@ -1253,7 +1291,7 @@ class TrainingConfig(Settings):
     run_name: Name | None = None
     output_dir: Local = "runs"
     resume: bool | Literal["auto"] = False
-    log_every_steps: Count = 10
+    log_every_steps: Count | None = None
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
@@ -1267,6 +1305,10 @@ class TrainingConfig(Settings):
     def recipe_name(self) -> str:
         """The recipe, or the data set where none is given."""
         return self.recipe or self.data.title
+
+    def steps_between_reports(self, device: torch.device) -> int:
+        """How often the loss is reported on a device."""
+        return self.log_every_steps or (50 if device.type == "cuda" else 10)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,7 @@ def recognise_faces(config: FaceConfig, runtime: Runtime, store: FaceStore) -> N
         runtime.report(0, monitor(0))
     steps_per_epoch = recipe.sampler.steps_per_epoch
     cadence = Cadence(
-        log_every_steps=config.log_every_steps,
+        log_every_steps=config.steps_between_reports(runtime.device),
         save_every_steps=config.checkpoint.every_epochs * steps_per_epoch,
         monitor_every_steps=config.monitor.every_epochs * steps_per_epoch,
     )
@@ -94,11 +94,11 @@ def build_recipe(config: FaceConfig, image_set: ImageSet, runtime: Runtime) -> R
     transform = config.transform.build(class_sizes, config.head.dim, config.seed)
     eta = config.constraint.weight(sampler.steps_per_epoch, total_steps)
     objective = Objective(loss, config.constraint.build(), eta, transform)
-    options = config.runtime
+    computation = config.runtime.on(runtime.device)
     return Recipe(
         encoder=encoder,
         head=head,
-        model=assembled(encoder, head, objective, runtime, options),
+        model=assembled(encoder, head, objective, runtime, computation),
         objective=objective,
         optimiser=config.optimiser.build(encoder, head, objective),
         learning_rate=config.optimiser.schedule(sampler.steps_per_epoch),
@@ -107,9 +107,8 @@ def build_recipe(config: FaceConfig, image_set: ImageSet, runtime: Runtime) -> R
         views=config.augment.build(config.seed),
         row_labels=lambda batch, rows: batch.labels,
         total_steps=total_steps,
-        precision=options.precision,
-        channels_last=options.uses_channels_last(runtime.device),
-        num_loader_workers=options.num_loader_workers,
+        computation=computation,
+        num_loader_workers=config.runtime.num_loader_workers,
         more_figures=lambda: _loss_figures(loss),
     )
 

@@ -45,9 +45,17 @@ class _GlobalBatchNormFunction(torch.autograd.Function):
         _, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
             grad_outputs[0], images, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
         )
-        sum_bias, sum_weight = sum_over_workers(torch.stack([grad_bias, grad_weight])) / total
-        # The formula of the module, as a sum of multiples of ∂y and x.
+        sums = sum_over_workers(torch.stack([grad_bias, grad_weight]))
         scale = torch.rsqrt(variance + ctx.eps)
+        if images.is_cuda:
+            return (
+                _gradient_on_gpu(grad_outputs[0], images, weight, mean, scale, sums, total),
+                grad_weight,
+                grad_bias,
+                None,
+            )
+        sum_bias, sum_weight = sums / total
+        # The formula of the module, as a sum of multiples of ∂y and x.
         of_grad = weight * scale
         of_images = -of_grad * scale * sum_weight
         offset = -of_grad * sum_bias - of_images * mean
@@ -60,12 +68,35 @@ class _GlobalBatchNormFunction(torch.autograd.Function):
 
 def _statistics(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Number of values a channel, with shape (1,), and their means and variances, in float32 or better."""
-    values = images if images.dtype == torch.float64 else images.float()
-    if images.device.type == "cpu":
-        mean, variance = torch.batch_norm_update_stats(values, None, None, 0.0)  # ten times as fast as var_mean
-    else:
-        variance, mean = torch.var_mean(values, [0, *range(2, images.dim())], correction=0)
+    # A GPU's kernel adds values of half precision up in float32 as it reads them.
+    values = images if images.is_cuda or images.dtype == torch.float64 else images.float()
+    mean, variance = torch.batch_norm_update_stats(values, None, None, 0.0)  # ten times as fast as var_mean
     return mean.new_full((1,), float(values.numel() // values.shape[1])), mean, variance
+
+
+def _gradient_on_gpu(
+    grad: Tensor, images: Tensor, weight: Tensor, mean: Tensor, scale: Tensor, sums: Tensor, total: Tensor
+) -> Tensor:
+    """The formula of the module in one launch, which reads and writes maps in their own precision.
+
+    Args:
+        grad: ∂y.
+        images: x.
+        weight: γ.
+        mean: m.
+        scale: 1 / √(M/n + ε).
+        sums: Σ∂y and Σ(∂y x̂) over all workers.
+        total: n.
+    """
+    # Both in one layout: the kernel takes the strides of one for those of the other.
+    layout = torch.contiguous_format
+    if images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last):
+        layout = torch.channels_last
+    grad, images = grad.contiguous(memory_format=layout), images.contiguous(memory_format=layout)
+    sum_grad, sum_grad_images = sums
+    return torch.batch_norm_backward_elemt(
+        grad, images, mean, scale, weight, sum_grad, sum_grad_images / scale, total.to(torch.int32).reshape(1)
+    )
 
 
 class GlobalBatchNorm(_BatchNorm):

@@ -69,7 +69,7 @@ def learn_metric(config: MetricLearningConfig, runtime: Runtime, store: Embeddin
     if first_step == 0:
         runtime.report(0, monitor(0))
     cadence = Cadence(
-        log_every_steps=config.log_every_steps,
+        log_every_steps=config.steps_between_reports(runtime.device),
         save_every_steps=config.checkpoint.every_steps,
         monitor_every_steps=config.monitor.every_steps,
     )
@@ -99,11 +99,11 @@ def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Run
     class_sizes = image_set.labels.bincount(minlength=len(image_set.class_names))
     transform = config.transform.build(class_sizes, config.head.dim, config.seed)
     objective = Objective(config.loss.build(), config.constraint.build(), eta, transform)
-    options = config.runtime
+    computation = config.runtime.on(runtime.device)
     views: Views = already_cropped
     if not (isinstance(image_set, EncodedImages) and isinstance(image_set.crop, RandomResizedCrop)):
         views = config.augment.on_device(min(height, width), config.seed)
-    model = assembled(encoder, head, objective, runtime, options)
+    model = assembled(encoder, head, objective, runtime, computation)
     return Recipe(
         encoder=encoder,
         head=head,
@@ -117,9 +117,8 @@ def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Run
         draws=partial(row_draws, config.seed, global_batch_size=config.global_batch_size),
         row_labels=lambda batch, rows: batch.labels,
         total_steps=config.steps,
-        precision=options.precision,
-        channels_last=options.uses_channels_last(runtime.device),
-        num_loader_workers=options.num_loader_workers,
+        computation=computation,
+        num_loader_workers=config.runtime.num_loader_workers,
     )
 
 

@@ -60,13 +60,20 @@ class Objective(nn.Module):
         self.eta = eta
         self.transform = transform
 
-    def forward(self, embeddings: Float[Tensor, "rows dim"], labels: Int64[Tensor, " rows"], step: int) -> Terms:
+    def forward(
+        self,
+        embeddings: Float[Tensor, "rows dim"],
+        labels: Int64[Tensor, " rows"],
+        step: int,
+        eta: Float[Tensor, ""] | None = None,
+    ) -> Terms:
         """The objective of the global batch.
 
         Args:
             embeddings: this worker's raw rows; the same number on every worker.
             labels: their labels; equal labels are positives, on whichever worker they are.
             step: 0-based global step.
+            eta: the constraint's weight; None takes that of the step.
         """
         embeddings, labels = gather_rows(in_full_precision(embeddings)), gather_rows(labels)
         total = metric_loss = self._on_all_workers(embeddings, labels)
@@ -79,7 +86,8 @@ class Objective(nn.Module):
         if self.constraint is not None:
             constraint = self.constraint(embeddings)
             # As a tensor: a number that changes with the step would be compiled into the graph.
-            total = total + constraint.new_full((), self.eta(step)) * constraint
+            weight = constraint.new_full((), self.eta(step)) if eta is None else eta
+            total = total + weight * constraint
         return Terms(
             total=total,
             metric_loss=metric_loss.detach(),

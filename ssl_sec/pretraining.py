@@ -34,7 +34,7 @@ def pretrain(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
     first_step = taken_up(recipe, runtime, store)
     steps_per_epoch = recipe.sampler.steps_per_epoch
     cadence = Cadence(
-        log_every_steps=config.log_every_steps,
+        log_every_steps=config.steps_between_reports(runtime.device),
         save_every_steps=config.checkpoint.every_epochs * steps_per_epoch,
         monitor_every_steps=config.monitor.every_epochs * steps_per_epoch,
     )
@@ -57,9 +57,8 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
     total_steps = config.epochs * sampler.steps_per_epoch
     eta = config.constraint.weight(sampler.steps_per_epoch, total_steps)
     objective = Objective(config.loss.build(), config.constraint.build(), eta)
-    options = config.runtime
-    channels_last = options.uses_channels_last(runtime.device)
-    model = assembled(encoder, head, objective, runtime, options)
+    computation = config.runtime.on(runtime.device)
+    model = assembled(encoder, head, objective, runtime, computation)
     return Recipe(
         encoder=encoder,
         head=head,
@@ -70,13 +69,13 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
         image_set=image_set,
         sampler=sampler,
         views=config.augment.build(
-            min(height, width), num_channels, config.seed, NUM_VIEWS, runtime.device, channels_last
+            min(height, width), num_channels, config.seed, NUM_VIEWS, runtime.device, computation.layout
         ),
         row_labels=partial(image_labels, num_views=NUM_VIEWS),
         total_steps=total_steps,
-        precision=options.precision,
-        channels_last=channels_last,
-        num_loader_workers=options.num_loader_workers,
+        computation=computation,
+        graphed=config.runtime.replays_steps(runtime.device, runtime.world_size),
+        num_loader_workers=config.runtime.num_loader_workers,
     )
 
 

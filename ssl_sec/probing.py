@@ -75,7 +75,7 @@ def linear_evaluation(
         runtime: this worker's.
     """
     encoder.eval()
-    lay_out(encoder, runtime.device, options.uses_channels_last(runtime.device))
+    lay_out(encoder, runtime.device, options.on(runtime.device).channels_last)
     full = replace(data, max_images=None)
     train_set, test_set = (on_device(full.open(split), runtime.device) for split in ("train", "test"))
     if test_set.class_names != train_set.class_names[: len(test_set.class_names)]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -29,6 +30,7 @@ from ssl_sec.global_dropout import draw_dropout
 from ssl_sec.norms import NormHistogram, norm_histogram
 from ssl_sec.objective import Objective, Terms
 from ssl_sec.optimisers import set_learning_rate
+from ssl_sec.replaying import CUDAGraphs, Graphs, Replayed
 from ssl_sec.schedules import Schedule
 
 logger = logging.getLogger(__name__)
@@ -92,6 +94,31 @@ class Views(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Computation:
+    """How a network computes.
+
+    Attributes:
+        precision: of the forward pass; bfloat16 is autocast, with weights in float32.
+        channels_last: whether activations are laid out so.
+        compiled: whether the network is compiled by torch.compile.
+    """
+
+    precision: Precision = "float32"
+    channels_last: bool = False
+    compiled: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights and the views."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+    @property
+    def layout(self) -> torch.memory_format:
+        """Of the views."""
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """All that a run trains, and how.
 
@@ -107,8 +134,8 @@ class Recipe:
         views: how they are augmented.
         row_labels: labels of the rows of the views, from a batch and its rows in the global batch.
         total_steps: T.
-        precision: of the forward pass.
-        channels_last: whether views are laid out so.
+        computation: how the network computes.
+        graphed: whether the launches of a step are recorded once and replayed (`ssl_sec.graphed_steps`).
         num_loader_workers: processes that decode a streamed set.
         draws: what the loader's crops are drawn from, a number for each row of a step's global batch; None if it draws
             nothing.
@@ -126,8 +153,8 @@ class Recipe:
     views: Views
     row_labels: Callable[[Batch, slice], Tensor]
     total_steps: int
-    precision: Precision = "float32"
-    channels_last: bool = False
+    computation: Computation = Computation()
+    graphed: bool = False
     num_loader_workers: int = 0
     draws: Callable[[int], Tensor] | None = None
     more_figures: Callable[[], Mapping[str, float]] = dict
@@ -139,6 +166,8 @@ class Recipe:
         """
         held = held_templates(self.objective)
         optimiser = self.optimiser.state_dict()
+        for group in optimiser["param_groups"]:
+            group["lr"] = float(group["lr"])  # a tensor where steps are replayed
         parameters = [parameter for group in self.optimiser.param_groups for parameter in group["params"]]
         for templates in held.values():
             number = next(number for number, each in enumerate(parameters) if each is templates.rows)
@@ -175,10 +204,14 @@ class Recipe:
         self.encoder.load_state_dict(state["encoder"])
         self.head.load_state_dict(state["head"])
         self.objective.load_state_dict(state["objective"])
-        self.optimiser.load_state_dict(state["optimiser"])
-        for group in self.optimiser.param_groups:  # options that the optimiser of the saved state did not have
-            for option, default in self.optimiser.defaults.items():
-                group.setdefault(option, default)
+        # The state is the checkpoint's; the options are this run's, which may compute on another device.
+        groups = [
+            {**theirs, **own, "params": theirs["params"]}
+            for theirs, own in zip(
+                state["optimiser"]["param_groups"], self.optimiser.state_dict()["param_groups"], strict=True
+            )
+        ]
+        self.optimiser.load_state_dict({**state["optimiser"], "param_groups": groups})
         return int(state["step"])
 
 
@@ -216,13 +249,64 @@ def train_step(
 ) -> Terms:
     """One step of the optimiser on this worker's views of global step `step`."""
     set_learning_rate(recipe.optimiser, recipe.learning_rate(step))
+    return update_weights(recipe, views, labels, step)
+
+
+def update_weights(
+    recipe: Recipe,
+    views: Float[Tensor, "views channels height width"],
+    labels: Int64[Tensor, " views"],
+    step: int,
+    eta: Float[Tensor, ""] | None = None,
+) -> Terms:
+    """The part of a step that computes on the device alone, at the learning rate that the optimiser has.
+
+    Args:
+        recipe: what is trained.
+        views: of this worker's images.
+        labels: theirs.
+        step: 0-based global step.
+        eta: the constraint's weight; None takes that of the step.
+    """
     recipe.optimiser.zero_grad(set_to_none=True)
-    with autocast(views.device, recipe.precision):
+    with autocast(views.device, recipe.computation.precision):
         embeddings = recipe.model(views)
-    terms = recipe.objective(embeddings, labels, step)
+    terms = recipe.objective(embeddings, labels, step, eta)
     terms.total.backward()
     recipe.optimiser.step()
     return terms
+
+
+class ReplayedSteps:
+    """The steps of one worker, their launches recorded once and replayed; see `ssl_sec.replaying`.
+
+    Args:
+        recipe: what is trained; it generates no rows of other classes, and drops none out.
+        device: where.
+        graphs: what records a step.
+    """
+
+    def __init__(self, recipe: Recipe, device: torch.device, graphs: Graphs) -> None:
+        assert recipe.objective.transform is None, "what a transform generates depends on the step's number"
+        self._recipe = recipe
+        number = partial(torch.zeros, (), device=device, dtype=recipe.computation.dtype)
+        self._eta = number()
+        for group in recipe.optimiser.param_groups:
+            group["lr"] = number()
+        self._update = Replayed(
+            lambda views, labels: update_weights(recipe, views, labels, step=0, eta=self._eta), graphs
+        )
+
+    def __call__(
+        self,
+        views: Float[Tensor, "views channels height width"],
+        labels: Int64[Tensor, " views"],
+        step: int,
+    ) -> Terms:
+        """As for `train_step`; the terms hold until the next step."""
+        set_learning_rate(self._recipe.optimiser, self._recipe.learning_rate(step))
+        self._eta.fill_(self._recipe.objective.eta(step))
+        return self._update(views, labels)
 
 
 def train(
@@ -256,8 +340,10 @@ def train(
         recipe.num_loader_workers,
         draws=None if draws is None else (draws(step)[rows] for step in steps),
     )
-    layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
-    dtype = torch.float64 if recipe.precision == "float64" else torch.float32
+    dtype, layout = recipe.computation.dtype, recipe.computation.layout
+    take_step = partial(train_step, recipe)
+    if recipe.graphed:
+        take_step = ReplayedSteps(recipe, runtime.device, CUDAGraphs(runtime.device))
     recipe.model.train()
     recipe.objective.train()
     clock, clock_step, saved_step = time.perf_counter(), first_step, first_step
@@ -265,7 +351,7 @@ def train(
         views = recipe.views(batch.images, step, rows, sampler.global_batch_size)
         views = views.to(dtype=dtype, memory_format=layout)
         draw_dropout(recipe.head, step, rows, len(views) // len(batch.images), runtime.device)
-        terms = train_step(recipe, views, recipe.row_labels(batch, rows), step)
+        terms = take_step(views, recipe.row_labels(batch, rows), step)
         # On a CPU looking costs nothing; on a GPU it waits until figures are reported.
         if runtime.device.type == "cpu" and not math.isfinite(float(terms.total.detach())):
             _require_finite(recipe, _terms_figures(recipe, terms), step)

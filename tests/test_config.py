@@ -48,6 +48,7 @@ from ssl_sec.data.image_set import EncodedImages, ResidentImages
 from ssl_sec.encoders import save_weights
 from ssl_sec.errors import ConfigError, DataError, MissingDataError
 from ssl_sec.settings import from_values, to_values
+from ssl_sec.training import Computation
 from tests.data.files import plain, write_folder, write_parquet
 
 RUN = {
@@ -593,12 +594,75 @@ def test_the_rate_warms_up_over_whole_epochs():
     assert [rate(0), rate(9), rate(10), rate(55)] == pytest.approx([0.1, 1.0, 1.0, 0.5])
 
 
-def test_cpus_compute_in_channels_last_unless_told_otherwise():
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert LocalConfig().uses_channels_last(cpu) and not LocalConfig().uses_channels_last(gpu)
-    for asked in (True, False):
-        options = from_values(LocalConfig, {"name": "local", "channels_last": asked})
-        assert options.uses_channels_last(cpu) == options.uses_channels_last(gpu) == asked
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU that computes in bfloat16, on a machine with all that compiles for it."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
+    monkeypatch.setattr(configs, "find_spec", lambda name: name)
+    monkeypatch.setattr(configs.shutil, "which", lambda name: f"/bin/{name}")
+    return torch.device("cuda", 0)
+
+
+def test_cpus_compute_as_they_always_did():
+    assert LocalConfig().on(torch.device("cpu")) == Computation(precision="float32", channels_last=True)
+
+
+def test_gpus_compute_in_bfloat16_compiled(gpu):
+    fast = Computation(precision="bfloat16", channels_last=True, compiled=True)
+    assert LocalConfig().on(gpu) == RayConfig().on(gpu) == fast
+
+
+def test_gpus_without_bfloat16_compute_in_float32(gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    assert LocalConfig().on(gpu).precision == "float32"
+
+
+@pytest.mark.parametrize("missing", ["triton", "a compiler"])
+def test_nothing_is_compiled_where_what_compiles_is_missing(missing, gpu, monkeypatch):
+    if missing == "triton":
+        monkeypatch.setattr(configs, "find_spec", lambda name: None)
+    else:
+        monkeypatch.setattr(configs.shutil, "which", lambda name: None)
+    assert not LocalConfig().on(gpu).compiled
+    assert LocalConfig(compile=True).on(gpu).compiled
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_is_asked_for_holds_on_every_device(precision, asked, gpu):
+    values = {"name": "local", "precision": precision, "channels_last": asked, "compile": asked}
+    options = from_values(LocalConfig, values)
+    asked_for = Computation(precision=precision, channels_last=asked, compiled=asked)
+    assert options.on(torch.device("cpu")) == options.on(gpu) == asked_for
+
+
+def test_steps_are_replayed_on_one_gpu(gpu):
+    assert LocalConfig().replays_steps(gpu, world_size=1) and LocalConfig(graphs=True).replays_steps(gpu, world_size=1)
+    assert not LocalConfig(graphs=False).replays_steps(gpu, world_size=1)
+    assert not RayConfig().replays_steps(gpu, world_size=2)
+    assert not LocalConfig().replays_steps(torch.device("cpu"), world_size=1)
+    assert not LocalConfig(precision="float64").replays_steps(gpu, world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "world_size", "reason"),
+    [
+        (LocalConfig(graphs=True), "cpu", 1, "the device is cpu"),
+        (RayConfig(graphs=True), "cuda", 2, "there are 2 workers"),
+        (LocalConfig(graphs=True, precision="float64"), "cuda", 1, "the precision is float64"),
+    ],
+)
+def test_replaying_is_refused_where_it_is_not_possible(options, device, world_size, reason):
+    with pytest.raises(
+        ConfigError, match=rf"runtime\.graphs: found True, but {reason}.*; allowed here: false, or null"
+    ):
+        options.replays_steps(torch.device(device), world_size)
+
+
+def test_a_gpu_reports_less_often():
+    run = from_values(PretrainConfig, RUN)
+    assert [run.steps_between_reports(torch.device(kind)) for kind in ("cuda", "cpu")] == [50, 10]
+    assert dataclasses.replace(run, log_every_steps=7).steps_between_reports(torch.device("cuda")) == 7
 
 
 def test_the_device_is_the_one_asked_for_or_found(monkeypatch):

@@ -6,19 +6,23 @@ import torch
 from lightly.utils.lars import LARS
 from torch import nn
 
+from ssl_sec import training as training_module
 from ssl_sec.augment import unit_range
 from ssl_sec.batch import Batch
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.data.samplers import ShuffledBatches
 from ssl_sec.errors import Stopped
-from ssl_sec.losses import MultiSimilarityLoss, NTXentLoss, SphericalConstraint, SphericalFeatureTransform
+from ssl_sec.losses import MultiSimilarityLoss, NTXentLoss, SphericalConstraint, SphericalFeatureTransform, contrastive
 from ssl_sec.objective import Objective
 from ssl_sec.optimisers import lars, parameter_groups, sgd
+from ssl_sec.replaying import WARM_UP_CALLS
 from ssl_sec.schedules import Cosine, LinearRamp
-from ssl_sec.training import Cadence, Recipe, autocast, image_labels, train, train_step
+from ssl_sec.training import Cadence, Computation, Recipe, autocast, image_labels, train, train_step
 from tests.fakes import FakeRuntime, assert_identical, loaded
+from tests.pretend_graphs import PretendGraphs
 
 NUM_IMAGES = 20
+FLOAT64 = Computation(precision="float64")
 BATCH = 8  # two steps an epoch
 STEPS = 12
 EVERY_STEP = Cadence(log_every_steps=1, save_every_steps=200, monitor_every_steps=200)
@@ -57,7 +61,7 @@ def recipe(**changes) -> Recipe:
         "views": Noise(),
         "row_labels": lambda batch, rows: image_labels(batch, rows, 2),
         "total_steps": STEPS,
-        "precision": "float64",
+        "computation": FLOAT64,
     }
     return Recipe(**{**settings, **changes})
 
@@ -302,7 +306,7 @@ def test_weights_that_are_not_finite_are_never_saved():
 
 def test_views_come_in_the_precision_and_layout_of_the_recipe():
     seen = []
-    training = recipe(channels_last=True)
+    training = recipe(computation=replace(FLOAT64, channels_last=True))
     training.model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     run(training)
     assert seen[0].dtype == torch.float64
@@ -310,7 +314,7 @@ def test_views_come_in_the_precision_and_layout_of_the_recipe():
 
 
 def test_bfloat16_is_for_the_network_only():
-    training = recipe(precision="bfloat16")
+    training = recipe(computation=Computation(precision="bfloat16"))
     training.model.float()
     seen = []
     training.head.register_forward_hook(lambda module, inputs, outputs: seen.append(outputs.dtype))
@@ -320,3 +324,66 @@ def test_bfloat16_is_for_the_network_only():
     assert all(math.isfinite(value) for value in runtime.series("train/loss").values())
     with autocast(torch.device("cpu"), "float32"):
         assert not torch.is_autocast_enabled("cpu")
+
+
+def fused_sgd(groups):
+    return torch.optim.SGD(groups, lr=0.0, momentum=0.9, fused=True)  # as on a GPU
+
+
+def foreach_lars(groups):
+    return lars([{**group, "foreach": True} for group in groups], momentum=0.9)  # likewise
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    pretended = PretendGraphs()
+    monkeypatch.setattr(training_module, "CUDAGraphs", lambda device: pretended)
+    monkeypatch.setattr(contrastive, "can_look", lambda labels: False)  # as on a GPU
+    return pretended
+
+
+@pytest.mark.parametrize("optimiser", [fused_sgd, foreach_lars])
+def test_replayed_steps_are_those_that_are_called(optimiser, graphs):
+    """The rate, η and the radius of SEC-EMA change at every step; none of them is part of what is recorded."""
+
+    def trained(**changes):
+        made = recipe(**changes)
+        made = replace(made, optimiser=optimiser(parameter_groups([made.model], 1e-3)))
+        runtime = run(made)
+        losses = runtime.series("train/loss")
+        return losses, runtime.last_state()
+
+    losses, state = trained(graphed=True)
+    expected_losses, expected = trained()
+    assert graphs.replays == STEPS - WARM_UP_CALLS
+    assert losses == pytest.approx(expected_losses, rel=1e-12)
+    torch.testing.assert_close(state, expected, rtol=1e-10, atol=1e-12)
+    assert all(type(group["lr"]) is float for group in state["optimiser"]["param_groups"])
+
+
+def test_a_replayed_run_is_resumed_by_one_that_is_not(graphs):
+    def made(**changes):
+        recipe_ = recipe(**changes)
+        return replace(recipe_, optimiser=fused_sgd(parameter_groups([recipe_.model], 1e-3)))
+
+    whole = run(made()).last_state()
+    stopped = FakeRuntime(stop_at=7)
+    with pytest.raises(Stopped):
+        run(made(graphed=True), runtime=stopped)
+    resumed = made()
+    first_step = resumed.restore(stopped.last_state())
+    torch.testing.assert_close(run(resumed, first_step=first_step).last_state(), whole, rtol=1e-10, atol=1e-12)
+    assert graphs.replays == 7 - WARM_UP_CALLS
+
+
+def test_a_resumed_run_keeps_the_options_of_its_own_optimiser():
+    """A state that a GPU's optimiser left is taken up by a CPU's."""
+    of_gpu = recipe()
+    of_gpu = replace(of_gpu, optimiser=fused_sgd(parameter_groups([of_gpu.model], 1e-3)))
+    state = run(of_gpu).last_state()
+    resumed = recipe()
+    resumed = replace(resumed, optimiser=sgd(parameter_groups([resumed.model], 1e-3), momentum=0.9))
+    resumed.restore(state)
+    assert [group["fused"] for group in resumed.optimiser.param_groups] == [None, None]
+    buffers = [each["momentum_buffer"] for each in resumed.optimiser.state_dict()["state"].values()]
+    torch.testing.assert_close(buffers, [each["momentum_buffer"] for each in state["optimiser"]["state"].values()])

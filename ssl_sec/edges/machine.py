@@ -31,7 +31,7 @@ def in_words(runtime: RuntimeConfig) -> str:
         is_gpu = device.type == "cuda"
         threads = torch.get_num_threads()
         kind = torch.cuda.get_device_name(device) if is_gpu else "1 thread" if threads == 1 else f"{threads} threads"
-        return f"device: {device.type} ({kind}), one process, {runtime.precision}"
+        return f"device: {device.type} ({kind}), one process, {runtime.on(device).precision}"
     workers = runtime.num_workers
     if isinstance(workers, tuple):
         asked = f"{workers[0]} to {workers[1]}"
@@ -39,4 +39,5 @@ def in_words(runtime: RuntimeConfig) -> str:
         asked = "one for each GPU, or one on CPUs" if workers is None else str(workers)
     address = runtime.address or os.environ.get("RAY_ADDRESS")
     where = f"the Ray cluster at {address}" if address else "Ray on this machine"
-    return f"workers: {asked}, on {where}; device: {runtime.device}, {runtime.precision}"
+    precision = runtime.precision or "bfloat16 on GPUs that have it"
+    return f"workers: {asked}, on {where}; device: {runtime.device}, {precision}"

@@ -135,6 +135,8 @@ def work(job: Job, values: Mapping[str, Any], folder_path: str, worker: Worker) 
         keep_freed_memory()
         if worker.world_size > 1:
             schedule_as_batch()
+    else:
+        torch.backends.cudnn.benchmark = True  # all batches have one size
     try:
         config = from_values(CONFIGS[job], values)
         if isinstance(config, ProbeJobConfig):

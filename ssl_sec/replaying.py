@@ -1,0 +1,103 @@
+"""A function of tensors whose launches on a GPU are recorded once and replayed (CUDA graphs).
+
+A step of a small network has hundreds of launches, each of which costs the host more than the GPU. Replayed, they cost
+one. What is replayed computes what was recorded, on the memory that it was recorded with: numbers that change must be
+tensors, and every input has one shape.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
+
+# Calls before the recording, in which networks are compiled, algorithms chosen and optimisers' states made.
+WARM_UP_CALLS = 3
+
+
+@runtime_checkable
+class Graphs(Protocol):
+    """What records launches."""
+
+    def warm_up(self, function: Callable[[], Result]) -> Result:
+        """Calls the function as it will be recorded."""
+        ...
+
+    def record(self, function: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
+        """Records a call without computing anything: its result, and what computes it, again each time."""
+        ...
+
+
+class CUDAGraphs:
+    """Records on a stream of its own, as CUDA demands.
+
+    Args:
+        device: a GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def warm_up(self, function: Callable[[], Result]) -> Result:
+        """Calls the function on the stream; what follows waits for it on the device."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            result = function()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return result
+
+    def record(self, function: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
+        """Records a call, whose memory is kept for the replays."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._stream):
+            result = function()
+        return result, graph.replay
+
+
+class Replayed(Generic[Result_co]):
+    """The function, replayed from its fourth call on; every call computes once.
+
+    Where it cannot be recorded, as when the memory for it is missing, it is called as it is, and a warning says why.
+
+    Args:
+        function: of tensors on the device; it reads no value of theirs. What it returns is overwritten by later calls.
+        graphs: what records it.
+    """
+
+    def __init__(self, function: Callable[..., Result_co], graphs: Graphs) -> None:
+        self._function = function
+        self._graphs = graphs
+        self._calls = 0
+        self._inputs: tuple[Tensor, ...] = ()
+        self._recorded: tuple[Result_co, Callable[[], None]] | None = None
+
+    def __call__(self, *inputs: Tensor) -> Result_co:
+        """The function's result.
+
+        Args:
+            inputs: of the same shapes, layouts and types at each call.
+        """
+        if self._calls == WARM_UP_CALLS:
+            self._record(inputs)
+        self._calls += 1
+        if self._recorded is None:
+            return self._graphs.warm_up(lambda: self._function(*inputs))
+        for mine, given in zip(self._inputs, inputs, strict=True):
+            mine.copy_(given)
+        result, replay = self._recorded
+        replay()
+        return result
+
+    def _record(self, inputs: tuple[Tensor, ...]) -> None:
+        self._inputs = tuple(given.clone() for given in inputs)
+        try:
+            self._recorded = self._graphs.record(lambda: self._function(*self._inputs))
+        except RuntimeError as error:
+            first_line = str(error).partition("\n")[0]
+            logger.warning("the steps are not recorded as CUDA graphs: %s", first_line)
