@@ -222,14 +222,3 @@ def test_nearest_says_how_many_there_are():
         nearest(rows, torch.tensor([1]), 2, torch.tensor([1, 2]))
     rows[0] = torch.nan
     assert nearest(rows, torch.tensor([1]), 3)[0, -1] == 0
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_finds_what_the_cpu_finds():
-    embeddings, labels = clusters(0, num_classes=200, per_class=20, dim=64, noise=2.0)
-    is_query = torch.arange(len(labels)) % 2 == 0
-    for query in (None, is_query):
-        assert recall_at_k(embeddings.cuda(), labels, KS, query) == recall_at_k(embeddings, labels, KS, query)
-    found = nearest(embeddings.cuda(), torch.tensor([3, 5]), 4)
-    assert torch.equal(found.cpu(), nearest(embeddings, torch.tensor([3, 5]), 4))
