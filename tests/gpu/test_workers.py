@@ -3,13 +3,13 @@
 On the CPU the same is rehearsed by gloo.
 """
 
-import copy
 import multiprocessing
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.modules._functions import SyncBatchNorm
 
 from ssl_sec import global_batch_norm
 from ssl_sec.collectives import (
@@ -26,7 +26,7 @@ from ssl_sec.global_batch_norm import GlobalBatchNorm, globalise_batch_norm
 CHANNELS = 6
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 # Of values, gradients and statistics, as a share of the largest.
-BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 
 @pytest.fixture
@@ -116,15 +116,90 @@ def test_global_batch_norm_is_that_of_the_whole_batch(device, dtype, layout):
         assert apart(found[name], value) < bound, name
 
 
-@pytest.mark.gpu
+class TorchsOwn(nn.BatchNorm2d):
+    """With what torch.nn.SyncBatchNorm calls where there are several workers."""
+
+    def forward(self, values):
+        running = self.running_mean, self.running_var
+        return SyncBatchNorm.apply(
+            values, self.weight, self.bias, *running, self.eps, self.momentum, dist.group.WORLD, 1
+        )
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_and_that_of_torchs_synchronised_one(gpu, dtype, layout, request):
-    request.getfixturevalue("alone_on_gpu")
-    values, weights = images(gpu, dtype, LAYOUTS[layout])
-    found = normalised(layer_of(GlobalBatchNorm, gpu), values, weights)
-    expected = normalised(layer_of(nn.SyncBatchNorm, gpu), values, weights)
+def test_and_that_of_torchs_synchronised_one(device, dtype, layout):
+    if device.type == "cpu":
+        pytest.skip("torch's needs a GPU")
+    values, weights = images(device, dtype, LAYOUTS[layout])
+    found = normalised(layer_of(GlobalBatchNorm, device), values, weights)
+    expected = normalised(layer_of(TorchsOwn, device), values, weights)
     for name, value in expected.items():
-        assert apart(found[name], value) < (1e-5 if name.startswith("running") else BOUNDS[dtype]), name
+        if name != "num_batches_tracked":  # which the module counts, not the function
+            assert apart(found[name], value) < (1e-5 if name.startswith("running") else BOUNDS[dtype]), name
 
 
+def network():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, CHANNELS, 3, bias=False), nn.BatchNorm2d(CHANNELS), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(CHANNELS * 9, 4)).double()
+
+
+def objective_of(embeddings):
+    """Of all rows of the global batch, so that none is like another."""
+    similarities = embeddings @ embeddings.T
+    return similarities.logsumexp(1).mean() + embeddings.square().mean()
+
+
+def batch(device):
+    return torch.randn(8, 3, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
+
+
+def one_of_two(rank, kind, rendezvous):
+    """What a worker hears and computes, as arrays; in a process of its own."""
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend(device), f"file://{rendezvous}", world_size=2, rank=rank)
+    try:
+        model = average_gradients(globalise_batch_norm(network()).to(device).train(), device)
+        own = own_rows(8)
+        value = objective_of(gather_rows(model(batch(device)[own])))
+        value.backward()
+        mine = torch.full((2,), 1.0 + rank, device=device, requires_grad=True)
+        total = sum_over_workers(mine)
+        (of_mine,) = torch.autograd.grad((total * (1.0 + rank)).sum(), mine)
+        found = {
+            "value": value,
+            "rows": torch.arange(8)[own],
+            "sum": total,
+            "of the sum": of_mine,
+            "highest": torch.tensor(highest_of_workers(5 + rank, device)),
+        }
+        found |= {f"of {name}": parameter.grad for name, parameter in model.module.named_parameters()}
+        found |= dict(model.module.named_buffers())
+        return {name: each.detach().cpu().numpy() for name, each in found.items()}
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.distributed
+def test_two_workers_equal_one(device, tmp_path):
+    if device.type == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    with multiprocessing.get_context("spawn").Pool(2) as processes:
+        arguments = [(rank, device.type, str(tmp_path / "rendezvous")) for rank in range(2)]
+        workers = processes.starmap(one_of_two, arguments, chunksize=1)
+    whole = network().to(device).train()
+    value = objective_of(whole(batch(device)))
+    value.backward()
+    expected = {"value": value, "sum": torch.full((2,), 3.0), "of the sum": torch.full((2,), 3.0)}
+    expected |= {"highest": torch.tensor(6)}
+    expected |= {f"of {name}": parameter.grad for name, parameter in whole.named_parameters()}
+    expected |= dict(whole.named_buffers())
+    assert [row for worker in workers for row in worker["rows"]] == list(range(8))
+    for worker in workers:
+        assert set(worker) == {*expected, "rows"}
+        for name, each in expected.items():
+            torch.testing.assert_close(torch.from_numpy(worker[name]), each.detach().cpu(), rtol=1e-8, atol=1e-10)
