@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscop
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo test test-all coverage bench bench-gpu lint audit format ui image image-cpu clean
+.PHONY: help install install-dev demo test test-all test-gpu coverage bench bench-gpu lint audit format ui image image-cpu clean
 
 help:           ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -39,6 +39,10 @@ test: install-dev                     ## the fast tests
 
 test-all: install-dev                 ## all tests that a CPU can run
 	$(BIN)/python -m pytest -m "not gpu"
+
+# Needs no more than bench-gpu, and pytest. Without .venv, PYTHON takes what a GPU machine has.
+test-gpu:                             ## the tests that need a GPU
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m pytest -m gpu
 
 coverage: install-dev                 ## the fast tests, with the statement coverage of the core
 	$(PYTEST) -m "not slow and not gpu" --cov --cov-report=term-missing

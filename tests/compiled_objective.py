@@ -1,10 +1,13 @@
 """Compares compiled objectives with eager ones and prints, as JSON, how far they are apart and in how many graphs.
 
-A program of its own, started by `test_objective_compiled.py`: the checks of shapes in the tests' process cannot be
-compiled.
+    python -m tests.compiled_objective <device> <backend> [<name> ...]
+
+A program of its own, started by `test_objective_compiled.py` and `gpu/test_compiled.py`: the checks of shapes in the
+tests' process cannot be compiled.
 """
 
 import json
+import sys
 
 import torch
 from torch._dynamo.utils import counters
@@ -19,20 +22,19 @@ MODES = ("rotate", "translate", "ftl")
 STEPS = 9  # over the ramp's start and end, and steps in which centres have moved
 
 
-def compare(case, mode=None):
+def compare(case, mode=None, device="cpu", backend="aot_eager"):
     def build():
         transform = None if mode is None else SphericalFeatureTransform(NUM_CLASSES, DIM, mode).double()
-        return Objective(case.build(), SphericalConstraint(rho=0.3), FaceRamp(0.7, 2), transform).train()
+        return Objective(case.build(), SphericalConstraint(rho=0.3), FaceRamp(0.7, 2), transform).to(device).train()
 
     torch.compiler.reset()
     counters.clear()
     eager, other = build(), build()
-    # Not inductor, which needs a C++ compiler; what can be captured and differentiated is decided before it.
-    compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
-    apart = 0.0
+    compiled = torch.compile(other, fullgraph=True, backend=backend)
+    labels, apart = LABELS.to(device), 0.0
     for step in range(STEPS):
-        ours, theirs = rows(16, seed=step).requires_grad_(), rows(16, seed=step).requires_grad_()
-        terms, expected = compiled(ours, LABELS, step), eager(theirs, LABELS, step)
+        ours, theirs = (rows(16, seed=step).to(device).requires_grad_() for _ in range(2))
+        terms, expected = compiled(ours, labels, step), eager(theirs, labels, step)
         terms.total.backward()
         expected.total.backward()
         difference = (ours.grad - theirs.grad).norm() / theirs.grad.norm()
@@ -42,10 +44,19 @@ def compare(case, mode=None):
     return {"apart": apart, "graphs": counters["stats"]["unique_graphs"]}
 
 
-if __name__ == "__main__":
+def main(device, backend, *names):
     by_name = {case.name: case for case in ALL_LOSSES}
-    compared = {name: compare(case) for name, case in by_name.items()}
-    compared |= {mode: compare(by_name["triplet"], mode) for mode in MODES}
-    tiles.CPU_TILE_ROWS = 6
-    compared["ntxent in tiles"] = compare(by_name["ntxent"])
+    compared = {}
+    for name in names or (*by_name, *MODES, "ntxent in tiles"):
+        if name in MODES:
+            compared[name] = compare(by_name["triplet"], name, device, backend)
+        elif name == "ntxent in tiles":
+            tiles.CPU_TILE_ROWS = tiles.GPU_TILE_ROWS = 6
+            compared[name] = compare(by_name["ntxent"], None, device, backend)
+        else:
+            compared[name] = compare(by_name[name], None, device, backend)
     print(json.dumps(compared))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

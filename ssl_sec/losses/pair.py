@@ -160,7 +160,7 @@ class NormalizedNPairLoss(Loss):
             )
         # The pairs, and this range's among them, in as many places as there may be: a number that the shapes tell.
         pairs = (~is_anchor).to(torch.uint8).argsort(stable=True)[: len(labels) // 2]
-        start, stop, _ = anchors.indices(len(labels))
+        start, stop = (own := range(len(labels))[anchors]).start, own.stop
         is_own = is_anchor[pairs] & (pairs >= start) & (pairs < stop)
         own = (~is_own).to(torch.uint8).argsort(stable=True)[: stop - start]
         unit = directions(embeddings)

@@ -70,7 +70,7 @@ class SphericalConstraint(nn.Module):
             return mean
         moved = torch.where(self.started, (1 - self.rho) * self.mean_norm + self.rho * mean.double(), mean.double())
         if self.training:
-            self.mean_norm.copy_(moved)
             self.started.fill_(True)
-            return snapshot(moved).to(lengths.dtype)
+            # What `copy_` returns must be used: torch 2.11 drops it from a graph on a CPU where it is not.
+            return snapshot(self.mean_norm.copy_(moved)).to(lengths.dtype)
         return torch.where(self.started, self.mean_norm, mean.double()).to(lengths.dtype)

@@ -33,13 +33,13 @@ def log_sum_exp_of_others(
         anchors: a range of them with step 1.
         largest_logit: a bound of |<x_i, x_k>|.
     """
-    first, last, _ = anchors.indices(len(rows))
+    own = range(len(rows))[anchors]
     # Below this bound e^z and e^-z stay far from the ends of the exponent's range, and so do sums of them.
     bounded = largest_logit < 0.45 * math.log(torch.finfo(rows.dtype).max)
-    if bounded and last - first == len(rows):
+    if bounded and len(own) == len(rows):
         result = _SymmetricForm.apply(rows)
     else:
-        result = _RowForm.apply(rows, first, last)
+        result = _RowForm.apply(rows, own.start, own.stop)
     assert isinstance(result, Tensor)
     return result
 

@@ -25,7 +25,7 @@ from ssl_sec.seeding import mix
 from ssl_sec.settings import Range
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # equal tensors are no reason; torch 2.11 hashes what a graph calls
 class Rotation:
     """Rotations in planes, one for each row; the plane is spanned by the orthonormal `first` and `second`."""
 

@@ -174,12 +174,3 @@ def test_torch_and_faiss_compute_in_one_process_when_faiss_came_first():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "True", "")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_embeddings_may_be_on_a_gpu(blobs):
-    rows, labels = blobs
-    assignments = kmeans_assignments(rows.cuda(), 8, 0)
-    assert torch.equal(assignments, kmeans_assignments(rows, 8, 0))
-    assert nmi_f1(assignments.cuda(), labels.cuda()) == nmi_f1(assignments, labels)

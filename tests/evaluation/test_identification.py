@@ -255,16 +255,3 @@ def test_what_does_not_fit_is_named():
         rank_k_identification(rows, labels, [rows, rows], [10])
     with pytest.raises(DataError, match="4 probes, no two of one person"):
         rank_k_identification(rows, torch.arange(4), [rows], [1])
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_finds_what_the_cpu_finds():
-    rows, labels = people(4, 60, 10, dim=64, noise=1.5)
-    distractors = torch.randn(5000, 64, generator=torch.Generator().manual_seed(0))
-    trial = random_open_set_trials(labels, 0, num_trials=1, num_gallery=20, num_training_people=10)[0]
-    assert all_pairs_tar_at_far(rows.cuda(), labels, FARS) == all_pairs_tar_at_far(rows, labels, FARS)
-    on_gpu = open_set_identification(rows.cuda(), labels, trial, FARS)
-    assert on_gpu == open_set_identification(rows, labels, trial, FARS)
-    on_gpu = rank_k_identification(rows.cuda(), labels, distractors.split(700), [100, 5000], [1, 10])
-    assert on_gpu == rank_k_identification(rows, labels, distractors.split(700), [100, 5000], [1, 10])

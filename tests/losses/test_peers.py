@@ -4,11 +4,14 @@ import math
 
 import pytest
 import torch
-from pytorch_metric_learning import distances, miners, reducers
-from pytorch_metric_learning import losses as peers
 
 from ssl_sec import losses
 from tests.losses.cases import rows
+
+peers = pytest.importorskip("pytorch_metric_learning.losses")
+distances, miners, reducers = (
+    pytest.importorskip(f"pytorch_metric_learning.{name}") for name in ("distances", "miners", "reducers")
+)
 
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3])
 PAIRS = torch.arange(6).repeat(2)

@@ -1,0 +1,53 @@
+"""Compares a compiled network with the eager one and prints, as JSON, how far they are apart by precision.
+
+    python -m tests.gpu.compiled_network <device> <backend>
+
+A program of its own, as the checks of shapes in the tests' process cannot be compiled.
+"""
+
+import copy
+import json
+import sys
+
+import torch
+from torch import nn
+
+from ssl_sec.training import autocast
+from tests.gpu.runs import recipe_on
+
+
+def apart(found, expected):
+    """How far tensors are apart together, as a share of their length."""
+    pairs = [(one.double(), other.double()) for one, other in zip(found, expected, strict=True)]
+    return (sum((a - b).square().sum() for a, b in pairs) / sum(b.square().sum() for _, b in pairs)).sqrt().item()
+
+
+def taken(model, network, views, precision):
+    """Embeddings, gradients and running statistics of a step."""
+    with autocast(views.device, precision):
+        embeddings = model(views)
+    embeddings.float().square().mean().backward()
+    gradients = [parameter.grad for parameter in network.parameters()]
+    return [embeddings.detach()], gradients, [buffer for buffer in network.buffers() if buffer.is_floating_point()]
+
+
+def compare(device, backend, precision):
+    recipe, _ = recipe_on(device, precision=precision)
+    eager = nn.Sequential(recipe.encoder, recipe.head).train()
+    other = copy.deepcopy(eager)
+    compiled = torch.compile(other, dynamic=False, backend=backend)
+    generator = torch.Generator().manual_seed(0)
+    views = torch.rand(48, 3, 16, 16, generator=generator).to(device).to(memory_format=torch.channels_last)
+    found, expected = taken(compiled, other, views, precision), taken(eager, eager, views, precision)
+    names = ("embeddings", "gradients", "statistics")
+    return {name: apart(one, another) for name, one, another in zip(names, found, expected, strict=True)}
+
+
+def main(device, backend):
+    torch.backends.cudnn.allow_tf32 = False  # both in the precision that is compared
+    precisions = ("float32", "bfloat16")
+    print(json.dumps({precision: compare(torch.device(device), backend, precision) for precision in precisions}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,38 @@
+"""What is compiled for a GPU computes what it computes eagerly; on the CPU the capture alone is rehearsed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BOUNDS = {"float32": 1e-3, "bfloat16": 5e-2}
+# One of pairs in tiles, one that sorts, one with centres that move, and a transform.
+OBJECTIVES = ("ntxent", "triplet", "center", "rotate")
+
+
+def printed(program, device, *arguments):
+    """What a program prints of a device; inductor needs a compiler of the machine, which a CPU may lack."""
+    backend = "inductor" if device.type == "cuda" else "aot_eager"
+    command = [sys.executable, "-W", "ignore", "-m", program, device.type, backend, *arguments]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_compiled_network_is_the_eager_one(device):
+    for precision, distances in printed("tests.gpu.compiled_network", device).items():
+        assert set(distances) == {"embeddings", "gradients", "statistics"}
+        for name, distance in distances.items():
+            assert distance < BOUNDS[precision], (precision, name)
+
+
+@pytest.mark.gpu
+def test_a_compiled_objective_is_the_eager_one(gpu):
+    """Its capture is tested for every loss in `test_objective_compiled.py`."""
+    compared = printed("tests.compiled_objective", gpu, *OBJECTIVES)
+    assert set(compared) == set(OBJECTIVES)
+    for name, found in compared.items():
+        assert found["apart"] < 1e-10, name
+        assert found["graphs"] == 2, name

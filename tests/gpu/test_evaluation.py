@@ -1,0 +1,56 @@
+"""What is measured of embeddings on a GPU is what is measured on the CPU."""
+
+import pytest
+import torch
+
+from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
+from ssl_sec.evaluation.identification import (
+    all_pairs_tar_at_far,
+    open_set_identification,
+    random_open_set_trials,
+    rank_k_identification,
+)
+from ssl_sec.evaluation.retrieval import nearest, recall_at_k
+
+FARS = [1.0, 0.3, 0.1, 0.01, 0.0]
+KS = [1, 2, 4, 8, 1000]
+
+
+def clusters(num_classes, per_class, noise, dim=64):
+    """Embeddings around centres, of any norm, and their classes."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(num_classes).repeat_interleave(per_class)
+    rows = torch.randn(num_classes, dim, generator=generator)[labels]
+    rows = rows + noise * torch.randn(len(labels), dim, generator=generator)
+    return rows * (0.1 + 10 * torch.rand(len(labels), 1, generator=generator)), labels
+
+
+def test_recall_and_neighbours(device):
+    embeddings, labels = clusters(200, 20, noise=2.0)
+    is_query = torch.arange(len(labels)) % 2 == 0
+    for query in (None, is_query):
+        found = recall_at_k(embeddings.to(device), labels, KS, query)
+        assert found == recall_at_k(embeddings, labels, KS, query)
+        assert 0.1 < found[1] < 1
+    found = nearest(embeddings.to(device), torch.tensor([3, 5]), 4)
+    assert torch.equal(found.cpu(), nearest(embeddings, torch.tensor([3, 5]), 4))
+
+
+def test_identification(device):
+    rows, labels = clusters(60, 10, noise=1.5)
+    distractors = torch.randn(5000, 64, generator=torch.Generator().manual_seed(0))
+    trial = random_open_set_trials(labels, 0, num_trials=1, num_gallery=20, num_training_people=10)[0]
+    here = rows.to(device)
+    assert all_pairs_tar_at_far(here, labels, FARS) == all_pairs_tar_at_far(rows, labels, FARS)
+    assert open_set_identification(here, labels, trial, FARS) == open_set_identification(rows, labels, trial, FARS)
+    found = rank_k_identification(here, labels, distractors.split(700), [100, 5000], [1, 10])
+    assert found == rank_k_identification(rows, labels, distractors.split(700), [100, 5000], [1, 10])
+
+
+def test_clusters(device):
+    pytest.importorskip("faiss")
+    rows, labels = clusters(8, 40, noise=0.3, dim=16)
+    assignments = kmeans_assignments(rows.to(device), 8, 0)
+    assert torch.equal(assignments, kmeans_assignments(rows, 8, 0))
+    found = nmi_f1(assignments.to(device), labels.to(device))
+    assert found == nmi_f1(assignments, labels)

@@ -1,0 +1,96 @@
+"""Whole training steps: they wait for no GPU between two reports, and a resume goes on as if nothing had been.
+
+What is promised of a resume on a GPU: the images, their views, dropout, the learning rate and η of each step are the
+same bit for bit, being functions of (seed, step), and so is all of the state that is saved. The weights that follow are
+the same bit for bit where torch is asked for deterministic algorithms (`torch.use_deterministic_algorithms`, with
+CUBLAS_WORKSPACE_CONFIG=:4096:8); else as close as two runs are, since a GPU adds some gradients up in any order.
+"""
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.fakes import assert_identical
+from tests.gpu.runs import recipe_on, trained
+from tests.gpu.waiting import forbid
+
+REPORTED = 6
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("optimiser", "constraint", "fused"), [("sgd", "sec", None), ("sgd", "sec_ema", False), ("lars", "sec_ema", None)]
+)
+def test_the_host_waits_for_nothing_between_two_reports(device, precision, optimiser, constraint, fused):
+    options = {"precision": precision, "optimiser": optimiser, "constraint": constraint, "fused": fused}
+    recipe, runtime = recipe_on(device, **options)
+    forbidden = []
+
+    def views(images, step, *rows):
+        """From here to the next step's views, the reading of its batch with them."""
+        is_forbidden = step % REPORTED != 0 and step != recipe.total_steps - 1 and (step + 1) % 5 != 0
+        forbid(device, is_forbidden)
+        forbidden.extend([step] * is_forbidden)
+        return recipe.views(images, step, *rows)
+
+    try:
+        trained(replace(recipe, views=views), runtime, log_every_steps=REPORTED)
+    finally:
+        forbid(device, False)
+    assert forbidden == [1, 2, 3, 5, 7, 8, 10]  # steps 4 and 9 end an epoch
+    assert [step for step, _, _ in runtime.reports] == [0, 4, 6, 9, 11, 11]
+
+
+@contextmanager
+def deterministic(is_asked_for):
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(is_asked_for)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]
+
+
+def watched(recipe):
+    """The recipe, and the views that it will have made, by step."""
+    made = {}
+
+    def views(images, step, *rows):
+        made[step] = recipe.views(images, step, *rows)
+        return made[step]
+
+    return replace(recipe, views=views), made
+
+
+@pytest.mark.parametrize("is_asked_for", [True, False], ids=["deterministic", "as fast as can be"])
+@pytest.mark.parametrize("fused", [None, False], ids=["one launch where possible", "kornia"])
+def test_a_resumed_run_goes_on_as_if_nothing_had_been(device, fused, is_asked_for):
+    with deterministic(is_asked_for):
+        recipe, runtime = recipe_on(device, fused=fused)
+        recipe, expected_views = watched(recipe)
+        trained(recipe, runtime)
+        whole = runtime.last_state()
+
+        recipe, stopped = recipe_on(device, fused=fused)
+        stopped.stop_at = 3  # the third report is that of step 6
+        trained(recipe, stopped)
+        state = stopped.last_state()
+        assert state["step"] == 7
+
+        torch.manual_seed(99)
+        recipe, resumed = recipe_on(device, fused=fused)
+        recipe, views = watched(recipe)
+        trained(recipe, resumed, first_step=recipe.restore(state))
+    assert list(views) == [7, 8, 9, 10, 11]
+    assert all(torch.equal(views[step], expected_views[step]) for step in views)
+    end = resumed.last_state()
+    if is_asked_for or device.type == "cpu":
+        assert_identical(end, whole)
+    else:
+        torch.testing.assert_close(end["encoder"], whole["encoder"], rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(end["objective"], whole["objective"], rtol=1e-3, atol=1e-5)
+    assert whole["objective"]["constraint.mean_norm"] > 0

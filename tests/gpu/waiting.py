@@ -1,0 +1,20 @@
+"""Whether the host may wait for the device."""
+
+from contextlib import contextmanager
+
+import torch
+
+
+def forbid(device, is_forbidden):
+    """Makes a wait of the host for a GPU an error, or no error any more; a CPU is not waited for."""
+    if device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("error" if is_forbidden else "default")
+
+
+@contextmanager
+def forbidden(device):
+    forbid(device, True)
+    try:
+        yield
+    finally:
+        forbid(device, False)

@@ -1,0 +1,24 @@
+"""The tests for a GPU are found on a machine that has what the core needs and no more."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+MISSING = ("ray", "mlflow", "hydra", "omegaconf", "pytorch_metric_learning", "lightly", "beartype", "faiss")
+PROGRAM = f"""
+import sys
+sys.modules.update(dict.fromkeys({MISSING}))
+import pytest
+sys.exit(pytest.main(["--collect-only", "-q", "-m", "gpu"]))
+"""
+
+
+def test_they_are_collected_without_the_frameworks_of_the_edges_and_the_peers(monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # Hydra comes with a plugin
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    found = [line.partition("::")[0] for line in done.stdout.splitlines() if line.startswith("tests/")]
+    written = {path.relative_to(root).as_posix() for path in (root / "tests/gpu").glob("test_*.py")}
+    assert set(found) == written
+    assert len(found) > 30
