@@ -13,17 +13,20 @@ from ssl_sec.training import Cadence, train
 from tests.fakes import FakeRuntime
 
 BATCH_SIZE = 24
-RUNTIME = {"name": "local", "precision": "float32", "channels_last": True, "compile": False}
+RUNTIME = {"name": "local", "channels_last": True, "compile": False}
 
 
-def recipe_on(device, *, precision="float32", fused=None, optimiser="sgd", constraint="sec_ema", total_steps=12):
+def recipe_on(
+    device, *, precision="float32", fused=None, graphs=False, optimiser="sgd", constraint="sec_ema", total_steps=12
+):
     """The recipe and its runtime.
 
     Args:
         device: of the images and the network.
         precision: of the forward pass.
         fused: whether views are made in one launch; None for wherever that is possible.
-        optimiser: sgd or lars.
+        graphs: whether steps are recorded and replayed.
+        optimiser: sgd, lars or adam.
         constraint: sec or sec_ema.
         total_steps: of the run.
     """
@@ -43,7 +46,7 @@ def recipe_on(device, *, precision="float32", fused=None, optimiser="sgd", const
         "loss": {"name": "ntxent"},
         "constraint": {"name": constraint, "eta": 1.0, **({"rho": 0.3} if constraint == "sec_ema" else {})},
         "optimiser": {"name": optimiser, "learning_rate": 0.1},
-        "runtime": {**RUNTIME, "precision": precision},
+        "runtime": {**RUNTIME, "precision": precision, "graphs": graphs},
         "epochs": 2,
         "global_batch_size": BATCH_SIZE,
     }
