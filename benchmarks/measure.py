@@ -152,10 +152,17 @@ def environment() -> dict[str, Any]:
 
 def save(name: str, values: Mapping[str, Any]) -> Path:
     """Writes a benchmark's figures to `results/<name>-<cpu or gpu>.json`; returns the path."""
-    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}-{'gpu' if torch.cuda.is_available() else 'cpu'}.json"
-    path.write_text(json.dumps(values, indent=2) + "\n")
+    write_json(path, values)
     return path
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes a file so that a crash leaves the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(values, indent=2) + "\n")
+    os.replace(temporary, path)
 
 
 def table(rows: list[dict[str, str]]) -> str:
@@ -189,8 +196,14 @@ def wait() -> None:
 
 
 def _commit() -> str | None:
+    """The checkout's, or the one that SSL_SEC_COMMIT names, as a copy may lack the history, and its machine git."""
+    if named := os.environ.get("SSL_SEC_COMMIT"):
+        return named
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
     return done.stdout.strip() or None
 
 
