@@ -1,7 +1,6 @@
 """The parts of a campaign: tests, speed, training runs with their probes, and what else is measured on a GPU."""
 
 import logging
-import os
 import shutil
 import signal
 import statistics
@@ -10,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree

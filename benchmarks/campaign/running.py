@@ -1,4 +1,4 @@
-"""Who does the work of a campaign: one process, which outlives the command that started it, and a process for each part.
+"""Who does the work of a campaign: one process, which outlives the command that started it, and one for each part.
 
 The worker holds a lock on its folder while it lives, so that there are never two. Each part is forked from it, with
 what it has imported, and ends with it; a part that fails, even by a signal, leaves the others.
