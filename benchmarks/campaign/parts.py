@@ -79,7 +79,7 @@ TINY = Scale(
         "probe": {"epochs": 2},
         "log_every_steps": 1,
     },
-    tests=("tests/test_fused_views.py",),
+    tests=("tests/evaluation/test_identification.py",),
     rows=(64,),
     classes=(10,),
     evaluated=1500,
