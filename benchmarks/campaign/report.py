@@ -206,9 +206,7 @@ def _contenders(results: Results) -> str:
                     name,
                     row["contender"],
                     _rate(row),
-                    f"{row['times_as_fast_as']['lightly']:.2f}"
-                    if "lightly" in row.get("times_as_fast_as", {})
-                    else "",
+                    f"{row['times_as_fast_as']['lightly']:.2f}" if "lightly" in row.get("times_as_fast_as", {}) else "",
                     f"{100 * row['mfu']:.0f} %" if "mfu" in row else "",
                     f"{row['peak_mib']:,.0f}" if row.get("peak_mib") is not None else "",
                     f"{row['waits_a_step']:g}" if "waits_a_step" in row else "",
