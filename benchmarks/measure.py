@@ -23,6 +23,9 @@ from torch.profiler import ProfilerActivity, profile
 
 RESULTS = Path(__file__).parent / "results"
 
+# Rows of the matrices and images of the convolution that `peak_rate` takes.
+PEAK_SIZES = {"cpu": (2048, 16), "cuda": (8192, 256)}
+
 
 def command_line(name: str, doc: str | None) -> argparse.ArgumentParser:
     """The options of a benchmark's module, none so far; its docstring begins with what it is."""
@@ -83,7 +86,7 @@ def peak_memory(function: Callable[[], object]) -> int:
 
 def peak_rate(device: torch.device, precision: str) -> float:
     """Operations a second that the machine reaches at its best: of a big product of matrices or a big convolution."""
-    size, maps = (8192, 256) if device.type == "cuda" else (2048, 16)
+    size, maps = PEAK_SIZES[device.type]
     dtype = getattr(torch, precision)
     matrix = torch.randn(size, size, device=device, dtype=dtype)
     images, kernels = torch.randn(maps, 256, 32, 32), torch.randn(256, 256, 3, 3)

@@ -70,14 +70,14 @@ def test_a_part_that_fails_leaves_the_others_and_its_reason(plan, tmp_path):
 
     some = [
         counting("a", tmp_path / "log", fails),
-        counting("b", tmp_path / "log", lambda sheet: os.kill(os.getpid(), signal.SIGSEGV)),
+        counting("b", tmp_path / "log", lambda sheet: os.kill(os.getpid(), signal.SIGKILL)),
         counting("c", tmp_path / "log"),
     ]
     running.work(plan, some)
     assert states(plan) == {"a": "failed", "b": "failed", "c": "done"}
     assert Sheet(plan, "a").read()["rows"] == [1]
     assert Sheet(plan, "a").read()["error"].startswith("OutOfMemoryError: CUDA out of memory")
-    assert Sheet(plan, "b").read()["error"] == "its process ended with SIGSEGV"
+    assert Sheet(plan, "b").read()["error"] == "its process ended with SIGKILL"
 
 
 def test_a_part_ends_at_its_limit_and_the_next_one_begins(plan, tmp_path):
@@ -200,6 +200,7 @@ def test_a_contender_that_needs_too_much_memory_loses_its_row_alone(monkeypatch)
     }
     monkeypatch.setattr(throughput, "contenders", lambda device: made)
     monkeypatch.setitem(throughput.SECONDS_A_TURN, "cpu", 0.002)
+    monkeypatch.setitem(measure.PEAK_SIZES, "cpu", (128, 1))
     setting = simclr.Setting(encoder="resnet18", batch=8, precision="float32", width=0.125)
     rows = throughput.measure(setting, simclr.random_images(10, 16), torch.device("cpu"), rounds=2)
     assert [row["contender"] for row in rows] == [*made]

@@ -9,14 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import torch
 
-from benchmarks import growth, options, throughput
+from benchmarks import growth, measure, options, throughput
 from benchmarks.campaign.recipes import stored
 from benchmarks.campaign.running import Part
 from benchmarks.campaign.sheet import Plan, Sheet
@@ -108,7 +108,7 @@ def parts_of(plan: Plan) -> list[Part]:
         )
         for encoder, arm, seed in arms
     ]
-    return [
+    parts = [
         Part(name="gpu-tests", limit_s=480, measure=lambda sheet: _tests(sheet, scale)),
         *speed,
         *runs,
@@ -117,6 +117,7 @@ def parts_of(plan: Plan) -> list[Part]:
         Part(name="growth", limit_s=240, measure=lambda sheet: _growth(sheet, scale)),
         Part(name="evaluation", limit_s=480, measure=lambda sheet: _evaluation(sheet, scale)),
     ]
+    return [replace(part, measure=_hurried(part.measure)) for part in parts] if plan.rehearsal else parts
 
 
 def _device() -> torch.device:
@@ -157,11 +158,16 @@ def _images(plan: Plan, at_least: int) -> ResidentImages:
     return random_images(max(throughput.NUM_RANDOM_IMAGES[_device().type], at_least), 32)
 
 
-def _hurried(plan: Plan) -> None:
-    """A rehearsal's turns are single steps."""
-    if plan.rehearsal:
+def _hurried(measured: Callable[[Sheet], None]) -> Callable[[Sheet], None]:
+    """Measures with turns of single steps, as a rehearsal does; in the process of a part."""
+
+    def hurried(sheet: Sheet) -> None:
         throughput.SECONDS_A_TURN.update(cpu=0.0)
         options.SECONDS_A_TURN.update(cpu=0.0)
+        measure.PEAK_SIZES.update(cpu=(128, 1))
+        measured(sheet)
+
+    return hurried
 
 
 def _setting(scale: Scale, encoder: str, batch: int) -> Setting:
@@ -170,7 +176,6 @@ def _setting(scale: Scale, encoder: str, batch: int) -> Setting:
 
 def _speed(sheet: Sheet, scale: Scale, encoder: str, batch: int) -> None:
     """Ours, its choices and the peers, in turns."""
-    _hurried(sheet.plan)
     images = _images(sheet.plan, batch)
     sheet.write(environment=environment(), images=images.description)
     setting = _setting(scale, encoder, batch)
@@ -183,7 +188,6 @@ def _views(sheet: Sheet, scale: Scale) -> None:
 
 
 def _options(sheet: Sheet, scale: Scale) -> None:
-    _hurried(sheet.plan)
     setting = _setting(scale, "resnet18", scale.batches[0])
     names = ("objective compiled", "optimiser fused", "augmentation ahead") if sheet.plan.rehearsal else None
     rows = options.of_steps(setting, _images(sheet.plan, setting.batch), _device(), scale.rounds, names)
