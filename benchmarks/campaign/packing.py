@@ -1,6 +1,12 @@
 """What a machine without a network needs for a campaign: wheels beside those of torch and torchvision, and the images.
 
-There: python -m pip install --no-index --no-deps <folder>/wheels/*.whl
+There, of a folder that was packed:
+
+    python -m pip install --no-index --no-deps <folder>/wheels/*.whl
+    python -m benchmarks.campaign --data <folder>/images.tar.gz --output <folder of the campaign>
+
+faiss, scikit-learn and Arrow are left out for their size: comparisons with the first two are then left out, and the
+images need no Arrow.
 """
 
 import io
@@ -25,7 +31,9 @@ WHEELS = {
     "safetensors": "encoder weights",
     "PyYAML": "a run's configuration",
     "timm": "LARS, in the tests that need a GPU",
-    "lightly": "the peer; without Lightning, which its losses and transforms do without",
+    "lightly": "the peer",
+    "pytorch-lightning": "lightly's kNN imports it; its losses and transforms do without",
+    "torchmetrics": "pytorch-lightning imports it",
     "lightning-utilities": "lightly imports it",
     "packaging": "lightning-utilities and pytest import it",
     "tqdm": "lightly imports it",

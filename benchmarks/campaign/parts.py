@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 import torch
 
-from benchmarks import growth, measure, options, throughput
+from benchmarks import evaluation, growth, measure, options, throughput
 from benchmarks.campaign.recipes import stored
 from benchmarks.campaign.running import Part
 from benchmarks.campaign.sheet import Plan, Sheet
@@ -189,7 +189,7 @@ def _views(sheet: Sheet, scale: Scale) -> None:
 
 def _options(sheet: Sheet, scale: Scale) -> None:
     setting = _setting(scale, "resnet18", scale.batches[0])
-    names = ("objective compiled", "optimiser fused", "augmentation ahead") if sheet.plan.rehearsal else None
+    names = ("optimiser fused", "augmentation ahead") if sheet.plan.rehearsal else None  # none that compiles
     rows = options.of_steps(setting, _images(sheet.plan, setting.batch), _device(), scale.rounds, names)
     sheet.write(environment=environment(), encoder=setting.encoder, batch=setting.batch, rows=rows)
 
@@ -212,8 +212,6 @@ def _growth(sheet: Sheet, scale: Scale) -> None:
 
 
 def _evaluation(sheet: Sheet, scale: Scale) -> None:
-    from benchmarks import evaluation  # faiss and scikit-learn, which a machine may lack
-
     sheet.write(environment=environment(), images=scale.evaluated)
     sheet.write(rows=evaluation.measure(scale.evaluated, rounds=1))
 
