@@ -48,7 +48,7 @@ bench: install-dev                    ## speed and memory beside the peers, on t
 
 # Needs neither Ray, MLflow nor Hydra. Without .venv, PYTHON takes what a GPU machine has.
 bench-gpu:                            ## the same on a GPU, and the paper's runs: make bench-gpu DATA=<images> OUTPUT=<folder>
-	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.campaign --data $(DATA) --output $(or $(OUTPUT),campaign)
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.campaign --data $(DATA) --output $(or $(OUTPUT),runs/campaign)
 
 lint: install-dev                     ## ruff, pyright, import-linter
 	$(BIN)/ruff format --check .

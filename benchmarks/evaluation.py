@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.transforms.functional import to_pil_image, to_tensor
 
-from benchmarks.measure import command_line, environment, in_turn, peak_rate, ratio, save, table
+from benchmarks.measure import command_line, environment, in_turn, peak_rate, ratio, save, table, told
 from benchmarks.simclr import random_images
 from ssl_sec.config import LocalConfig, ResNetConfig
 from ssl_sec.data.image_set import ResidentImages
@@ -110,19 +110,21 @@ def measure(num_images: int, rounds: int) -> list[dict[str, Any]]:
 
 def _measured(comparison: Comparison, rounds: int, peak: float) -> dict[str, Any]:
     found: dict[str, float] = {}
-    seconds = in_turn(
-        {
-            "ours": lambda: found.update(ours=comparison.ours()),
-            "peer": lambda: found.update(peer=comparison.theirs()),
-        },
-        rounds,
-        warm_up=False,
-    )
+    row = {"part": comparison.part, "size": comparison.size, "peer": comparison.peer}
+    try:
+        seconds = in_turn(
+            {
+                "ours": lambda: found.update(ours=comparison.ours()),
+                "peer": lambda: found.update(peer=comparison.theirs()),
+            },
+            rounds,
+            warm_up=False,
+        )
+    except (RuntimeError, ImportError) as error:  # out of memory, a library that the peer lacks
+        return {**row, "error": told(error)}
     print(".", end="", flush=True)
     return {
-        "part": comparison.part,
-        "size": comparison.size,
-        "peer": comparison.peer,
+        **row,
         "ours_s": median(seconds["ours"]),
         "peer_s": median(seconds["peer"]),
         "times_as_fast": ratio(seconds["peer"], seconds["ours"]),
@@ -334,10 +336,11 @@ def _clusters(num_images: int, num_classes: int = 100) -> Comparison:
 
 def shown(row: dict[str, Any]) -> dict[str, str]:
     """A row of the table."""
+    head = {"part": row["part"], "size": row["size"], "peer": row["peer"]}
+    if "error" in row:
+        return {**head, "found": row["error"]}
     return {
-        "part": row["part"],
-        "size": row["size"],
-        "peer": row["peer"],
+        **head,
         "ours, s": f"{row['ours_s']:.2f}",
         "peer, s": f"{row['peer_s']:.2f}",
         "times as fast": f"{row['times_as_fast']:.2f}",

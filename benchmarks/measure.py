@@ -179,6 +179,13 @@ def table(rows: list[dict[str, str]]) -> str:
     return "\n".join([heading, "-" * len(heading), *others])
 
 
+def told(error: BaseException) -> str:
+    """An error in a line, for a cell of a table."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return "out of memory"
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:300]
+
+
 @contextmanager
 def _without_stderr() -> Iterator[None]:
     """The profiler announces itself there from C++, at every start and stop."""

@@ -38,6 +38,7 @@ from benchmarks.measure import (
     ratio,
     save,
     table,
+    told,
     wait,
 )
 from benchmarks.simclr import Contender, Lightly, Ours, Plain, Setting, data_values, opened_images, random_images
@@ -269,13 +270,6 @@ def steps_a_turn(contender: Contender | Apart, seconds: Mapping[str, float], dev
     contender.steps(timed)
     wait()
     return max(1, round(timed * seconds[device.type] / (time.perf_counter() - start)))
-
-
-def told(error: BaseException) -> str:
-    """An error in a line, for a cell of a table."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return "out of memory"
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:300]
 
 
 def _free_memory() -> None:

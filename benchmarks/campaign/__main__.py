@@ -77,12 +77,10 @@ def _follow(plan: Plan, options: argparse.Namespace, environment: dict[str, str]
 
 
 def _work(output: Path, options: argparse.Namespace) -> int:
-    import json
-
     from benchmarks.campaign.parts import of_names
     from benchmarks.campaign.running import work
 
-    plan = Plan(**json.loads((output / "plan.json").read_text()))
+    plan = Plan.kept(output)
     parts = of_names(plan, options.parts)
     again = {part.name for part in of_names(plan, options.again)} if options.again else set()
     work(plan, parts, tuple(again))
@@ -102,9 +100,15 @@ def _command_line() -> argparse.ArgumentParser:
     )
     parser.add_argument("--follow", type=float, metavar="MINUTES", help="how long this call shows what the worker says")
     parser.add_argument("--checkpoints", type=Path, help="folder of the training runs; <output>/runs if not given")
-    parser.add_argument("--parts", nargs="+", default=[], metavar="PATTERN", help="these parts alone, as 'speed-*'")
     parser.add_argument(
-        "--again", nargs="+", default=[], metavar="PATTERN", help="these too if they are done or failed"
+        "--parts", nargs="+", default=[], metavar="PATTERN", help="a new worker does these alone, as 'speed-*'"
+    )
+    parser.add_argument(
+        "--again",
+        nargs="+",
+        default=[],
+        metavar="PATTERN",
+        help="a new worker does these too if they are done or failed",
     )
     parser.add_argument("--commit", help="of the code, where git or the history is not there")
     parser.add_argument(

@@ -206,7 +206,7 @@ def _growth(sheet: Sheet, scale: Scale) -> None:
             try:
                 found = measured(count, device, peak)
             except torch.OutOfMemoryError as error:
-                found = {key: count, "error": throughput.told(error)}
+                found = {key: count, "error": measure.told(error)}
             sheet.figures[key].append(found)
             sheet.write()
 

@@ -222,10 +222,10 @@ _LISTED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "options": {"rows": ("choice", "images_per_s", "times_as_fast")},
     "views": {"rows": ("choice", "images_per_s", "times_as_fast")},
     "growth": {
-        "rows": ("rows", "ours_ms", "ours_mib", "dense_ms", "dense_mib", "limit_ms"),
-        "classes": ("classes", "ours_ms", "ours_mib", "dense_ms", "dense_mib", "limit_ms"),
+        "rows": ("rows", "ours_ms", "ours_mib", "dense_ms", "dense_mib", "limit_ms", "error"),
+        "classes": ("classes", "ours_ms", "ours_mib", "dense_ms", "dense_mib", "limit_ms", "error"),
     },
-    "evaluation": {"rows": ("part", "size", "peer", "ours_s", "peer_s", "times_as_fast", "limit_s")},
+    "evaluation": {"rows": ("part", "size", "peer", "ours_s", "peer_s", "times_as_fast", "limit_s", "error")},
 }
 
 

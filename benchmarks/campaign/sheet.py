@@ -34,16 +34,21 @@ class Plan:
         return Path(self.output)
 
     def keep(self) -> None:
-        """Writes the plan, where none is there.
+        """Writes the plan; a folder may have been moved, and its images too.
 
         Raises:
-            SystemExit: the folder has another one.
+            SystemExit: the folder is a rehearsal's, and this is none, or the reverse.
         """
         path = self.folder / "plan.json"
-        if not path.exists():
-            write_json(path, asdict(self))
-        elif (before := Plan(**json.loads(path.read_text()))) != self:
-            raise SystemExit(f"{self.folder} has another campaign: {before}; allowed: its options, or another --output")
+        if path.exists() and Plan.kept(self.folder).rehearsal != self.rehearsal:
+            kinds = ("a campaign", "a rehearsal")
+            raise SystemExit(f"{self.folder}: found {kinds[not self.rehearsal]}, must be {kinds[self.rehearsal]}")
+        write_json(path, asdict(self))
+
+    @classmethod
+    def kept(cls, folder: Path) -> "Plan":
+        """The plan of a campaign's folder."""
+        return cls(**json.loads((folder / "plan.json").read_text()))
 
 
 @dataclass(frozen=True)
