@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 
 from benchmarks.campaign.sheet import Plan
+from ssl_sec.errors import UserError
 
 MINUTES = 26.0
 
@@ -125,4 +126,8 @@ def _command_line() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
