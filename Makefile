@@ -50,9 +50,9 @@ coverage: install-dev                 ## the fast tests, with the statement cove
 bench: install-dev                    ## speed and memory beside the peers, on the CPU, in under ten minutes
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m benchmarks
 
-# Needs what pyproject.toml lists but Ray, MLflow, Hydra and OmegaConf. Without .venv, PYTHON takes what a GPU machine has.
-bench-gpu:                            ## the same on a GPU in eight minutes, in one file: make bench-gpu IMAGES=<folder>
-	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu $(if $(IMAGES),--images $(IMAGES))
+# Needs neither Ray, MLflow nor Hydra. Without .venv, PYTHON takes what a GPU machine has.
+bench-gpu:                            ## the same on a GPU, and the paper's runs: make bench-gpu DATA=<images> OUTPUT=<folder>
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.campaign --data $(DATA) --output $(or $(OUTPUT),runs/campaign)
 
 lint: install-dev                     ## ruff, pyright, import-linter
 	$(BIN)/ruff format --check .

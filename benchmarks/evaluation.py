@@ -20,21 +20,19 @@ import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import log, sqrt
 from statistics import median
 from typing import Any
 
-import faiss
 import torch
-from sklearn.cluster import KMeans, kmeans_plusplus
-from sklearn.linear_model import LogisticRegression, SGDClassifier
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.transforms.functional import to_pil_image, to_tensor
 
-from benchmarks.measure import command_line, environment, in_turn, peak_rate, ratio, save, table
+from benchmarks.measure import command_line, environment, in_turn, peak_rate, ratio, save, table, told
 from benchmarks.simclr import random_images
 from ssl_sec.config import LocalConfig, ResNetConfig
 from ssl_sec.data.image_set import ResidentImages
@@ -63,6 +61,7 @@ class Comparison:
         peer: who it is compared with.
         finding: what both return.
         operations: of the products of matrices alone, as few as will do.
+        needs: what must be installed; the comparison is left out where it is not.
     """
 
     part: str
@@ -72,6 +71,7 @@ class Comparison:
     operations: float
     ours: Callable[[], float]
     theirs: Callable[[], float]
+    needs: str = "torch"
 
 
 def main() -> None:
@@ -87,10 +87,13 @@ def main() -> None:
 
 
 def measure(num_images: int, rounds: int) -> list[dict[str, Any]]:
-    """The figures of every part."""
+    """The figures of every part whose peer is there."""
     warnings.filterwarnings("ignore")  # scikit-learn's, that so few epochs do not converge
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    faiss.omp_set_num_threads(torch.get_num_threads())
+    if find_spec("faiss"):
+        import faiss
+
+        faiss.omp_set_num_threads(torch.get_num_threads())
     peak = peak_rate(device, "float32")
     return [
         _measured(each, rounds, peak)
@@ -101,24 +104,27 @@ def measure(num_images: int, rounds: int) -> list[dict[str, Any]]:
             *_recalls(num_images, device),
             _clusters(num_images),
         )
+        if find_spec(each.needs)
     ]
 
 
 def _measured(comparison: Comparison, rounds: int, peak: float) -> dict[str, Any]:
     found: dict[str, float] = {}
-    seconds = in_turn(
-        {
-            "ours": lambda: found.update(ours=comparison.ours()),
-            "peer": lambda: found.update(peer=comparison.theirs()),
-        },
-        rounds,
-        warm_up=False,
-    )
+    row = {"part": comparison.part, "size": comparison.size, "peer": comparison.peer}
+    try:
+        seconds = in_turn(
+            {
+                "ours": lambda: found.update(ours=comparison.ours()),
+                "peer": lambda: found.update(peer=comparison.theirs()),
+            },
+            rounds,
+            warm_up=False,
+        )
+    except (RuntimeError, ImportError) as error:  # out of memory, a library that the peer lacks
+        return {**row, "error": told(error)}
     print(".", end="", flush=True)
     return {
-        "part": comparison.part,
-        "size": comparison.size,
-        "peer": comparison.peer,
+        **row,
         "ours_s": median(seconds["ours"]),
         "peer_s": median(seconds["peer"]),
         "times_as_fast": ratio(seconds["peer"], seconds["ours"]),
@@ -198,6 +204,8 @@ def _probes(num_images: int, device: torch.device, num_classes: int = 10) -> lis
         return max(100 * fit.score(rows[test], classes[test]) for fit in fits)
 
     def theirs_by_sgd() -> float:
+        from sklearn.linear_model import SGDClassifier
+
         return fitted(
             lambda rate: SGDClassifier(
                 loss="log_loss",
@@ -211,6 +219,8 @@ def _probes(num_images: int, device: torch.device, num_classes: int = 10) -> lis
         )
 
     def theirs_by_lbfgs() -> float:
+        from sklearn.linear_model import LogisticRegression
+
         return fitted(lambda rate: LogisticRegression(C=rate, max_iter=100))
 
     size = f"{num_images:,} x {DIM}, {num_classes} classes, 4 rates"
@@ -225,14 +235,13 @@ def _probes(num_images: int, device: torch.device, num_classes: int = 10) -> lis
             operations=2 * DIM * num_classes * len(RATES) * products,
             ours=ours,
             theirs=theirs,
+            needs="sklearn",
         )
         for peer, theirs in peers.items()
     ]
 
 
 def _neighbours(num_images: int, device: torch.device, num_classes: int = 100) -> Comparison:
-    from lightly.utils.benchmarking import knn_predict
-
     rows, labels = _made_up(num_images, num_classes, device)
     held = num_images // 5
     bank, queries = slice(held, None), slice(0, held)
@@ -243,6 +252,8 @@ def _neighbours(num_images: int, device: torch.device, num_classes: int = 100) -
         )
 
     def theirs() -> float:
+        from lightly.utils.benchmarking import knn_predict
+
         # As lightly's callback does: normalised features, the bank transposed, the queries in batches.
         directions = functional.normalize(rows)
         of_bank = directions[bank].T.contiguous()
@@ -260,12 +271,13 @@ def _neighbours(num_images: int, device: torch.device, num_classes: int = 100) -
         operations=2 * DIM * held * (num_images - held),
         ours=ours,
         theirs=theirs,
+        needs="pytorch_lightning",  # which lightly's kNN asks for
     )
 
 
 def _recalls(num_images: int, device: torch.device) -> list[Comparison]:
     rows, labels = _made_up(num_images, round(num_images / RETRIEVED_A_CLASS), device)
-    for recall in (recall_at_k, _searched_recall):
+    for recall in (recall_at_k, *([_searched_recall] if find_spec("faiss") else [])):
         recall(rows[:2000], labels[:2000], (1,))  # so that no turn pays for starting threads
     return [
         Comparison(
@@ -276,6 +288,7 @@ def _recalls(num_images: int, device: torch.device) -> list[Comparison]:
             operations=DIM * num_images**2,  # each pair once
             ours=lambda ks=ks: 100 * recall_at_k(rows, labels, ks)[1],
             theirs=lambda ks=ks: 100 * _searched_recall(rows, labels, ks)[1],
+            needs="faiss",
         )
         for protocol, ks in PROTOCOLS.items()
     ]
@@ -283,6 +296,8 @@ def _recalls(num_images: int, device: torch.device) -> list[Comparison]:
 
 def _searched_recall(embeddings: Tensor, labels: Tensor, ks: tuple[int, ...]) -> dict[int, float]:
     """Recall@K by faiss's exact search."""
+    import faiss
+
     labels = labels.cpu()
     rows = functional.normalize(embeddings).cpu().numpy()
     index = faiss.IndexFlatIP(rows.shape[1])
@@ -299,6 +314,8 @@ def _clusters(num_images: int, num_classes: int = 100) -> Comparison:
     rows, labels = _made_up(num_images, num_classes, torch.device("cpu"))
 
     def theirs() -> float:
+        from sklearn.cluster import KMeans, kmeans_plusplus
+
         directions = functional.normalize(rows).numpy()
         centres, _ = kmeans_plusplus(directions, num_classes, random_state=0)
         options: dict[str, Any] = {"init": centres, "n_init": 1, "max_iter": ITERATIONS, "tol": 0}
@@ -313,15 +330,17 @@ def _clusters(num_images: int, num_classes: int = 100) -> Comparison:
         operations=2 * DIM * num_images * num_classes * (2 + int(log(num_classes)) + ITERATIONS + 1),
         ours=lambda: 100 * nmi_f1(kmeans_assignments(rows, num_classes, seed=0, num_iterations=ITERATIONS), labels)[0],
         theirs=theirs,
+        needs="sklearn",
     )
 
 
 def shown(row: dict[str, Any]) -> dict[str, str]:
     """A row of the table."""
+    head = {"part": row["part"], "size": row["size"], "peer": row["peer"]}
+    if "error" in row:
+        return {**head, "found": row["error"]}
     return {
-        "part": row["part"],
-        "size": row["size"],
-        "peer": row["peer"],
+        **head,
         "ours, s": f"{row['ours_s']:.2f}",
         "peer, s": f"{row['peer_s']:.2f}",
         "times as fast": f"{row['times_as_fast']:.2f}",

@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable
 from math import sqrt
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import nn
 from torch.nn import functional
 
@@ -38,7 +37,9 @@ from ssl_sec.collectives import world_size
 from ssl_sec.cpu import schedule_as_batch
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.data.samplers import ShuffledBatches
-from ssl_sec.drawing import add_grid, arm_look
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DIM = 128
 FACE_DIM, FACE_ROWS = 512, 256
@@ -187,8 +188,12 @@ def _shown(row: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def draw(measured: dict[str, list[dict[str, Any]]]) -> Figure:
+def draw(measured: dict[str, list[dict[str, Any]]]) -> "Figure":
     """Time and memory over the rows and over the classes, in logarithms."""
+    from matplotlib.figure import Figure  # a machine that only measures needs none
+
+    from ssl_sec.drawing import add_grid, arm_look
+
     figure = Figure(figsize=(9, 6), layout="constrained")
     for plots, kind in zip(figure.subplots(2, 2), ("rows", "classes"), strict=True):
         for axes, unit, label in zip(plots, ("ms", "mib"), ("ms", "MiB"), strict=True):

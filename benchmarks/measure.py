@@ -23,6 +23,9 @@ from torch.profiler import ProfilerActivity, profile
 
 RESULTS = Path(__file__).parent / "results"
 
+# Rows of the matrices and images of the convolution that `peak_rate` takes.
+PEAK_SIZES = {"cpu": (2048, 16), "cuda": (8192, 256)}
+
 
 def command_line(name: str, doc: str | None) -> argparse.ArgumentParser:
     """The options of a benchmark's module, none so far; its docstring begins with what it is."""
@@ -83,7 +86,7 @@ def peak_memory(function: Callable[[], object]) -> int:
 
 def peak_rate(device: torch.device, precision: str) -> float:
     """Operations a second that the machine reaches at its best: of a big product of matrices or a big convolution."""
-    size, maps = (8192, 256) if device.type == "cuda" else (2048, 16)
+    size, maps = PEAK_SIZES[device.type]
     dtype = getattr(torch, precision)
     matrix = torch.randn(size, size, device=device, dtype=dtype)
     images, kernels = torch.randn(maps, 256, 32, 32), torch.randn(256, 256, 3, 3)
@@ -152,10 +155,17 @@ def environment() -> dict[str, Any]:
 
 def save(name: str, values: Mapping[str, Any]) -> Path:
     """Writes a benchmark's figures to `results/<name>-<cpu or gpu>.json`; returns the path."""
-    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}-{'gpu' if torch.cuda.is_available() else 'cpu'}.json"
-    path.write_text(json.dumps(values, indent=2) + "\n")
+    write_json(path, values)
     return path
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes a file so that a crash leaves the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(values, indent=2) + "\n")
+    os.replace(temporary, path)
 
 
 def table(rows: list[dict[str, str]]) -> str:
@@ -167,6 +177,13 @@ def table(rows: list[dict[str, str]]) -> str:
         for line in lines
     )
     return "\n".join([heading, "-" * len(heading), *others])
+
+
+def told(error: BaseException) -> str:
+    """An error in a line, for a cell of a table."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return "out of memory"
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:300]
 
 
 @contextmanager
@@ -189,8 +206,14 @@ def wait() -> None:
 
 
 def _commit() -> str | None:
+    """The checkout's, or the one that SSL_SEC_COMMIT names, as a copy may lack the history, and its machine git."""
+    if named := os.environ.get("SSL_SEC_COMMIT"):
+        return named
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
     return done.stdout.strip() or None
 
 

@@ -2,12 +2,12 @@
 
     python -m benchmarks.options                       # ResNet-18, batch 64; five minutes on two CPU cores
 
-Every variant takes turns with the step as it is, in channels_last. Augmentation is measured alone, in views a second,
-and beside it what changes if another choice is made. benchmarks/LOG.md says what was concluded. Writes
+Every variant takes turns of several steps with the step as it is, in channels_last. Augmentation is measured alone, in
+views a second, and beside it what changes if another choice is made. benchmarks/LOG.md says what was concluded. Writes
 benchmarks/results/options-{cpu,gpu}.json.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from benchmarks.measure import command_line, environment, in_turn, on_workers, ratio, save, table
 from benchmarks.simclr import Ours, PilImages, Setting, random_images
+from benchmarks.throughput import steps_a_turn
 from ssl_sec import assembly
 from ssl_sec.augment import SimCLRAugmentation
 from ssl_sec.data.image_set import ResidentImages
@@ -29,6 +30,7 @@ from ssl_sec.training import Recipe
 
 SIZE_PX = 32
 AS_IS = "as is"
+SECONDS_A_TURN = {"cpu": 3.0, "cuda": 5.0}
 
 
 def main() -> None:
@@ -55,8 +57,14 @@ def main() -> None:
     print(f"\n{save('options', {'environment': environment(), 'batch': options.batch, **figures})}")
 
 
-def of_steps(setting: Setting, images: ResidentImages, device: torch.device, rounds: int) -> list[dict[str, Any]]:
-    """Steps with each choice."""
+def of_steps(
+    setting: Setting,
+    images: ResidentImages,
+    device: torch.device,
+    rounds: int,
+    names: Collection[str] | None = None,
+) -> list[dict[str, Any]]:
+    """Steps with each choice, or with those that are named."""
     made: dict[str, Callable[[], Ours]] = {
         AS_IS: lambda: Ours(setting, images, device, channels_last=True),
         "contiguous": lambda: Ours(setting, images, device, channels_last=False),
@@ -68,8 +76,8 @@ def of_steps(setting: Setting, images: ResidentImages, device: torch.device, rou
     }
     if device.type == "cuda":
         made["network in CUDA graphs"] = lambda: _in_graphs(setting, images, device)
-    trained = {name: make() for name, make in made.items()}
-    return _compared({name: lambda ours=ours: ours.steps(1) for name, ours in trained.items()}, rounds, setting.batch)
+    trained = {name: make() for name, make in made.items() if names is None or name in (AS_IS, *names)}
+    return _of_turns(trained, rounds, setting.batch, device)
 
 
 def _objective_compiled(setting: Setting, images: ResidentImages, device: torch.device) -> Ours:
@@ -160,11 +168,24 @@ def _with_both_batch_norms(encoder: str, batch: int, width: float, rounds: int) 
     ours = Ours(setting, images, device, channels_last=True)
     with mock.patch.object(assembly, "globalise_batch_norm", lambda network: network):
         own = Ours(setting, images, device, channels_last=True)
-    return _compared({AS_IS: lambda: ours.steps(1), "each worker's own": lambda: own.steps(1)}, rounds, batch)
+    return _of_turns({AS_IS: ours, "each worker's own": own}, rounds, batch, device, steps=4)
+
+
+def _of_turns(
+    trained: Mapping[str, Ours], rounds: int, batch: int, device: torch.device, steps: int | None = None
+) -> list[dict[str, Any]]:
+    """Turns of several steps, as the last step of a turn saves; `steps` of them, or as many as fill its seconds."""
+    counts = {name: steps or steps_a_turn(ours, SECONDS_A_TURN, device) for name, ours in trained.items()}
+    seconds = in_turn({name: lambda name=name: trained[name].steps(counts[name]) for name in trained}, rounds)
+    return _rows({name: [each / counts[name] for each in taken] for name, taken in seconds.items()}, batch)
 
 
 def _compared(turns: dict[str, Callable[[], object]], rounds: int, batch: int) -> list[dict[str, Any]]:
-    seconds = in_turn(turns, rounds)
+    return _rows(in_turn(turns, rounds), batch)
+
+
+def _rows(seconds: Mapping[str, list[float]], batch: int) -> list[dict[str, Any]]:
+    """Of the seconds that a batch takes, for each round."""
     return [
         {"choice": name, "images_per_s": batch / median(taken), "times_as_fast": ratio(seconds[AS_IS], taken)}
         for name, taken in seconds.items()

@@ -9,6 +9,8 @@ import itertools
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +22,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from ssl_sec import collectives
-from ssl_sec.config import PretrainConfig
+from ssl_sec.config import FolderConfig, ParquetConfig, PretrainConfig
 from ssl_sec.cpu import keep_freed_memory
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.norms import NormHistogram
@@ -59,6 +61,33 @@ def random_images(count: int, size_px: int) -> ResidentImages:
     )
 
 
+def data_values(path: Path) -> dict[str, Any]:
+    """The values of `data` for what lies at a path.
+
+    Args:
+        path: a Parquet file, a folder with train*.parquet and test*.parquet, or a folder of images by class.
+
+    Raises:
+        SystemExit: there is nothing.
+    """
+    if path.is_file():
+        return {"name": "parquet", "train": [str(path)]}
+    if not path.is_dir():
+        raise SystemExit(f"{path}: neither a Parquet file nor a folder")
+    train, test = (sorted(map(str, path.glob(f"{split}*.parquet"))) for split in ("train", "test"))
+    if train:
+        return {"name": "parquet", "train": train, "test": test or None}
+    return {"name": "folder", "root": str(path)}
+
+
+def opened_images(data: Mapping[str, Any]) -> ResidentImages:
+    """The training images of the values of `data`, in memory."""
+    config = from_values(ParquetConfig if data["name"] == "parquet" else FolderConfig, data)
+    images = config.open("train")
+    assert isinstance(images, ResidentImages)
+    return images
+
+
 class Contender(Protocol):
     """Trains, going on from where it was."""
 
@@ -90,8 +119,14 @@ class Alone:
         return Request.NONE
 
 
-def recipe_of(setting: Setting, images: ResidentImages, device: torch.device, **runtime: object) -> Recipe:
-    """The product's recipe, with options of `runtime`."""
+def recipe_of(
+    setting: Setting,
+    images: ResidentImages,
+    device: torch.device,
+    augment: Mapping[str, object] = MappingProxyType({}),
+    **runtime: object,
+) -> Recipe:
+    """The product's recipe, with options of `augment` and `runtime`."""
     values: dict[str, object] = {
         "recipe": "throughput",
         "epochs": 1_000_000,
@@ -99,7 +134,7 @@ def recipe_of(setting: Setting, images: ResidentImages, device: torch.device, **
         "data": {"name": "digits"},  # never opened: the images are given
         "encoder": {"name": setting.encoder, "width": setting.width},
         "head": {"name": "mlp"},
-        "augment": {},
+        "augment": dict(augment),
         "loss": {"name": "ntxent", "temperature": TEMPERATURE},
         "constraint": {"name": "sec", "eta": 0.5, "ramp": "constant"},
         "optimiser": {
@@ -117,10 +152,10 @@ def recipe_of(setting: Setting, images: ResidentImages, device: torch.device, **
 class Ours:
     """The product's loop."""
 
-    def __init__(self, setting: Setting, images: ResidentImages, device: torch.device, **runtime: object) -> None:
+    def __init__(self, setting: Setting, images: ResidentImages, device: torch.device, **options: Any) -> None:
         if device.type == "cpu":
             keep_freed_memory()  # as a worker does
-        self.recipe = recipe_of(setting, images, device, **runtime)
+        self.recipe = recipe_of(setting, images, device, **options)
         self._runtime = Alone(device)
         self._taken = 0
 

@@ -1,14 +1,11 @@
 import json
 import multiprocessing
-import subprocess
-import sys
-from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
-from benchmarks import communication, evaluation, gpu, growth, launchers, losses, measure, options, simclr, throughput
+from benchmarks import communication, evaluation, growth, launchers, losses, measure, options, simclr, throughput
 
 
 def test_functions_take_turns():
@@ -165,34 +162,3 @@ def test_time_and_memory_are_drawn_as_they_grow():
     assert measured["rows"][1]["dense_mib"] > measured["rows"][0]["dense_mib"]
     figure = growth.draw(measured)
     assert [len(axes.lines) for axes in figure.axes] == [2, 2, 2, 2]
-
-
-def test_the_gpu_run_needs_neither_ray_nor_mlflow(tmp_path):
-    """A rehearsal on the CPU, where importing either would fail."""
-    code = """
-import sys
-sys.modules.update(dict.fromkeys(("ray", "mlflow", "hydra", "omegaconf")))
-from benchmarks import gpu, throughput
-throughput.SECONDS_A_TURN["cpu"] = 0.0
-gpu.of_steps = lambda *setting, rounds: rounds
-from pathlib import Path
-gpu.RESULTS = Path(sys.argv.pop())
-gpu.main()
-"""
-    small = ["--width", "0.125", "--encoder", "resnet18", "--batch", "8", "--rows", "64", "--classes", "10"]
-    small += ["--evaluated", "1500", "--minutes", "60"]
-    subprocess.run([sys.executable, "-c", code, *small, str(tmp_path)], check=True, cwd=Path(__file__).parents[1])
-    figures = json.loads((tmp_path / "gpu-missing.json").read_text())
-    assert len(figures["throughput, resnet18, 8"]) == 4
-    assert figures["options"] == 3  # compiling would take minutes
-    assert len(figures["augmentation"]) == 4
-    assert figures["rows"][0]["rows"] == 64 and figures["classes"][0]["classes"] == 10
-    assert len(figures["evaluation"]) == 7
-
-
-def test_the_gpu_run_ends_when_its_time_is_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu, "RESULTS", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["gpu", "--minutes", "0", "--batch", "8"])
-    gpu.main()
-    figures = json.loads((tmp_path / "gpu-missing.json").read_text())
-    assert figures["rows"] == figures["evaluation"] == "left out: the time was over"

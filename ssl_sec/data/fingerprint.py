@@ -31,9 +31,8 @@ def fingerprint(image_set: ImageSet) -> str:
         return digest.hexdigest()[:16]
     store, rows = image_set.store, image_set.rows
     if isinstance(store, FileStore):
-        names = store.paths if rows is None else store.paths.take(rows.numpy())
-        for name in names:
-            digest.update(name.as_py() + b"\0")
+        for row in range(len(store.paths)) if rows is None else rows.tolist():
+            digest.update(store.paths[row] + b"\0")
     for image in range(0, len(image_set), math.ceil(len(image_set) / _FILES) or 1):
         digest.update(_content(image_set, image if rows is None else int(rows[image])))
     return digest.hexdigest()[:16]

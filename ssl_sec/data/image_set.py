@@ -3,11 +3,12 @@
 import functools
 import logging
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-import pyarrow as pa
+import numpy as np
 import torch
 from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
@@ -15,12 +16,20 @@ from torch import Tensor
 from ssl_sec.batch import Batch
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import OnBadImage, decode_image
-from ssl_sec.errors import DataError
+from ssl_sec.errors import DataError, printable
 
 logger = logging.getLogger("ssl_sec.data")
 
 # So many unreadable images in a row are a store that went away, not some bad files.
 MAX_BAD_IN_A_ROW = 100
+
+# Class names are listed up to the largest label, so that an absurd label must not pass for a class.
+MAX_CLASSES = 2**24
+
+# So many classes may be without images; beyond, sixteen an image.
+_MAX_EMPTY_CLASSES = 2**20
+
+Locations = str | Path | Sequence[str | Path]
 
 
 @runtime_checkable
@@ -149,26 +158,54 @@ class ImageStore(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PackedBytes:
+    """Many byte strings, one after the other in an array.
+
+    Pickling is a copy, and reading touches no reference counts: those of a million strings would duplicate the memory
+    in every forked worker.
+
+    Attributes:
+        content: of all of them.
+        ends: where each ends.
+    """
+
+    content: UInt8[np.ndarray, " bytes"]
+    ends: Int64[np.ndarray, " strings"]
+
+    @classmethod
+    def of(cls, strings: Iterable[bytes]) -> "PackedBytes":
+        """These strings."""
+        strings = list(strings)
+        ends = np.cumsum([len(string) for string in strings], dtype=np.int64)
+        return cls(content=np.frombuffer(b"".join(strings), np.uint8), ends=ends)
+
+    def __len__(self) -> int:
+        """Number of strings."""
+        return len(self.ends)
+
+    def __getitem__(self, row: int) -> bytes:
+        return self.content[self.ends[row - 1] if row else 0 : self.ends[row]].tobytes()
+
+
+@dataclass(frozen=True, kw_only=True)
 class FileStore:
     """Image files of a folder.
 
     Attributes:
         root: the folder.
-        paths: file names relative to it, as the bytes of the file system. One Arrow array rather than a
-            million strings: pickling is a copy, and reading touches no reference counts, which would
-            duplicate the memory in every forked worker.
+        paths: file names relative to it, as the bytes of the file system.
     """
 
     root: Path
-    paths: pa.Array
+    paths: PackedBytes
 
     def image_name(self, row: int) -> str:
         """The file's path."""
-        return str(self.root / self.paths[row].as_py().decode("utf-8", "backslashreplace"))
+        return str(self.root / self.paths[row].decode("utf-8", "backslashreplace"))
 
     def source(self, row: int) -> Path:
         """The file's path."""
-        return self.root / os.fsdecode(self.paths[row].as_py())
+        return self.root / os.fsdecode(self.paths[row])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,24 +233,26 @@ class MemoryStore:
 
     Attributes:
         names: what errors call each image.
-        encoded: the bytes of each image. Arrow arrays both, as in `FileStore`.
+        encoded: the bytes of each image.
     """
 
-    names: pa.Array
-    encoded: pa.Array
+    names: PackedBytes
+    encoded: PackedBytes
 
     def image_name(self, row: int) -> str:
         """As it was named."""
-        return self.names[row].as_py()
+        return self.names[row].decode()
 
     def source(self, row: int) -> bytes:
         """The encoded bytes."""
-        return self.encoded[row].as_py()
+        return self.encoded[row]
 
 
 @functools.lru_cache(maxsize=8)
-def mapped_table(path: Path) -> pa.Table:
+def mapped_table(path: Path) -> Any:
     """An Arrow IPC file as a table whose columns lie in the mapped file, not in memory."""
+    import pyarrow as pa  # only streamed Parquet needs it
+
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
@@ -320,6 +359,19 @@ def check_shape(image: UInt8[Tensor, "channels height width"], image_shape: tupl
         raise DataError(
             f"{name}: {width} x {height} pixels found, but the first image has {set_width} x {set_height}; "
             "set data.image_size_px to resize all of them"
+        )
+
+
+def check_num_classes(num_classes: int, num_images: int, where: str) -> None:
+    """Refuses a number of classes that only a damaged label explains: all are named, and many figures are of each.
+
+    Raises:
+        DataError: there are far more classes than images.
+    """
+    allowed = max(_MAX_EMPTY_CLASSES, 16 * num_images)
+    if num_classes > allowed:
+        raise DataError(
+            f"{printable(where)}: classes up to {num_classes - 1} in {num_images} images; allowed: 0 to {allowed - 1}"
         )
 
 

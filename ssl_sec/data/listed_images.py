@@ -8,12 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import pyarrow as pa
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from ssl_sec.data.image_set import FileStore, ImageSet
+from ssl_sec.data.image_set import FileStore, ImageSet, PackedBytes
 from ssl_sec.data.sources import from_store, image_files, image_paths
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 
@@ -49,7 +48,7 @@ def open_listed(
     require_folder(root)
     check_paths(((path, f"{where} {number}") for number, path in enumerate(paths, start=1)), root, printable(str(root)))
     return from_store(
-        FileStore(root=root, paths=pa.array(map(os.fsencode, paths), pa.binary())),
+        FileStore(root=root, paths=PackedBytes.of(map(os.fsencode, paths))),
         labels,
         class_names,
         name=name,

@@ -7,6 +7,7 @@ large for memory is copied once to an uncompressed Arrow IPC file, which is mapp
 
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,22 +22,17 @@ import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 from jaxtyping import Int64
 
+from ssl_sec.data.image_set import MAX_CLASSES, Locations, check_num_classes
 from ssl_sec.errors import DataError, MissingDataError, first_line, nearest, printable
 from ssl_sec.locking import locked
+
+logger = logging.getLogger(__name__)
 
 # Rows held at once while reading; large images make this some tens of MiB.
 ROWS_PER_BATCH = 256
 
-# Class names are listed up to the largest label, so that an absurd label must not pass for a class.
-MAX_CLASSES = 2**24
-
-# So many classes may be without images; beyond, sixteen an image.
-_MAX_EMPTY_CLASSES = 2**20
-
 # Part of the cache's key: to be raised when its columns change.
 CACHE_LAYOUT = 1
-
-Locations = str | Path | Sequence[str | Path]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,17 +171,25 @@ def distinct_labels(parquet_files: ParquetFiles) -> Int64[np.ndarray, " classes"
     return np.array(sorted(found), np.int64)
 
 
-def check_num_classes(num_classes: int, num_images: int, where: str) -> None:
-    """Refuses a number of classes that only a damaged label explains: all are named, and many figures are of each.
+def class_names(files: ParquetFiles, labels: Int64[np.ndarray, " images"]) -> tuple[str, ...]:
+    """Names of the classes, of the metadata or else the labels' numbers.
 
     Raises:
-        DataError: there are far more classes than images.
+        DataError: a label has no name in the metadata, or there are far more classes than images.
     """
-    allowed = max(_MAX_EMPTY_CLASSES, 16 * num_images)
-    if num_classes > allowed:
+    largest = int(labels.max())
+    if files.class_names is None:
+        check_num_classes(largest + 1, len(labels), files.files[0][1])
+        return tuple(map(str, range(largest + 1)))
+    if largest >= len(files.class_names):
         raise DataError(
-            f"{printable(where)}: classes up to {num_classes - 1} in {num_images} images; allowed: 0 to {allowed - 1}"
+            f"{files.files[0][1]}: label {largest} in column {files.label_column!r}, but the metadata names "
+            f"{len(files.class_names)} classes; allowed: 0 to {len(files.class_names) - 1}"
         )
+    found, named = len(np.unique(labels)), len(files.class_names)
+    if found < named:
+        logger.info("%s: %d of the %d classes that the metadata names have images", files.files[0][1], found, named)
+    return files.class_names
 
 
 def cached_table(parquet_files: ParquetFiles, cache_folder: Path) -> Path:

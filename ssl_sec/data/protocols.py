@@ -8,13 +8,11 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import torch
 from jaxtyping import Bool, Int64
-from pyarrow import csv as table
 from torch import Tensor
 
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
@@ -105,7 +103,7 @@ def read_template_faces(path: str | Path) -> TemplateFaces:
         MissingDataError: the file is not there.
         DataError: a line is malformed; it is named.
     """
-    names, templates, media = _columns(path, {"image": pa.string(), "template": pa.int64(), "medium": pa.int64()})
+    names, templates, media = _columns(path, {"image": str, "template": int, "medium": int})
     return TemplateFaces(tuple(names.to_pylist()), _tensor(templates), _tensor(media))
 
 
@@ -116,7 +114,7 @@ def read_template_pairs(path: str | Path) -> TemplatePairs:
         MissingDataError: the file is not there.
         DataError: a line is malformed; it is named.
     """
-    columns = _columns(path, {"first": pa.int64(), "second": pa.int64(), "label": pa.int64()})
+    columns = _columns(path, {"first": int, "second": int, "label": int})
     first, second, label = (_tensor(column) for column in columns)
     is_wrong = (label != 0) & (label != 1)
     if is_wrong.any():
@@ -225,16 +223,20 @@ def _text(path: str | Path) -> str:
         raise DataError(f"{printable(str(path))}: cannot be read: {first_line(error)}") from error
 
 
-def _columns(path: str | Path, types: dict[str, pa.DataType]) -> list[pa.ChunkedArray]:
-    """The columns of a table without a header whose fields stand between single blanks."""
+def _columns(path: str | Path, types: dict[str, type[str] | type[int]]) -> list[Any]:
+    """The columns of a table without a header whose fields stand between single blanks, as Arrow's."""
+    import pyarrow as pa
+    from pyarrow import csv as table
+
     _require(path)
+    arrow_types = {name: pa.string() if kind is str else pa.int64() for name, kind in types.items()}
     try:
         found = table.read_csv(
             path,
             # Only one thread knows the number of a malformed line.
             table.ReadOptions(column_names=list(types), use_threads=False),
             table.ParseOptions(delimiter=" ", quote_char=False, ignore_empty_lines=False),
-            table.ConvertOptions(column_types=types, null_values=[]),
+            table.ConvertOptions(column_types=arrow_types, null_values=[]),
         )
     except (OSError, pa.ArrowInvalid) as error:
         where, problem = printable(str(path)), first_line(error)
@@ -244,7 +246,7 @@ def _columns(path: str | Path, types: dict[str, pa.DataType]) -> list[pa.Chunked
     return found.columns
 
 
-def _tensor(column: pa.ChunkedArray) -> Int64[Tensor, " rows"]:
+def _tensor(column: Any) -> Int64[Tensor, " rows"]:
     return torch.from_numpy(column.to_numpy().copy())
 
 

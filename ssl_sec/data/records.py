@@ -18,15 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv
 import torch
 from jaxtyping import Bool, Float32, Int64
 
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import OnBadImage
-from ssl_sec.data.image_set import ImageSet
-from ssl_sec.data.parquet import MAX_CLASSES, check_num_classes
+from ssl_sec.data.image_set import MAX_CLASSES, ImageSet, check_num_classes
 from ssl_sec.data.sources import from_store
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 
@@ -231,6 +228,9 @@ def _name(path: Path, key: Any) -> str:
 
 def _read_index(path: Path) -> tuple[Int64[np.ndarray, " records"], Int64[np.ndarray, " records"]]:
     """Key of each record and where it begins."""
+    import pyarrow as pa
+    import pyarrow.csv
+
     types = {"key": pa.int64(), "offset": pa.int64()}
     try:
         table = pyarrow.csv.read_csv(

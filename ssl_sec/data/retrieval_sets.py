@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from ssl_sec.data.class_splits import require_disjoint
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import OnBadImage
-from ssl_sec.data.image_set import EncodedImages, FileStore
+from ssl_sec.data.image_set import EncodedImages, FileStore, PackedBytes
 from ssl_sec.data.listed_images import check_paths
 from ssl_sec.data.sources import Split
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
@@ -123,7 +122,7 @@ class Listing:
         labels = {number: label for label, number in enumerate(classes)}
         queries = torch.tensor([image.part == "query" for image in chosen])
         return EncodedImages(
-            store=FileStore(root=self.root, paths=pa.array([os.fsencode(image.path) for image in chosen], pa.binary())),
+            store=FileStore(root=self.root, paths=PackedBytes.of(os.fsencode(image.path) for image in chosen)),
             labels=torch.tensor([labels[image.class_number] for image in chosen]),
             class_names=tuple(classes.values()),
             image_shape=(3, crop.size_px, crop.size_px),

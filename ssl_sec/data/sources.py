@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from ssl_sec.data import parquet
 from ssl_sec.data.class_splits import require_disjoint
 from ssl_sec.data.crops import CentreSquare, Crop
 from ssl_sec.data.decode import OnBadImage, decode_image
@@ -25,6 +23,8 @@ from ssl_sec.data.image_set import (
     FileStore,
     ImageSet,
     ImageStore,
+    Locations,
+    PackedBytes,
     ResidentImages,
     check_shape,
     mapped_table,
@@ -32,6 +32,7 @@ from ssl_sec.data.image_set import (
     unreadable,
 )
 from ssl_sec.errors import ConfigError, DataError, MissingDataError, first_line, printable
+from ssl_sec.locking import locked
 
 logger = logging.getLogger("ssl_sec.data")
 
@@ -132,7 +133,7 @@ def open_folder(
     root = Path(root)
     paths, labels, class_names = _list_folder(root, split, shared_classes)
     return from_store(
-        FileStore(root=root, paths=pa.array(paths, pa.binary())),
+        FileStore(root=root, paths=PackedBytes.of(paths)),
         torch.tensor(labels),
         class_names,
         name=f"folder/{split}",
@@ -209,8 +210,8 @@ def from_store(
 
 def open_parquet(
     split: Split,
-    train: parquet.Locations | None,
-    test: parquet.Locations | None,
+    train: Locations | None,
+    test: Locations | None,
     image_column: str | None = None,
     label_column: str = "label",
     image_size_px: int | None = None,
@@ -243,6 +244,8 @@ def open_parquet(
         MissingDataError: no files are given for the split, or they do not exist.
         DataError: a file is damaged or lacks the columns, a label is wrong, or an image cannot be read.
     """
+    from ssl_sec.data import parquet  # Arrow, which no other set needs
+
     assert image_size_px is None or crop is None
     _check_format(image_size_px, num_channels)
     resize = None if image_size_px is None else CentreSquare(size_px=image_size_px)
@@ -268,7 +271,7 @@ def open_parquet(
         return ResidentImages(
             images=images,
             labels=labels,
-            class_names=_class_names(files, labels),
+            class_names=parquet.class_names(files, labels.numpy()),
             name=name,
             description=description,
             num_bad_images=num_bad_images,
@@ -278,7 +281,7 @@ def open_parquet(
     return EncodedImages(
         store=store,
         labels=labels,
-        class_names=_class_names(files, labels),
+        class_names=parquet.class_names(files, labels.numpy()),
         image_shape=image_shape,
         crop=crop or resize,
         name=name,
@@ -288,7 +291,7 @@ def open_parquet(
 
 
 def parquet_class_names(
-    locations: parquet.Locations, image_column: str | None = None, label_column: str = "label"
+    locations: Locations, image_column: str | None = None, label_column: str = "label"
 ) -> tuple[str, ...]:
     """Names of the classes that have images in Parquet files, in the order of their labels; only labels are read.
 
@@ -301,9 +304,11 @@ def parquet_class_names(
         MissingDataError: a file does not exist.
         DataError: a file is damaged or lacks the columns, or a label is wrong.
     """
+    from ssl_sec.data import parquet
+
     files = parquet.inspect(locations, image_column, label_column)
-    labels = torch.from_numpy(parquet.distinct_labels(files))
-    class_names = _class_names(files, labels)
+    labels = parquet.distinct_labels(files)
+    class_names = parquet.class_names(files, labels)
     return tuple(class_names[label] for label in labels.tolist())
 
 
@@ -339,7 +344,7 @@ def _open_cifar(dataset: Any, name: str, split: Split, root: Path, download: boo
         if download:
             root.mkdir(parents=True, exist_ok=True)
             # One process of a machine downloads; the others wait and find the files.
-            with parquet.locked(root / f".{name}.lock"):
+            with locked(root / f".{name}.lock"):
                 images = dataset(str(root), train=split == "train", download=True)
         else:
             images = dataset(str(root), train=split == "train")
@@ -539,19 +544,3 @@ def _decode_all(
     if not labels:
         raise DataError(f"{name}: none of the {num_images} images can be read, the first: {reasons[0]}")
     return images[: len(labels)], torch.tensor(labels), len(reasons)
-
-
-def _class_names(files: parquet.ParquetFiles, labels: Int64[Tensor, " images"]) -> tuple[str, ...]:
-    largest = int(labels.max())
-    if files.class_names is None:
-        parquet.check_num_classes(largest + 1, len(labels), files.files[0][1])
-        return tuple(map(str, range(largest + 1)))
-    if largest >= len(files.class_names):
-        raise DataError(
-            f"{files.files[0][1]}: label {largest} in column {files.label_column!r}, but the metadata names "
-            f"{len(files.class_names)} classes; allowed: 0 to {len(files.class_names) - 1}"
-        )
-    found, named = len(labels.unique()), len(files.class_names)
-    if found < named:
-        logger.info("%s: %d of the %d classes that the metadata names have images", files.files[0][1], found, named)
-    return files.class_names

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
 import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from ssl_sec.data import parquet
-from ssl_sec.data.image_set import FileStore, ImageSet, ImageStore, MemoryStore
+from ssl_sec.data.image_set import FileStore, ImageSet, ImageStore, MemoryStore, PackedBytes
 from ssl_sec.data.sources import from_store, image_paths
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 
@@ -123,7 +121,7 @@ def open_bin(
     return _pairs(
         name or path.stem,
         from_store(
-            MemoryStore(names=pa.array(names), encoded=pa.array(list(rows), pa.large_binary())),
+            MemoryStore(names=PackedBytes.of(map(str.encode, names)), encoded=PackedBytes.of(rows)),
             torch.zeros(len(rows), dtype=torch.int64),
             (UNKNOWN,),
             name=f"{name or path.stem}/pairs",
@@ -422,7 +420,7 @@ def _in_folder(root: Path) -> _Listed:
     """All images of a folder and of the folders in it, which are people's."""
     paths = image_paths(root)
     return _Listed(
-        store=FileStore(root=root, paths=pa.array(map(os.fsencode, paths), pa.binary())),
+        store=FileStore(root=root, paths=PackedBytes.of(map(os.fsencode, paths))),
         paths=paths,
         people=[printable(path.rpartition("/")[0]) or None for path in paths],
         where=printable(str(root)),
@@ -433,6 +431,8 @@ def _in_parquet(
     locations: Sequence[str | Path], image_column: str | None, label_column: str, wanted: set[str]
 ) -> _Listed:
     """The wanted ones of the images in Parquet files."""
+    from ssl_sec.data import parquet  # Arrow, which no other list needs
+
     files = parquet.inspect(locations, image_column, label_column)
     names: list[str] = []
     paths: list[str] = []
@@ -449,7 +449,7 @@ def _in_parquet(
                 encoded.append(rows.encoded[place].as_py())
     where, *more = [path for _, path in files.files]
     return _Listed(
-        store=MemoryStore(names=pa.array(names, pa.string()), encoded=pa.array(encoded, pa.large_binary())),
+        store=MemoryStore(names=PackedBytes.of(map(str.encode, names)), encoded=PackedBytes.of(encoded)),
         paths=paths,
         people=people,
         where=f"{printable(where)}{f' and {len(more)} more files' if more else ''}",

@@ -4,13 +4,12 @@ import multiprocessing
 import pickle
 import time
 
-import pyarrow as pa
 import pytest
 import torch
 
 from ssl_sec.data.crops import RandomResizedCrop, row_draws
 from ssl_sec.data.decode import decode_image
-from ssl_sec.data.image_set import EncodedImages, FileStore
+from ssl_sec.data.image_set import EncodedImages, FileStore, PackedBytes
 from ssl_sec.data.loading import _Decoding, batches
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
 from ssl_sec.errors import DataError
@@ -99,7 +98,7 @@ def cropped(root, num_images=6, bad=()) -> EncodedImages:
     pictures = [encode(noise(20 + 9 * value, 60 - 7 * value)) for value in range(num_images)]
     files = {name: b"text" if value in bad else pictures[value] for value, name in enumerate(names)}
     return EncodedImages(
-        store=FileStore(root=write_folder(root, files), paths=pa.array([name.encode() for name in names])),
+        store=FileStore(root=write_folder(root, files), paths=PackedBytes.of(name.encode() for name in names)),
         labels=torch.arange(num_images),
         class_names=tuple(map(str, range(num_images))),
         image_shape=(3, 24, 24),

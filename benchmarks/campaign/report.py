@@ -1,0 +1,253 @@
+"""README.md's and LOG.md's figures of GPUs, made from a campaign's results, so that no number is copied by hand.
+
+What stands between `<!-- campaign: <name> -->` and `<!-- end -->` is made here; the rest of the files is left as it is.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from benchmarks.campaign.recipes import EXPERIMENTS
+from benchmarks.measure import RESULTS
+from ssl_sec.errors import ConfigError
+from ssl_sec.papers import reported
+
+ROOT = Path(__file__).parents[2]
+COMMITTED = RESULTS / "campaign"
+NOT_YET = "not yet run"
+NETWORKS = {"resnet50": "ResNet-50", "resnet18": "ResNet-18"}
+ARMS = {"ntxent": "NT-Xent", "sec": "NT-Xent + SEC", "sec_ema": "NT-Xent + SEC-EMA", "l2reg": "NT-Xent + L²-reg"}
+# Images a second at batch 256, and how far an accuracy may be from the paper's, in points.
+GOALS, WITHIN = {"resnet50": 10_000, "resnet18": 35_000}, 0.5
+BATCHES = (256, 1024)
+
+Results = Mapping[str, Mapping[str, Any]]
+
+
+def report(folder: Path, root: Path = ROOT, committed: Path = COMMITTED) -> int:
+    """Takes a campaign's results into the repository and writes the regions; returns the exit code.
+
+    Args:
+        folder: a campaign's, or its results.
+        root: of the repository.
+        committed: where it keeps the results.
+
+    Raises:
+        ConfigError: the folder has no results, or those of a rehearsal.
+    """
+    found = folder / "results" if (folder / "results").is_dir() else folder
+    results = read(found)
+    if not results:
+        raise ConfigError(f"--report: {folder} has no results; allowed: the --output of a campaign")
+    if any(each.get("rehearsal") for each in results.values()):
+        raise ConfigError(f"--report: {folder} is a rehearsal, whose figures are no results")
+    if found.resolve() != committed.resolve():
+        committed.mkdir(parents=True, exist_ok=True)
+        for name in results:
+            shutil.copy(found / f"{name}.json", committed)
+    for path in (root / "README.md", root / "benchmarks" / "LOG.md"):
+        path.write_text(filled(path.read_text(), read(committed)))
+        print(path)
+    return 0
+
+
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """The parts of a folder by their names, without those that never got figures."""
+    files = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    return {path.stem: json.loads(path.read_text()) for path in files}
+
+
+def filled(text: str, results: Results) -> str:
+    """A text with its regions made anew."""
+
+    def made(found: re.Match[str]) -> str:
+        return f"{found[1]}\n\n{REGIONS[found[2]](results)}\n\n<!-- end -->"
+
+    return re.sub(r"(<!-- campaign: (\w+) -->).*?<!-- end -->", made, text, flags=re.DOTALL)
+
+
+def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heading, ["---"] * len(heading), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _hardware(results: Results, names: Sequence[str]) -> str:
+    """The GPU and versions of the parts that were run."""
+    found = [results[name]["environment"] for name in names if "environment" in results.get(name, {})]
+    each = dict.fromkeys(
+        f"{env['gpu'] or env['processor']}, {env['cores']} cores, torch {env['torch']}, {env['date']}, "
+        f"commit {env['commit'] or 'unknown'}"
+        for env in found
+    )
+    return "; ".join(each) or NOT_YET
+
+
+def _rate(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return NOT_YET
+    return f"{row['images_per_s']:,.0f}" if "images_per_s" in row else row["error"]
+
+
+def _speed_rows(results: Results, encoder: str, batch: int) -> dict[str, Mapping[str, Any]]:
+    return {row["contender"]: row for row in results.get(f"speed-{encoder}-{batch}", {}).get("rows", [])}
+
+
+def speed(results: Results) -> str:
+    """Images a second of pretraining beside the peers."""
+    rows = []
+    for encoder, shown in NETWORKS.items():
+        for batch in BATCHES:
+            found = _speed_rows(results, encoder, batch)
+            ours = found.get("ours")
+            times = (ours or {}).get("times_as_fast_as", {})
+            waits = (ours or {}).get("waits_a_step")
+            rows.append(
+                [
+                    f"{shown}, batch {batch:,}",
+                    _rate(ours),
+                    f"≥ {GOALS[encoder]:,}" if batch == BATCHES[0] else "",
+                    _rate(found.get("plain loop")),
+                    _rate(found.get("lightly")),
+                    f"{times['lightly']:.1f}" if "lightly" in times else NOT_YET,
+                    NOT_YET if waits is None else f"{waits:g}",
+                ]
+            )
+    heading = ["pretraining, bfloat16", "ours, images/s", "goal", "plain loop", "lightly's recipe"]
+    names = [f"speed-{encoder}-{batch}" for encoder in NETWORKS for batch in BATCHES]
+    return (
+        _table([*heading, "times lightly's (goal 10)", "waits a step (goal 0)"], rows)
+        + f"\n\nHardware: {_hardware(results, names)}."
+    )
+
+
+def _runs(results: Results, encoder: str, arm: str) -> list[Mapping[str, Any]]:
+    """The finished runs of an arm, one a seed."""
+    names = [name for name in results if re.fullmatch(rf"train-{encoder}-{arm}-s\d+", name)]
+    return [results[name] for name in sorted(names) if "probe/top1" in results[name]]
+
+
+def _over_seeds(runs: Sequence[Mapping[str, Any]], figure: str) -> str:
+    values = [run[figure] for run in runs]
+    if not values:
+        return NOT_YET
+    return f"{mean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
+
+
+def recipes(results: Results) -> str:
+    """The paper's recipe with ResNet-50 beside the paper's figures."""
+    rows = []
+    for arm in ("ntxent", "sec"):
+        runs, recipe = _runs(results, "resnet50", arm), EXPERIMENTS[arm]
+        paper = reported(recipe)["probe/top1"]
+        assert isinstance(paper, float)
+        top1 = mean(run["probe/top1"] for run in runs) if runs else None
+        rows.append(
+            [
+                f"`{recipe}`",
+                _over_seeds(runs, "probe/top1"),
+                f"{paper:.2f}",
+                NOT_YET if top1 is None else f"{top1 - paper:+.2f}",
+                _over_seeds(runs, "probe/knn_top1"),
+                str(len(runs)),
+            ]
+        )
+    heading = ["recipe", "ours, top-1 %", "the paper's", f"difference (goal: within {WITHIN})", "kNN, %", "seeds"]
+    names = [name for name in results if name.startswith("train-resnet50-")]
+    return _table(heading, rows) + f"\n\nHardware: {_hardware(results, names)}."
+
+
+def resnet18(results: Results) -> str:
+    """The same recipes with ResNet-18, over seeds."""
+    rows = [
+        [
+            shown,
+            *(
+                _over_seeds(_runs(results, "resnet18", arm), key)
+                for key in ("probe/top1", "probe/top5", "probe/knn_top1")
+            ),
+            str(len(_runs(results, "resnet18", arm))),
+        ]
+        for arm, shown in ARMS.items()
+    ]
+    names = [name for name in results if name.startswith("train-resnet18-")]
+    heading = ["ResNet-18, 100 epochs", "linear probe, top-1 %", "top-5 %", "kNN, %", "seeds"]
+    return _table(heading, rows) + f"\n\nHardware: {_hardware(results, names)}."
+
+
+def details(results: Results) -> str:
+    """What LOG.md tells of a campaign: every contender, and the parts that the README leaves out."""
+    return "\n\n".join([_tests(results), _contenders(results), *(_listed(results, name) for name in _LISTED)])
+
+
+def _tests(results: Results) -> str:
+    found = results.get("gpu-tests", {})
+    if "collected" not in found:
+        return f"Tests that need a GPU: {found.get('error', NOT_YET)}."
+    failed = "".join(f"\n- {name}: {why}" for name, why in found["failed"].items())
+    return (
+        f"Tests that need a GPU: {found['collected']} collected, {found['passed']} passed, "
+        f"{len(found['failed'])} failed, {len(found['skipped'])} skipped.{failed}"
+    )
+
+
+def _contenders(results: Results) -> str:
+    heading = ["pretraining", "contender", "images/s", "times lightly's", "of peak", "peak MiB", "waits a step"]
+    rows = []
+    for encoder, shown in NETWORKS.items():
+        for batch in BATCHES:
+            name = f"{shown}, batch {batch:,}"
+            found = _speed_rows(results, encoder, batch)
+            rows += [
+                [
+                    name,
+                    row["contender"],
+                    _rate(row),
+                    f"{row['times_as_fast_as']['lightly']:.2f}" if "lightly" in row.get("times_as_fast_as", {}) else "",
+                    f"{100 * row['mfu']:.0f} %" if "mfu" in row else "",
+                    f"{row['peak_mib']:,.0f}" if row.get("peak_mib") is not None else "",
+                    f"{row['waits_a_step']:g}" if "waits_a_step" in row else "",
+                    ", ".join(f"{part} {100 * share:.0f} %" for part, share in row.get("shares", {}).items()),
+                ]
+                for row in found.values()
+            ] or [[name, "", results.get(f"speed-{encoder}-{batch}", {}).get("error", NOT_YET), *[""] * 5]]
+    return _table([*heading, "where a step's time goes"], rows)
+
+
+# Part -> its lists of rows, each with the keys that are shown.
+_LISTED: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "options": {"rows": ("choice", "images_per_s", "times_as_fast")},
+    "views": {"rows": ("choice", "images_per_s", "times_as_fast")},
+    "growth": {
+        "rows": ("rows", "ours_ms", "ours_mib", "dense_ms", "dense_mib", "limit_ms", "error"),
+        "classes": ("classes", "ours_ms", "ours_mib", "dense_ms", "dense_mib", "limit_ms", "error"),
+    },
+    "evaluation": {"rows": ("part", "size", "peer", "ours_s", "peer_s", "times_as_fast", "limit_s", "error")},
+}
+
+
+def _listed(results: Results, part: str) -> str:
+    found = results.get(part, {})
+    tables = [
+        _table([key.replace("_", " ") for key in keys], [[_cell(row.get(key)) for key in keys] for row in found[name]])
+        for name, keys in _LISTED[part].items()
+        if found.get(name)
+    ]
+    return f"{part.capitalize()}: " + ("\n\n" + "\n\n".join(tables) if tables else found.get("error", NOT_YET) + ".")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, int | float):
+        return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+    return "" if value is None else str(value)
+
+
+REGIONS: Mapping[str, Callable[[Results], str]] = {
+    "speed": speed,
+    "recipes": recipes,
+    "resnet18": resnet18,
+    "details": details,
+}

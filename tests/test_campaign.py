@@ -1,0 +1,383 @@
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import measure, simclr, throughput
+from benchmarks.campaign import packing, parts, recipes, report, running
+from benchmarks.campaign.data import prepared
+from benchmarks.campaign.running import Part
+from benchmarks.campaign.sheet import Plan, Sheet
+from ssl_sec.edges.run_folder import RunFolder
+from ssl_sec.errors import ConfigError
+from tests.data.files import plain, write_parquet
+
+ROOT = Path(__file__).parents[1]
+
+# Parts are forked from the test's process, which has threads of hypothesis and torch that they do without.
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+@pytest.fixture
+def plan(tmp_path):
+    made = Plan(output=str(tmp_path / "campaign"), checkpoints=str(tmp_path / "runs"), rehearsal=True)
+    running.set_deadline(made.folder, minutes=10)
+    return made
+
+
+def counting(name, log, then=lambda sheet: None, limit_s=60.0):
+    def measure(sheet):
+        with log.open("a") as file:
+            file.write(name)
+        then(sheet)
+
+    return Part(name=name, limit_s=limit_s, measure=measure)
+
+
+def states(plan):
+    return {path.stem: json.loads(path.read_text())["state"] for path in sorted(plan.folder.glob("results/*.json"))}
+
+
+def until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_what_is_done_is_done_once(plan, tmp_path):
+    log = tmp_path / "log"
+    some = [counting("a", log, lambda sheet: sheet.write(figure=1)), counting("b", log)]
+    assert running.work(plan, some) and running.work(plan, some)
+    assert log.read_text() == "ab"
+    assert running.work(plan, some, again=("b",))
+    assert log.read_text() == "abb"
+    assert Sheet(plan, "a").read()["figure"] == 1
+    assert json.loads((plan.folder / "status.json").read_text())["parts"] == {"a": "done", "b": "done"}
+
+
+def test_a_part_that_fails_leaves_the_others_and_its_reason(plan, tmp_path):
+    def fails(sheet):
+        sheet.write(rows=[1])
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+
+    some = [
+        counting("a", tmp_path / "log", fails),
+        counting("b", tmp_path / "log", lambda sheet: os.kill(os.getpid(), signal.SIGKILL)),
+        counting("c", tmp_path / "log"),
+    ]
+    running.work(plan, some)
+    assert states(plan) == {"a": "failed", "b": "failed", "c": "done"}
+    assert Sheet(plan, "a").read()["rows"] == [1]
+    assert Sheet(plan, "a").read()["error"].startswith("OutOfMemoryError: CUDA out of memory")
+    assert Sheet(plan, "b").read()["error"] == "its process ended with SIGKILL"
+
+
+def test_a_part_ends_at_its_limit_and_the_next_one_begins(plan, tmp_path):
+    some = [counting("a", tmp_path / "log", lambda sheet: time.sleep(60), limit_s=0.3), counting("b", tmp_path / "log")]
+    running.work(plan, some)
+    assert states(plan) == {"a": "failed", "b": "done"}
+    assert Sheet(plan, "a").read()["error"] == "not done after its limit of 0 s"
+
+
+def test_when_the_time_is_over_a_part_is_stopped_and_taken_up_by_the_next_call(plan, tmp_path):
+    log = tmp_path / "log"
+    slow = [counting("a", log, lambda sheet: time.sleep(60)), counting("b", log)]
+    running.set_deadline(plan.folder, minutes=0.5 / 60)
+    running.work(plan, slow)
+    assert states(plan) == {"a": "stopped"}
+    running.set_deadline(plan.folder, minutes=10)
+    running.work(plan, [counting("a", log), counting("b", log)])
+    assert states(plan) == {"a": "done", "b": "done"}
+    assert log.read_text() == "aab"
+
+
+def test_a_killed_worker_takes_its_part_with_it_and_another_call_goes_on(plan, tmp_path):
+    log, told = tmp_path / "log", tmp_path / "pid"
+
+    def waits(sheet):
+        told.write_text(str(os.getpid()))
+        time.sleep(60)
+
+    worker = multiprocessing.get_context("fork").Process(target=running.work, args=(plan, [counting("a", log, waits)]))
+    worker.start()
+    until(lambda: told.exists() and told.read_text())
+    assert running.is_worked_on(plan.folder)
+    assert not running.work(plan, [counting("a", log)])  # refused: one works already
+    worker.kill()
+    worker.join()
+    pid = int(told.read_text())
+    until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2])
+    assert states(plan) == {"a": "running"} and not running.is_worked_on(plan.folder)
+    running.work(plan, [counting("a", log)])
+    assert states(plan) == {"a": "done"} and log.read_text() == "aa"
+
+
+def test_a_call_follows_the_worker_that_lives(plan, capsys):
+    with running.locked(plan.folder):
+        (plan.folder / "log.txt").write_text("before\n")
+        writer = threading.Timer(0.3, lambda: (plan.folder / "log.txt").open("a").write("after\n"))
+        writer.start()
+        assert running.follow(plan, ["false"], {}, time.time() + 1.0) == 0
+    assert capsys.readouterr().out == "a worker lives: following it\nafter\n"
+
+
+def test_a_call_starts_a_worker_and_tells_if_it_dies(plan, capsys):
+    died = [sys.executable, "-c", "import sys; print('hello', flush=True); sys.exit(3)"]
+    assert running.follow(plan, died, dict(os.environ), time.time() + 30) == 1
+    assert capsys.readouterr().out == "hello\n"
+
+
+def test_a_folder_has_one_campaign(plan):
+    plan.keep()
+    plan.keep()
+    with pytest.raises(SystemExit, match="found a rehearsal"):
+        Plan(output=plan.output, checkpoints=plan.checkpoints).keep()
+
+
+def test_a_training_run_that_is_stopped_goes_on_from_its_checkpoint_and_is_probed(tmp_path, monkeypatch):
+    plan = Plan(
+        output=str(tmp_path / "campaign"),
+        checkpoints=str(tmp_path / "runs"),
+        data=prepared(None, tmp_path / "campaign"),
+        rehearsal=True,
+    )
+    monkeypatch.setitem(parts.TINY.training, "epochs", 8)
+    monkeypatch.setitem(parts.TINY.training, "monitor", {"every_epochs": 8, "max_images": 40})
+    some = parts.of_names(plan, ["train-resnet18-sec-s0"])
+    folder = RunFolder(tmp_path / "runs" / some[0].name)
+    running.set_deadline(plan.folder, minutes=10)
+    stopper = threading.Thread(
+        target=lambda: (until(lambda: len(folder.records()) > 2), running.set_deadline(plan.folder, minutes=0))
+    )
+    stopper.start()
+    running.work(plan, some)
+    stopper.join()
+    assert states(plan) == {some[0].name: "stopped"} and folder.outcome() == "stopped"
+    taken = folder.newest_step()
+    assert taken is not None and 0 < taken < 16
+    running.set_deadline(plan.folder, minutes=10)
+    running.work(plan, some)
+    found = Sheet(plan, some[0].name).read()
+    assert found["state"] == "done", found
+    assert found["steps"] == 16 and len(found["curves"]["rows"]) == 8
+    assert 0 <= found["probe/top1"] <= 100 and found["recipe"] == "cifar10_sec_100"
+    assert folder.encoder_path.exists() and not folder.checkpoints_path.exists()
+    assert [worker["rank"] for worker in folder.workers()] == [0, 0]
+
+
+class Pretended:
+    """A contender without a network."""
+
+    def __init__(self, fails_at=None):
+        self._fails_at, self._taken = fails_at, 0
+
+    def steps(self, count):
+        self._taken += count
+        if self._fails_at is not None and self._taken > self._fails_at:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        time.sleep(0.001 * count)
+
+    def close(self):
+        pass
+
+
+def test_a_contender_that_needs_too_much_memory_loses_its_row_alone(monkeypatch):
+    def never(setting, images):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    made = {
+        "ours": lambda *_: Pretended(),
+        "never": never,
+        "later": lambda *_: Pretended(fails_at=3),
+        "lightly": lambda *_: Pretended(),
+    }
+    monkeypatch.setattr(throughput, "contenders", lambda device: made)
+    monkeypatch.setitem(throughput.SECONDS_A_TURN, "cpu", 0.002)
+    monkeypatch.setitem(measure.PEAK_SIZES, "cpu", (128, 1))
+    setting = simclr.Setting(encoder="resnet18", batch=8, precision="float32", width=0.125)
+    rows = throughput.measure(setting, simclr.random_images(10, 16), torch.device("cpu"), rounds=2)
+    assert [row["contender"] for row in rows] == [*made]
+    assert [row.get("error") for row in rows] == [None, "out of memory", "out of memory", None]
+    assert [*rows[0]["times_as_fast_as"]] == ["lightly"]
+    assert throughput.shown(rows[1])["images/s"] == "out of memory"
+    assert len(throughput.draw(rows).axes[0].lines) == 2
+
+
+def test_recipes_are_what_hydra_composes():
+    assert recipes.stored() == recipes.composed()
+
+
+def test_training_runs_are_the_papers_recipe(tmp_path):
+    plan = Plan(output=str(tmp_path), checkpoints=str(tmp_path), data={"name": "folder", "root": "images"})
+    values = parts.run_values(plan, parts.FULL, "resnet50-sec", seed=2)
+    composed = recipes.stored()["resnet50-sec"]
+    assert values == composed | {"seed": 2, "output_dir": str(tmp_path), "data": plan.data}
+    names = [part.name for part in parts.parts_of(plan)]
+    assert names[0] == "gpu-tests" and names[1].startswith("speed-") and len(set(names)) == len(names)
+    assert names[5:9] == [
+        "train-resnet50-ntxent-s0",
+        "train-resnet50-sec-s0",
+        "train-resnet18-ntxent-s0",
+        "train-resnet18-sec-s0",
+    ]
+    assert sum(name.startswith("train-resnet18-") for name in names) == 12
+    with pytest.raises(SystemExit, match="no such part"):
+        parts.of_names(plan, ["sped-*"])
+
+
+def test_what_pytest_tells_is_counted(tmp_path):
+    path = tmp_path / "report.xml"
+    path.write_text(
+        '<testsuites><testsuite><testcase classname="a" name="one"/><testcase classname="a" name="two">'
+        '<failure message="assert 1 == 2&#10;more">...</failure></testcase><testcase classname="b" name="three">'
+        '<skipped message="needs Triton"/></testcase><testcase classname="b" name="four"><error message="no module"/>'
+        "</testcase></testsuite></testsuites>"
+    )
+    assert parts.outcomes(path) == {
+        "collected": 4,
+        "passed": 1,
+        "failed": {"a::two": "assert 1 == 2", "b::four": "no module"},
+        "skipped": {"b::three": "needs Triton"},
+    }
+    assert parts.outcomes(tmp_path / "none")["collected"] == 0
+
+
+def test_the_regions_are_those_of_the_committed_results():
+    for path in (ROOT / "README.md", ROOT / "benchmarks" / "LOG.md"):
+        assert report.filled(path.read_text(), report.read(report.COMMITTED)) == path.read_text(), (
+            "python -m benchmarks.campaign --report benchmarks/results/campaign"
+        )
+    regions = "".join(path.read_text() for path in (ROOT / "README.md", ROOT / "benchmarks" / "LOG.md"))
+    assert all(f"<!-- campaign: {name} -->" in regions for name in report.REGIONS)
+
+
+def write_results(folder, rehearsal=False):
+    environment = {"gpu": "NVIDIA H200", "cores": 16, "torch": "2.11", "date": "2026-12-01", "commit": "abc"}
+    row = {"contender": "ours", "images_per_s": 12345.6, "times_as_fast_as": {"lightly": 2.04}, "waits_a_step": 0.0}
+    written = {
+        "speed-resnet50-256": {"rows": [row, {"contender": "lightly", "error": "out of memory"}]},
+        **{
+            f"train-resnet18-sec-s{seed}": {"probe/top1": 80.0 + seed, "probe/top5": 99.0, "probe/knn_top1": 77.0}
+            for seed in range(3)
+        },
+        "train-resnet50-ntxent-s0": {"probe/top1": 84.5, "probe/top5": 99.0, "probe/knn_top1": 80.0},
+        "train-resnet50-sec-s0": {"steps": 100},
+        "gpu-tests": {"collected": 5, "passed": 4, "failed": {"a::b": "why"}, "skipped": {}},
+        "growth": {
+            "rows": [{"rows": 512, "ours_ms": 1.25}],
+            "classes": [{"classes": 10_000, "error": "out of memory"}],
+        },
+    }
+    for name, figures in written.items():
+        measure.write_json(
+            folder / "results" / f"{name}.json",
+            {"part": name, "state": "done", "rehearsal": rehearsal, "environment": environment, **figures},
+        )
+
+
+def test_a_report_takes_the_results_and_fills_the_regions(tmp_path):
+    for name in ("README.md", "benchmarks/LOG.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    write_results(tmp_path / "campaign")
+    committed = tmp_path / "results"
+    assert report.report(tmp_path / "campaign", tmp_path, committed) == 0
+    readme, log = (tmp_path / "README.md").read_text(), (tmp_path / "benchmarks/LOG.md").read_text()
+    assert "| ResNet-50, batch 256 | 12,346 | ≥ 10,000 | not yet run | out of memory | 2.0 | 0 |" in readme
+    assert "| `cifar10_ntxent_100` | 84.50 | 84.76 | -0.26 | 80.00 | 1 |" in readme
+    assert "| `cifar10_sec_100` | not yet run | 86.87 | not yet run | not yet run | 0 |" in readme
+    assert "| NT-Xent + SEC | 81.00 ± 1.00 | 99.00 ± 0.00 | 77.00 ± 0.00 | 3 |" in readme
+    assert "Hardware: NVIDIA H200, 16 cores, torch 2.11, 2026-12-01, commit abc." in readme
+    assert "5 collected, 4 passed, 1 failed, 0 skipped.\n- a::b: why" in log
+    assert report.report(committed, tmp_path, committed) == 0  # of itself
+    assert (tmp_path / "README.md").read_text() == readme
+
+
+def test_a_rehearsal_is_no_result(tmp_path):
+    write_results(tmp_path, rehearsal=True)
+    with pytest.raises(ConfigError, match="rehearsal"):
+        report.report(tmp_path, tmp_path, tmp_path / "results")
+    with pytest.raises(ConfigError, match="no results"):
+        report.report(tmp_path / "nothing", tmp_path, tmp_path / "results")
+
+
+def test_packed_images_are_those_of_the_parquet(tmp_path):
+    for split in ("train", "test"):
+        write_parquet(tmp_path / f"{split}.parquet", [plain(number) for number in range(6)], [5, 0, 1, 5, 1, 0])
+    packing.pack_images(tmp_path, tmp_path / "images.tar.gz")
+    values = prepared(tmp_path / "images.tar.gz", tmp_path / "campaign")
+    packed = simclr.opened_images(values)
+    assert packed.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    ours = simclr.opened_images(simclr.data_values(tmp_path))
+    order = torch.tensor([1, 5, 2, 4, 0, 3])
+    assert torch.equal(packed.images, ours.images[order])
+    assert prepared(tmp_path / "images.tar.gz", tmp_path / "campaign") == values  # unpacked once
+
+
+def test_packed_wheels_are_those_that_the_tests_ran_with():
+    versions = packing.pinned(packing.WHEELS)
+    assert versions["kornia"].startswith("0.9") and len(versions) == len(packing.WHEELS)
+
+
+def test_the_commit_may_be_named_where_git_is_not_there(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert measure.environment()["commit"] is None
+    monkeypatch.setenv("SSL_SEC_COMMIT", "abc")
+    assert measure.environment()["commit"] == "abc"
+
+
+BLOCKED = """
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in {blocked!r} else PathFinder.find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
+from benchmarks.campaign import parts, running
+from benchmarks.campaign.data import prepared
+from benchmarks.campaign.sheet import Plan
+
+folder = Path(sys.argv[1])
+plan = Plan(output=str(folder), checkpoints=str(folder / "runs"), data=prepared(None, folder), rehearsal=True)
+running.set_deadline(folder, minutes=10)
+running.work(plan, parts.of_names(plan, sys.argv[2:]))
+"""
+MISSING = ["ray", "mlflow", "hydra", "omegaconf", "pytorch_metric_learning", "sklearn", "scipy", "matplotlib", "faiss"]
+
+
+def test_a_campaign_needs_neither_ray_nor_mlflow_nor_hydra(tmp_path):
+    names = ["speed-resnet18-8", "train-resnet18-sec_ema-s0"]
+    code = BLOCKED.format(
+        blocked={*MISSING, "pytorch_lightning", "torchmetrics", "huggingface_hub", "pydantic", "pyarrow", "timm"}
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), *names], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    found = {name: json.loads((tmp_path / "results" / f"{name}.json").read_text()) for name in names}
+    assert {name: each["state"] for name, each in found.items()} == dict.fromkeys(names, "done"), done.stdout
+    assert not [row for row in found[names[0]]["rows"] if "error" in row]
+    assert "probe/top1" in found[names[1]]
+
+
+@pytest.mark.slow
+def test_a_rehearsal_does_every_part(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.campaign", "--rehearse", "--output", str(tmp_path / "out")]
+    subprocess.run([*command, "--minutes", "30"], cwd=ROOT, check=True)
+    status = json.loads((tmp_path / "out" / "status.json").read_text())
+    assert status["parts"] == dict.fromkeys(status["parts"], "done")
+    assert len(status["parts"]) == 13
+    again = subprocess.run([*command, "--minutes", "30"], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert "begins" not in again.stdout
