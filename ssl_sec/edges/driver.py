@@ -119,9 +119,8 @@ def run_pretraining(config: PretrainConfig) -> Finished:
     if not config.probe.enabled:
         return finished
     if finished.folder.stop_path.exists():  # it came after the last step
-        raise Stopped(
-            f"stopped; {config.run_name} is finished; probe it with: python -m jobs.probe run={finished.run_id}"
-        )
+        meant = shlex.quote(assigned("run", finished.run_id or str(finished.folder.path)))
+        raise Stopped(f"stopped; {config.run_name} is finished; probe it with: {command('probe')} {meant}")
     probe = ProbeJobConfig(
         run=finished.run_id or "untracked",
         probe=config.probe,

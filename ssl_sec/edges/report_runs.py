@@ -17,6 +17,8 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from ssl_sec.config import TrackingConfig
 from ssl_sec.edges.finding import folder_named, id_of, the_one, uri_of
 from ssl_sec.edges.mlflow_tracker import connected, tracking_uri
+from ssl_sec.edges.overrides import assigned
+from ssl_sec.edges.packaging import command
 from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
 from ssl_sec.errors import ConfigError, StorageError, first_line, nearest
 from ssl_sec.norms import NormHistogram
@@ -192,7 +194,7 @@ class RunArchive:
             if run_id is None:
                 raise ConfigError(
                     f"{key}: {folder.path} is not in MLflow; send it there with: "
-                    f"python -m jobs.replay {shlex.quote(f'folder={folder.path}')}"
+                    f"{command('replay')} {shlex.quote(assigned('folder', str(folder.path)))}"
                 )
             word = run_id
         pattern = _quoted(f"{word}%")

@@ -303,8 +303,9 @@ def test_a_run_that_is_stopped_while_its_artifacts_are_sent_is_finished_and_not_
 
     leave = driver._Run._leave_artifacts
     monkeypatch.setattr(driver._Run, "_leave_artifacts", told)
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/ssl-sec"])
     config = pretrain_config([*quick, "run_name=late", "probe.enabled=true"])
-    with pytest.raises(Stopped, match="late is finished; probe it with: python -m jobs.probe run="):
+    with pytest.raises(Stopped, match=r"late is finished; probe it with: ssl-sec probe run=\w+$"):
         run_pretraining(config)
     client = MlflowClient(f"sqlite:///{config.output_dir}/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
