@@ -118,6 +118,25 @@ def test_the_scaling_is_told_where_the_file_has_it_not(exported):
     )
 
 
+def test_a_folder_is_exported_while_its_store_is_away(finished, exported, tmp_path: Path, caplog):
+    overrides = [f"run={finished.folder.path}", "format=safetensors", f"output={tmp_path / 'there'}"]
+    here = run_export(from_values(ExportConfig, compose("export", overrides)))
+    assert caplog.text == ""
+    assert (here.folder / "README.md").read_text() == (exported["safetensors"].folder / "README.md").read_text()
+    away = ["tracking.uri=http://127.0.0.1:9", f"output={tmp_path / 'away'}"]
+    alone = run_export(from_values(ExportConfig, compose("export", [*overrides[:2], *away])))
+    weights = [(one.folder / "encoder.safetensors").read_bytes() for one in (alone, here)]
+    assert weights[0] == weights[1]
+    (told,) = (record.getMessage() for record in caplog.records if record.name == "ssl_sec")
+    assert "MLflow at http://127.0.0.1:9 cannot be used: " in told
+    assert told.endswith(f"; the model card tells what {finished.folder.path} has")
+    # What the folder does not know: its probes, and the version that trained it.
+    expected, found = (set((one.folder / "README.md").read_text().splitlines()) for one in (here, alone))
+    assert found - expected == {"MLflow was not asked for linear probes.", "| trained with ssl_sec | unknown |"}
+    missing = [line for line in expected - found if "| probe " not in line and "trained with" not in line]
+    assert missing == []
+
+
 def test_the_job_tells_the_check_and_how_to_read(exported):
     told = exported["onnx"].told()
     assert f"{exported['onnx'].check.largest_difference:.3g}" in told
