@@ -164,7 +164,8 @@ def _found(config: ExportConfig, output_dir: Path) -> Iterator[_Source]:
 
 def _in_folder(folder: RunFolder, tracking: TrackingConfig, output_dir: Path) -> _Source:
     """A run from its folder; MLflow, if it answers, knows its probes and more of its origin."""
-    job = next(job for job in _TRAININGS if job == job_of(folder))
+    name = job_of(folder)
+    job: Job = next(each for each in _TRAININGS if each == name)
     trained = from_values(CONFIGS[job], stored_values(folder.config_path))
     assert not isinstance(trained, ProbeJobConfig)
     run_id = id_of(folder)
