@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,12 +83,27 @@ def test_the_run_is_told_truly_to_mlflow(finished, client):
     assert client.get_experiment(run.info.experiment_id).name == "digits"
 
 
-def test_the_use_of_the_machine_is_followed_while_a_run_trains(quick, monkeypatch):
+def test_the_use_of_the_machine_is_followed_while_a_run_trains(quick, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
-    run = run_pretraining(pretrain_config([*quick, "epochs=30", "log_every_steps=1", "tracking.system_metrics=true"]))
-    client = MlflowClient(run.uri)
-    points = client.get_metric_history(run.run_id, "system/cpu_utilization_percentage")
-    assert [point.step for point in points] == list(range(len(points))) and points
+    folder, client = RunFolder(tmp_path / "runs/digits/it"), MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+
+    def figures(run_id: str):
+        return client.get_metric_history(run_id, "system/cpu_utilization_percentage")
+
+    report = worker.FolderRuntime.report
+
+    def waiting(self, step, metrics, norms=None):  # so that the run lasts until some figures are there
+        report(self, step, metrics, norms)
+        deadline = time.monotonic() + 120
+        while step == 5 and not (folder.run_id_path.is_file() and len(figures(folder.run_id_path.read_text())) > 1):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+    monkeypatch.setattr(worker.FolderRuntime, "report", waiting)
+    changes = ["run_name=it", "log_every_steps=1", "tracking.system_metrics=true"]
+    run = run_pretraining(pretrain_config([*quick, *changes]))
+    points = figures(run.run_id)
+    assert [point.step for point in points] == list(range(len(points))) and len(points) > 1
     assert all(0 <= point.value <= 100 for point in points)
     assert not any(name.startswith("system/") for name in run.metrics)
     assert client.get_run(run.run_id).info.status == "FINISHED"
