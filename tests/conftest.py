@@ -8,8 +8,6 @@ from jaxtyping import install_import_hook
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 
-# Tests are small and run side by side with workers; more threads than cores make them wait for each other.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
 
 # Without a GPU, Triton's kernels run in its interpreter; it looks at the variable when it is imported.

@@ -1,4 +1,7 @@
+import os
+
 import pytest
+import torch
 
 from ssl_sec.collectives import rank
 from tests import workers
@@ -30,3 +33,7 @@ def test_workers_that_could_not_join_are_started_anew(tmp_path, monkeypatch):
 def test_an_error_names_its_worker(tmp_path):
     with pytest.raises(AssertionError, match=r"^worker 1: Traceback(.|\n)*LookupError: here"):
         on_workers(2, tmp_path, fails_on_one)
+
+
+def test_a_process_of_the_tests_has_one_thread_unless_it_is_told_otherwise():
+    assert torch.get_num_threads() == int(os.environ["OMP_NUM_THREADS"])

@@ -3,6 +3,7 @@
 A command reads its configuration before it imports what does the work, so that help and mistakes are shown at once.
 """
 
+import argparse
 import atexit
 import json
 import os
@@ -16,7 +17,8 @@ from ssl_sec import __version__
 from ssl_sec.edges.command_line import exit_code_of, run_job
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.job_values import values_of
-from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.edges.packaging import JOB_ID_VARIABLE, command
+from ssl_sec.errors import ConfigError, first_line, nearest
 from ssl_sec.settings import from_values
 
 
@@ -134,9 +136,24 @@ def submit(arguments: Sequence[str]) -> int:
 
 def pipeline(arguments: Sequence[str]) -> int:
     """Jobs that wait for one another, on the cluster; `submit` starts it there with --then or for a sweep."""
+    parser = argparse.ArgumentParser(
+        prog=command("pipeline"),
+        description="Jobs of a Ray cluster that wait for one another: a pretraining and its probe, or a sweep of them.",
+        epilog=f"{command('submit')} writes the plan and starts this on the cluster, with --then or for a sweep.",
+    )
+    parser.add_argument("plan", metavar="PLAN", help="the file that says what is done, in JSON")
+    path = Path(parser.parse_args(list(arguments)).plan)
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"PLAN: {path} cannot be read: {first_line(error)}; {command('submit')} writes one"
+        ) from error
+    if JOB_ID_VARIABLE not in os.environ:
+        raise ConfigError(f"only a job of a Ray cluster can start others; send them with: {command('submit')}")
     from ssl_sec.edges.pipeline import Plan, run_pipeline
 
-    return run_pipeline(from_values(Plan, json.loads(Path(arguments[0]).read_text(encoding="utf-8"))))
+    return run_pipeline(from_values(Plan, values))
 
 
 # Commands that are configured by `configs/<name>.yaml` and return what is to be printed.
@@ -159,21 +176,21 @@ def run_command(arguments: Sequence[str], supervise: bool = False) -> int:
         supervise: whether commands that train run in a process of their own, whose death by a signal is reported.
     """
     name, *rest = arguments or ["--help"]
-    command = name.replace("-", "_")
-    if command in _JOBS:
-        return run_job(command, _JOBS[command], rest, supervise=supervise and command in _SUPERVISED)
-    return exit_code_of(lambda: _run_other(name, command, rest))
+    job = name.replace("-", "_")
+    if job in _JOBS:
+        return run_job(job, _JOBS[job], rest, supervise=supervise and job in _SUPERVISED)
+    return exit_code_of(lambda: _run_other(name, job, rest))
 
 
-def _run_other(name: str, command: str, arguments: Sequence[str]) -> int:
+def _run_other(name: str, job: str, arguments: Sequence[str]) -> int:
     if name in ("--help", "-h"):
         print(_help())
     elif name == "--version":
         print(f"ssl_sec {__version__}")
-    elif command in (others := {**_OTHERS, **_HIDDEN}):
-        return others[command](arguments)
+    elif job in (others := {**_OTHERS, **_HIDDEN}):
+        return others[job](arguments)
     else:
-        raise ConfigError(f"command: found {name!r}; {nearest(command, {**_JOBS, **_OTHERS})}")
+        raise ConfigError(f"command: found {name!r}; {nearest(job, {**_JOBS, **_OTHERS})}")
     return 0
 
 

@@ -30,7 +30,7 @@ from ssl_sec.config import (
     RuntimeConfig,
 )
 from ssl_sec.edges.addresses import require_store
-from ssl_sec.edges.finding import find_folder, id_of
+from ssl_sec.edges.finding import find_folder, id_of, trained_folder
 from ssl_sec.edges.following import Follower, Progress
 from ssl_sec.edges.mlflow_tracker import (
     LateRun,
@@ -43,10 +43,11 @@ from ssl_sec.edges.packaging import command
 from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
 from ssl_sec.edges.pictures import face_pictures, pretraining_pictures, probe_pictures, retrieval_pictures
 from ssl_sec.edges.provenance import keep_code
-from ssl_sec.edges.report_runs import beside, find_run
+from ssl_sec.edges.report_runs import beside, find_run, tracked_beside
 from ssl_sec.edges.resuming import resume_run
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.run_names import claimed, own_tags, run_name_of, what_tags
+from ssl_sec.edges.run_record import data_set
 from ssl_sec.edges.running import close_abandoned, running
 from ssl_sec.edges.scores import (
     PROTOCOL_TAG,
@@ -119,11 +120,10 @@ def run_pretraining(config: PretrainConfig) -> Finished:
     if not config.probe.enabled:
         return finished
     if finished.folder.stop_path.exists():  # it came after the last step
-        raise Stopped(
-            f"stopped; {config.run_name} is finished; probe it with: python -m jobs.probe run={finished.run_id}"
-        )
+        meant = shlex.quote(assigned("run", finished.run_id or str(finished.folder.path)))
+        raise Stopped(f"stopped; {config.run_name} is finished; probe it with: {command('probe')} {meant}")
     probe = ProbeJobConfig(
-        run=finished.run_id or "untracked",
+        run=finished.run_id or str(finished.folder.path),
         probe=config.probe,
         runtime=config.runtime,
         output_dir=config.output_dir,
@@ -237,17 +237,29 @@ def _replay_command(folder: RunFolder) -> str:
 
 
 def run_probe(config: ProbeJobConfig) -> Finished:
-    """Probes the encoder of a pretraining run that MLflow knows, on whichever machine this is.
+    """Probes the encoder of a pretraining run: of one that MLflow knows, wherever it ran, or of a run's folder.
+
+    A folder has all that is needed, so that its probe does not wait for MLflow.
 
     Raises:
         UserError: for what the user can mend.
     """
+    folder = trained_folder(config.run, ("pretrain",))
+    if folder is not None:
+        trained = from_values(PretrainConfig, stored_values(folder.config_path))
+        tracking, run_id = tracked_beside(folder, config.tracking, Path(config.output_dir).expanduser())
+        return _probe(replace(config, run=run_id or str(folder.path), tracking=tracking), folder.path, trained)
     store, run = find_run(config.run, config.tracking, config.output_dir, ("pretrain",))
     with tempfile.TemporaryDirectory() as downloads:
         trained = download_run(store.client, run.run_id, Path(downloads), ("pretrain",))
         assert isinstance(trained, PretrainConfig)
         config = replace(config, run=run.run_id, tracking=beside(config.run, config.tracking))
         return _probe(config, Path(downloads), trained)
+
+
+def _id_in_mlflow(run: str) -> str | None:
+    """The id of the run that is probed; None for a folder whose run MLflow does not know."""
+    return None if "/" in run or run == "untracked" else run  # as version 0.1 has it
 
 
 def download_run(client: MlflowClient, run_id: str, folder: Path, jobs: Sequence[Job]) -> RecipeConfig:
@@ -359,7 +371,7 @@ def _probe_in(folder: RunFolder, config: ProbeJobConfig, trained_path: Path, tra
             "recipe": recipe,
             "job": "probe",
         },
-        parent_run_id=None if config.run == "untracked" else config.run,
+        parent_run_id=_id_in_mlflow(config.run),
     )
 
 
@@ -562,7 +574,6 @@ class _Run:
         if not self.folder.holds_data:
             return
         data = self.folder.data()
-        profile = {"images": data.num_images, "bad_images": data.num_bad_images, "classes": len(data.class_names)}
         config = from_values(CONFIGS[self.job], self.values)
         if isinstance(config, ProbeJobConfig):
             title, context = (config.data or self._probed().data).title, "evaluation"
@@ -570,18 +581,18 @@ class _Run:
             tracked.client.set_tag(tracked.run_id, PROTOCOL_TAG, protocol)
         else:
             title, context = config.data.title, "training"
-        name = f"{title}/{data.name.rpartition('/')[2]}"
-        tracked.log_data(name, data.digest, data.description, profile, context)
+        tracked.log_data(data_set(data, title), context)
 
     def _compare(self, tracked: TrackedRun) -> None:
         """Puts a probe's figures on the run that it probed, and looks which registered encoder is the best now."""
         client, trained_id = tracked.client, tracked.run_id
         config = from_values(CONFIGS[self.job], self.values)
         if isinstance(config, ProbeJobConfig):
-            if config.run == "untracked":
+            probed_id = _id_in_mlflow(config.run)
+            if probed_id is None:
                 return
-            trained_id, trained = config.run, self._probed()
-            copy_probe_figures(client, trained_id, trained, config, client.get_run(tracked.run_id))
+            trained_id = probed_id
+            copy_probe_figures(client, trained_id, self._probed(), config, client.get_run(tracked.run_id))
         describe_versions(client, self.recipe, trained_id)
         mark_best(client, self.recipe)
 

@@ -1,11 +1,12 @@
 """The encoder of a run, and the head of an embedding, in files that others read; with a check and a model card."""
 
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,14 +17,26 @@ from mlflow.tracking import MlflowClient
 from torch import Tensor
 
 from ssl_sec.augment import unit_range
-from ssl_sec.config import DataConfig, ExportConfig, MetricLearningConfig, PretrainConfig
+from ssl_sec.config import (
+    DataConfig,
+    ExportConfig,
+    MetricLearningConfig,
+    PretrainConfig,
+    ProbeJobConfig,
+    TrackingConfig,
+)
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.driver import download_run
+from ssl_sec.edges.finding import id_of, job_of, trained_folder
 from ssl_sec.edges.model_card import model_card
-from ssl_sec.edges.report_runs import find_run
+from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
+from ssl_sec.edges.report_runs import RunArchive, beside, find_run
+from ssl_sec.edges.run_folder import RunFolder
+from ssl_sec.edges.run_record import run_record
 from ssl_sec.edges.scores import child_probes
-from ssl_sec.edges.worker import Job, RecipeConfig, load_encoder, load_head
-from ssl_sec.errors import ConfigError, StorageError, first_line
+from ssl_sec.edges.stored_config import stored_values
+from ssl_sec.edges.worker import CONFIGS, Job, RecipeConfig, load_encoder, load_head
+from ssl_sec.errors import ConfigError, StorageError, UserError, first_line
 from ssl_sec.exporting import (
     FILE_NAMES,
     FORMATS,
@@ -34,6 +47,9 @@ from ssl_sec.exporting import (
     require_packages,
 )
 from ssl_sec.face_config import FaceConfig
+from ssl_sec.settings import from_values
+
+logger = logging.getLogger("ssl_sec")
 
 _CHECKED_IMAGES = 64
 _TRAININGS: tuple[Job, ...] = ("pretrain", "metric_learning", "face")
@@ -72,7 +88,7 @@ class Exported:
 
 
 def run_export(config: ExportConfig) -> Exported:
-    """Exports the encoder of a training run that MLflow knows; with the head where embeddings were trained.
+    """Exports the encoder of a training run, from MLflow or its folder; with the head where embeddings were trained.
 
     Raises:
         ConfigError: if there is no such run, the format cannot hold its encoder, the output is there already, or the
@@ -83,19 +99,17 @@ def run_export(config: ExportConfig) -> Exported:
     form = FORMATS[config.format]
     require_packages(form)
     output_dir = Path(config.output_dir).expanduser().resolve()
-    store, found = find_run(config.run, config.tracking, config.output_dir, _TRAININGS)
-    run, probes = _with_probes(store.client, found.run_id)
-    with tempfile.TemporaryDirectory() as downloads:
-        trained = download_run(store.client, found.run_id, Path(downloads), _TRAININGS)
-        default = output_dir / "exports" / f"{trained.recipe_name}-{found.run_id[:8]}-{form.name}"
+    with _found(config, output_dir) as source:
+        trained = source.config
+        default = output_dir / "exports" / f"{trained.recipe_name}-{source.short_name}-{form.name}"
         output = default if config.output is None else Path(config.output).expanduser().resolve()
         _refuse_existing(output, config.overwrite)
         image_set = _image_set(trained, config.data or trained.data)
         channels, height, width = image_set.image_shape
-        encoder = load_encoder(trained, image_set.image_shape, Path(downloads) / "encoder.safetensors").eval()
+        encoder = load_encoder(trained, image_set.image_shape, source.files / "encoder.safetensors").eval()
         head = None
         if not isinstance(trained, PretrainConfig):
-            head = load_head(trained, encoder.num_features, Path(downloads) / "head.safetensors").eval()
+            head = load_head(trained, encoder.num_features, source.files / "head.safetensors").eval()
         exportable = Exportable(
             encoder=encoder,
             architecture=trained.encoder.architecture(channels, min(height, width)),
@@ -107,10 +121,64 @@ def run_export(config: ExportConfig) -> Exported:
     with _laid_out(output, config.overwrite) as folder:
         form.write(exportable, images, folder)
         check = check_export(form, exportable, images, folder)
-        (folder / "README.md").write_text(model_card(run, probes, form, exportable, check), encoding="utf-8")
+        (folder / "README.md").write_text(
+            model_card(source.run, source.probes, form, exportable, check), encoding="utf-8"
+        )
         for path in folder.iterdir():  # safetensors keeps its files from others, whom an export is for
             shutil.copymode(folder / "README.md", path)
     return Exported(folder=output, form=form, exportable=exportable, check=check)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Source:
+    """A run whose network is exported.
+
+    Attributes:
+        files: the folder with its weights.
+        config: of the run.
+        short_name: that sets its export apart from others of the recipe.
+        run: what is known of it.
+        probes: of its encoder; None if only MLflow knows, which cannot be asked.
+    """
+
+    files: Path
+    config: RecipeConfig
+    short_name: str
+    run: Run
+    probes: list[Run] | None
+
+
+@contextmanager
+def _found(config: ExportConfig, output_dir: Path) -> Iterator[_Source]:
+    """The run that is meant, with its files as long as the context lasts."""
+    folder = trained_folder(config.run, _TRAININGS)
+    if folder is not None:
+        yield _in_folder(folder, config.tracking, output_dir)
+        return
+    store, found = find_run(config.run, config.tracking, config.output_dir, _TRAININGS)
+    run, probes = _with_probes(store.client, found.run_id)
+    with tempfile.TemporaryDirectory() as downloads:
+        trained = download_run(store.client, found.run_id, Path(downloads), _TRAININGS)
+        yield _Source(files=Path(downloads), config=trained, short_name=found.run_id[:8], run=run, probes=probes)
+
+
+def _in_folder(folder: RunFolder, tracking: TrackingConfig, output_dir: Path) -> _Source:
+    """A run from its folder; MLflow, if it answers, knows its probes and more of its origin."""
+    name = job_of(folder)
+    job: Job = next(each for each in _TRAININGS if each == name)
+    trained = from_values(CONFIGS[job], stored_values(folder.config_path))
+    assert not isinstance(trained, ProbeJobConfig)
+    run_id = id_of(folder)
+    run, probes = run_record(folder, trained.data.title), None
+    try:
+        if run_id is not None:
+            store = RunArchive.open(replace(beside(str(folder.path), tracking), experiment=None), output_dir)
+            run, probes = Patience(ANSWER_S).call(lambda: _with_probes(store.client, run_id))
+    except (NoAnswer, UserError) as error:
+        reason = f"MLflow did not answer for {ANSWER_S:g} s" if isinstance(error, NoAnswer) else first_line(error)
+        logger.warning("%s; the model card tells what %s has", reason, folder.path)
+    short_name = folder.path.name if run_id is None else run_id[:8]
+    return _Source(files=folder.path, config=trained, short_name=short_name, run=run, probes=probes)
 
 
 def _with_probes(client: MlflowClient, run_id: str) -> tuple[Run, list[Run]]:

@@ -1,7 +1,7 @@
 """The run that a user means by its id, its name, the beginning of one, or its folder."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -69,6 +69,27 @@ def folder_named(word: str) -> RunFolder | None:
     return folder if word and folder.holds_run else None
 
 
+def trained_folder(word: str, jobs: Sequence[str]) -> RunFolder | None:
+    """The folder of a training that the word is the path of, if all is there that its network is built from.
+
+    Args:
+        word: that `run` was given.
+        jobs: whose runs will do.
+
+    Raises:
+        ConfigError: if the folder is that of another job's run.
+    """
+    folder = folder_named(word)
+    job = None if folder is None else job_of(folder)
+    if folder is None or job is None:
+        return None
+    if job not in jobs:
+        allowed = " or ".join(f"jobs.{each}" for each in jobs)
+        raise ConfigError(f"run: found {word!r}, a run of jobs.{job}; allowed: a run of {allowed}")
+    needed = [folder.encoder_path, *([] if job == "pretrain" else [folder.head_path])]
+    return folder if folder.holds_data and all(path.is_file() for path in needed) else None
+
+
 def find_folder(key: str, word: str, output_dir: Path, job: str | None = None) -> RunFolder:
     """The folder of the run that the word means: a path, or a run in the output folder.
 
@@ -113,14 +134,24 @@ def id_of(folder: RunFolder) -> str | None:
 
 def job_of(folder: RunFolder) -> str | None:
     """The job whose run the folder holds; None if it does not say."""
+    return tags_of(folder).get("job")
+
+
+def tags_of(folder: RunFolder) -> dict[str, str]:
+    """The tags that the folder's run has, or is to have, in MLflow."""
     tags = _identity(folder).get("tags")
-    return tags.get("job") if isinstance(tags, dict) else None
+    return tags if isinstance(tags, dict) else {}
 
 
 def uri_of(folder: RunFolder) -> str | None:
     """The store of the folder's run; None if it does not say, or not without its credentials."""
-    uri = _identity(folder).get("uri")
+    uri = stored_uri(folder)
     return None if uri is None or HIDDEN in uri else uri
+
+
+def stored_uri(folder: RunFolder) -> str | None:
+    """The store of the folder's run, without credentials; None if it does not say."""
+    return _identity(folder).get("uri")
 
 
 def _identity(folder: RunFolder) -> dict[str, Any]:

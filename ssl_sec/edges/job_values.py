@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -23,6 +23,9 @@ from ssl_sec.edges.stored_config import stored_values, with_credentials
 from ssl_sec.errors import ConfigError
 from ssl_sec.masking import HIDDEN
 from ssl_sec.settings import flattened, from_values, to_values
+
+if TYPE_CHECKING:
+    from ssl_sec.config import TrackingConfig
 
 logger = logging.getLogger("ssl_sec")
 
@@ -174,15 +177,25 @@ def _probe_values(overrides: Sequence[str]) -> dict[str, Any]:
     typed = [override for override in overrides if override.startswith(("probe=", "probe."))]
     if any(override.startswith("probe=") for override in typed):
         return values
+    stored = _stored_probe(values, tracking)
+    if "probe" in stored:
+        values["probe"] = _with_typed("probe", {"probe": stored["probe"]}, typed)["probe"]
+    return values
+
+
+def _stored_probe(values: Mapping[str, Any], tracking: "TrackingConfig") -> Mapping[str, Any]:
+    """The configuration of the pretraining that is probed; empty for a run that cannot be, as the job will say."""
+    from ssl_sec.edges.finding import trained_folder  # with torch
+
+    folder = trained_folder(values["run"], ("pretrain",))
+    if folder is not None:
+        return stored_values(folder.config_path)
     from ssl_sec.edges.report_runs import find_run  # with MLflow
 
     store, run = find_run(values["run"], tracking, values["output_dir"], ("pretrain",))
-    with tempfile.TemporaryDirectory() as folder:
-        path = store.download(run, "config.yaml", Path(folder))
-        stored = {} if path is None else stored_values(path)
-    if run.job == "pretrain" and "probe" in stored:  # else the job says what is wrong with the run
-        values["probe"] = _with_typed("probe", {"probe": stored["probe"]}, typed)["probe"]
-    return values
+    with tempfile.TemporaryDirectory() as downloads:
+        path = store.download(run, "config.yaml", Path(downloads)) if run.job == "pretrain" else None
+        return {} if path is None else stored_values(path)
 
 
 def _runtime_here(overrides: Sequence[str]) -> list[str]:

@@ -5,8 +5,6 @@ Tracking never stops training: whatever MLflow says, the figures are in the run'
 
 import contextlib
 import getpass
-import hashlib
-import json
 import logging
 import os
 import sys
@@ -209,13 +207,9 @@ class TrackedRun:
         # MLflow counts the figures of the machine by itself.
         return max((step for key, step in self._newest_step.items() if not key.startswith("system/")), default=0)
 
-    def log_data(
-        self, name: str, digest: str | None, description: str, profile: Mapping[str, int], context: str
-    ) -> None:
-        """Names the data set, with its counts, as an input of the run; without a digest of the images, one of these."""
-        digest = digest or hashlib.sha256(f"{description}:{profile}".encode()).hexdigest()[:8]
-        dataset = Dataset(name, digest, source_type="ssl_sec", source=description, profile=json.dumps(profile))
-        self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
+    def log_data(self, data: Dataset, context: str) -> None:
+        """Names a data set as an input of the run."""
+        self.client.log_inputs(self.run_id, [DatasetInput(data, [InputTag("mlflow.data.context", context)])])
 
     def log_file(self, path: Path, folder: str | None = None) -> None:
         """Uploads a file."""

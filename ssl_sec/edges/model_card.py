@@ -33,6 +33,7 @@ _FIGURES = {
     "train/norm_mean": "mean norm of the embeddings",
     "train/norm_std": "standard deviation of the norms",
 }
+_UNPROBED = "The encoder was not evaluated by a linear probe."
 # What the network of a job is, and the Hub's tags of it.
 _KINDS: Mapping[str, tuple[str, Sequence[str]]] = {
     "pretrain": (
@@ -52,12 +53,12 @@ _KINDS: Mapping[str, tuple[str, Sequence[str]]] = {
 }
 
 
-def model_card(run: Run, probes: Sequence[Run], form: Format, exportable: Exportable, check: Check) -> str:
+def model_card(run: Run, probes: Sequence[Run] | None, form: Format, exportable: Exportable, check: Check) -> str:
     """Markdown with the Hugging Face Hub's metadata block.
 
     Args:
         run: the training.
-        probes: of its encoder, newest first.
+        probes: of its encoder, newest first; None if they are not known.
         form: of the files.
         exportable: the encoder.
         check: what reading the files back gave.
@@ -120,17 +121,19 @@ def model_card(run: Run, probes: Sequence[Run], form: Format, exportable: Export
     return "\n\n".join(parts) + "\n"
 
 
-def _results(run: Run, probes: Sequence[Run]) -> str:
+def _results(run: Run, probes: Sequence[Run] | None) -> str:
     own = {
         key: value for key, value in run.data.metrics.items() if not key.startswith("probe")
     }  # those are its probes'
     rows = [("training", *row) for row in _figures(own)]
-    for probe in probes:
+    for probe in probes or ():
         labels = probe.data.params.get("probe.labels_per_class", "None")
         what = f"probe {probe.info.run_id[:8]}, {'all labels' if labels == 'None' else f'{labels} labels a class'}"
         rows += [(what, *row) for row in _figures(probe.data.metrics)]
-    unprobed = not probes and run.data.tags["job"] == "pretrain"
-    told = "The encoder was not evaluated by a linear probe.\n\n" if unprobed else ""
+    told = ""
+    if not probes and run.data.tags["job"] == "pretrain":
+        told = "MLflow was not asked for linear probes." if probes is None else _UNPROBED
+        told += "\n\n"
     if not rows:
         return f"{told}Not evaluated."
     return f"{told}Last values of each figure:\n\n{_table(('run', 'figure', 'value'), rows)}"

@@ -70,6 +70,7 @@ class Plan:
         output_dir: where run folders are made.
         uri: of the tracking store; None takes the environment's, or sqlite in the output folder.
         experiment: in MLflow; None takes the recipe's name.
+        tags: of the sweep's run, besides its own.
         parallel: chains that run at once.
         points: one for a mere chain.
     """
@@ -79,6 +80,7 @@ class Plan:
     output_dir: str
     uri: str | None
     experiment: str | None
+    tags: dict[str, str]
     parallel: int
     points: tuple[Point, ...]
 
@@ -164,7 +166,7 @@ class _Pipeline:
             name=plan.name,
             values=values,
             output_dir=Path(plan.output_dir),
-            tags={"recipe": plan.recipe, "job": "sweep"},
+            tags={**plan.tags, "recipe": plan.recipe, "job": "sweep"},
         )
 
     def _results(self, ended: list[Ended]) -> dict[str, list[Mapping[str, float]]]:

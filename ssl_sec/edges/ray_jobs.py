@@ -21,7 +21,7 @@ from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from ssl_sec.edges.command_line import in_table
-from ssl_sec.edges.packaging import COMMIT_VARIABLE, JOB_ID_VARIABLE, checkout, commit, packaged
+from ssl_sec.edges.packaging import COMMIT_VARIABLE, JOB_ID_VARIABLE, checkout, command, commit, packaged
 from ssl_sec.edges.provenance import write_code_state
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
 from ssl_sec.masking import masked
@@ -84,7 +84,7 @@ class Cluster:
         except requests.RequestException as error:
             raise ConnectionLost(
                 f"the Ray cluster at {self.address} does not answer any more ({_reason(error)}); a job may still run: "
-                "`python -m jobs.submit list`"
+                f"`{command('submit')} list`"
             ) from error
 
     @property

@@ -1,6 +1,7 @@
 """The runs that MLflow has, for reports: found by their tags, page by page."""
 
 import json
+import logging
 import shlex
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,12 +16,20 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from ssl_sec.config import TrackingConfig
-from ssl_sec.edges.finding import folder_named, id_of, the_one, uri_of
+from ssl_sec.edges.finding import folder_named, id_of, stored_uri, the_one, uri_of
 from ssl_sec.edges.mlflow_tracker import connected, tracking_uri
+from ssl_sec.edges.overrides import assigned
+from ssl_sec.edges.packaging import command
 from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
+from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.errors import ConfigError, StorageError, first_line, nearest
+from ssl_sec.masking import masked
 from ssl_sec.norms import NormHistogram
 
+logger = logging.getLogger("ssl_sec")
+
+# For another store than a run was tracked in, which may know it all the same.
+_LOOK_S = 10.0
 _FINISHED = "attributes.status = 'FINISHED'"
 _RUNS_A_PAGE = 1000
 
@@ -192,7 +201,7 @@ class RunArchive:
             if run_id is None:
                 raise ConfigError(
                     f"{key}: {folder.path} is not in MLflow; send it there with: "
-                    f"python -m jobs.replay {shlex.quote(f'folder={folder.path}')}"
+                    f"{command('replay')} {shlex.quote(assigned('folder', str(folder.path)))}"
                 )
             word = run_id
         pattern = _quoted(f"{word}%")
@@ -280,6 +289,32 @@ def beside(word: str, tracking: TrackingConfig) -> TrackingConfig:
     if folder is None or tracking.uri is not None:
         return tracking
     return replace(tracking, uri=uri_of(folder))
+
+
+def tracked_beside(folder: RunFolder, tracking: TrackingConfig, output_dir: Path) -> tuple[TrackingConfig, str | None]:
+    """The tracking of what belongs to a folder's run, which the store need not be asked for, and the run's id there.
+
+    The id is None if the run is not known there. A sqlite file that is gone, or has moved, is not made anew.
+
+    Args:
+        folder: of the run.
+        tracking: as it was asked for.
+        output_dir: of what belongs to the run.
+    """
+    near = beside(str(folder.path), tracking)
+    uri = near.uri
+    if tracking.uri is None and uri is not None and uri.startswith("sqlite:///"):
+        if not Path(uri.removeprefix("sqlite:///")).is_file():
+            near = tracking
+            logger.warning("%s, the store of %s, is not there", uri, folder.path)
+    run_id, uri = id_of(folder), tracking_uri(near, output_dir)
+    if run_id is None or masked(uri) == stored_uri(folder):
+        return near, run_id
+    try:
+        Patience(_LOOK_S).call(lambda: connected(uri).get_run(run_id))
+    except Exception:  # whatever the reason is, the run is not known there
+        return near, None
+    return near, run_id
 
 
 def newest_of_each_seed(runs: Sequence[ArchivedRun]) -> list[ArchivedRun]:

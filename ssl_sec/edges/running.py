@@ -23,6 +23,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
+from ssl_sec.edges.finding import id_of
 from ssl_sec.edges.mlflow_tracker import TrackedRun, connected
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.stored_config import with_credentials
@@ -61,7 +62,7 @@ def running(folder: RunFolder) -> Iterator[None]:
     """
     path = _lock_path(folder)
     try:
-        descriptor = _waited_for(path, folder)
+        descriptor = _waited_for(path, str(folder.path))
         _held.add(descriptor)
         before = _record_of(descriptor)
         _write_record(descriptor, {"folder": str(folder.path), **_this_process()})
@@ -86,6 +87,46 @@ def running(folder: RunFolder) -> Iterator[None]:
             path.parent.rmdir()
 
 
+class OpenRun:
+    """A run in MLflow without a folder, as a sweep has: if this process cannot end it, a later job does.
+
+    Args:
+        output_dir: whose later jobs look after it.
+        uri: of its store.
+        run_id: in MLflow.
+
+    Raises:
+        StorageError: if the output folder cannot be written.
+    """
+
+    def __init__(self, output_dir: Path, uri: str, run_id: str) -> None:
+        self._path = output_dir.resolve() / _FOLDER / run_id
+        self._record = {"uri": masked(uri), "run_id": run_id, **_this_process()}
+        try:
+            self._descriptor = _waited_for(self._path, run_id)
+            _held.add(self._descriptor)
+            _write_record(self._descriptor, self._record)
+        except OSError as error:
+            raise StorageError(f"output_dir: {output_dir} cannot be written: {error.strerror}") from error
+        tell_supervisor(self._path)
+
+    def ended(self) -> None:
+        """Takes note that the run has ended in MLflow."""
+        self._path.unlink(missing_ok=True)
+        self._let_go()
+
+    def not_told(self, status: str, reason: str | None) -> None:
+        """Leaves it to a later job to tell MLflow how the run ended."""
+        _write_record(self._descriptor, {**self._record, "status": status, "reason": reason})
+        self._let_go()
+
+    def _let_go(self) -> None:
+        _held.discard(self._descriptor)
+        os.close(self._descriptor)
+        with contextlib.suppress(OSError):  # others run
+            self._path.parent.rmdir()
+
+
 def close_abandoned(folder: RunFolder, client: MlflowClient, uri: str) -> threading.Thread:
     """Closes runs in MLflow whose processes on this machine are gone, beside the run that has begun.
 
@@ -108,19 +149,19 @@ def _close_all(locks: Path, client: MlflowClient, uri: str) -> None:
     for path in sorted(locks.glob("*")):
         try:
             record = json.loads(path.read_text())
-            if record["host"] == socket.gethostname() and _stored_at(RunFolder(Path(record["folder"]))) in (uri, None):
+            if record["host"] == socket.gethostname() and _stored_at(record) in (uri, None):
                 close(path, client, f"its process ({record['pid']} on {record['host']}) ended without a word")
         except Exception:  # the next job tries again
             logger.debug("%s", path, exc_info=True)
 
 
 def close(lock: Path, client: MlflowClient, reason: str) -> bool:
-    """Ends a run in MLflow as FAILED if its process is gone.
+    """Ends a run in MLflow if its process is gone: as FAILED, unless the process left word of another end.
 
     Args:
         lock: the file that the process had locked.
         client: of the run's store.
-        reason: why it ended.
+        reason: why it ended, as far as the process left no word.
 
     Returns:
         Whether the run was open.
@@ -133,7 +174,7 @@ def close(lock: Path, client: MlflowClient, reason: str) -> bool:
         return False
     try:
         record = _record_of(descriptor)
-        was_open = record is not None and _end(RunFolder(Path(record["folder"])), client, reason)
+        was_open = record is not None and _end(record, client, reason)
         lock.unlink()
         return was_open
     finally:
@@ -147,28 +188,35 @@ def close_in_its_store(lock: Path, reason: str) -> bool:
         ConfigError: if the store asks for credentials that this process does not have.
         MlflowException: if the store cannot be used.
     """
-    uri = _stored_at(RunFolder(Path(json.loads(lock.read_text())["folder"])))
+    uri = _stored_at(json.loads(lock.read_text()))
     return uri is not None and close(lock, connected(with_credentials(uri, "tracking.uri")), reason)
 
 
-def _end(folder: RunFolder, client: MlflowClient, reason: str) -> bool:
-    if not folder.run_id_path.is_file():
+def _end(record: Mapping[str, Any], client: MlflowClient, reason: str) -> bool:
+    run_id = record["run_id"] if "run_id" in record else id_of(RunFolder(Path(record["folder"])))
+    if run_id is None:
         return False
     try:
-        run = client.get_run(folder.run_id_path.read_text())
+        run = client.get_run(run_id)
     except MlflowException as error:
         if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
             return False
         raise
     if run.info.status != "RUNNING":
         return False
-    TrackedRun(client, run.info.run_id, run.info.experiment_id).end("FAILED", reason)
-    logger.info("run %s is FAILED in MLflow now: %s", folder.path, reason)
+    status, reason = (record["status"], record["reason"]) if "status" in record else ("FAILED", reason)
+    TrackedRun(client, run_id, run.info.experiment_id).end(status, reason)
+    logger.info(
+        "run %s is %s in MLflow now: %s", record.get("folder", run.info.run_name), status, reason or "told late"
+    )
     return True
 
 
-def _stored_at(folder: RunFolder) -> str | None:
+def _stored_at(record: Mapping[str, Any]) -> str | None:
     """The address of a run's store, without credentials; None if it has none."""
+    if "uri" in record:
+        return record["uri"]
+    folder = RunFolder(Path(record["folder"]))
     if not folder.identity_path.is_file():
         return None
     return json.loads(folder.identity_path.read_text())["uri"]
@@ -180,7 +228,7 @@ def _lock_path(folder: RunFolder) -> Path:
     return folder.path.parent.parent / _FOLDER / name
 
 
-def _waited_for(path: Path, folder: RunFolder) -> int:
+def _waited_for(path: Path, what: str) -> int:
     deadline = time.monotonic() + _FREE_WITHIN_S
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -194,7 +242,7 @@ def _waited_for(path: Path, folder: RunFolder) -> int:
             return descriptor
         if time.monotonic() > deadline:
             raise ConfigError(
-                f"run_name: {folder.path} is in use: {_holder(path)} runs it; allowed: another run_name, or to wait "
+                f"run_name: {what} is in use: {_holder(path)} runs it; allowed: another run_name, or to wait "
                 "for its end"
             )
         time.sleep(0.1)

@@ -27,7 +27,7 @@ from ssl_sec.edges.mlflow_tracker import JOB_ID_TAG, connected
 from ssl_sec.edges.overrides import assigned, understood
 from ssl_sec.edges.pipeline import Plan, Point, Stage
 from ssl_sec.edges.ray_jobs import Cluster, entrypoint, is_this_machine
-from ssl_sec.edges.run_names import run_name_of
+from ssl_sec.edges.run_names import own_tags, run_name_of
 from ssl_sec.edges.worker import CONFIGS, Job
 from ssl_sec.errors import ConfigError
 from ssl_sec.masking import masked
@@ -140,6 +140,7 @@ def send(order: Order, cluster: Cluster) -> Sent:
             output_dir=str(values["output_dir"]),
             uri=tracking.uri,
             experiment=tracking.experiment,
+            tags=_shared_tags([each for each, _ in points]),
             parallel=order.parallel,
             points=tuple(
                 Point(
@@ -162,6 +163,13 @@ def send(order: Order, cluster: Cluster) -> Sent:
         dashboard=f"{cluster.address}/#/jobs/{job_id}",
         mlflow=mlflow_page(uri, tracking.experiment or first.recipe, job_id),
     )
+
+
+def _shared_tags(commands: Sequence[Command]) -> dict[str, str]:
+    """The tags of the user's own that all the runs have."""
+    tracked = [from_values(TrackingConfig, _values(each.job, each.overrides)["tracking"]) for each in commands]
+    first, *others = [own_tags(tracking) for tracking in tracked]
+    return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
 
 
 def _stage(command: Command) -> Stage:

@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "overrides",
         nargs="*",
-        help="group=option and key=value, which python -m jobs.<job> --help explains; or a job id",
+        help=f"group=option and key=value, which {command('<job>')} --help explains; or a job id",
     )
     parser.add_argument(
         "--address", help="of the cluster's dashboard, http://<head>:8265; default: RAY_ADDRESS, or this machine"

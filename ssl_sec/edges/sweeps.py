@@ -1,5 +1,6 @@
 """A sweep in MLflow: one run whose children are the runs of its arms, with their table as figures, text and picture."""
 
+import contextlib
 import logging
 import re
 import statistics
@@ -15,6 +16,7 @@ from mlflow.exceptions import MlflowException
 from ssl_sec.drawing import BLUE, VERMILION, add_grid
 from ssl_sec.edges.mlflow_tracker import TrackedRun
 from ssl_sec.edges.provenance import code_files, keep_code
+from ssl_sec.edges.running import OpenRun
 from ssl_sec.errors import Stopped, UserError, first_line
 
 logger = logging.getLogger("ssl_sec")
@@ -41,10 +43,12 @@ class Sweep:
 
     Args:
         run: in MLflow.
+        lock: by which a later job sees whether this process still runs it.
     """
 
-    def __init__(self, run: TrackedRun | None) -> None:
+    def __init__(self, run: TrackedRun | None, lock: OpenRun | None = None) -> None:
         self._run = run
+        self._lock = lock
 
     @classmethod
     def start(
@@ -57,19 +61,28 @@ class Sweep:
         output_dir: Path,
         tags: Mapping[str, str],
     ) -> "Sweep":
-        """Makes the run, with its parameters and tags, `job` among them."""
+        """Makes the run, with its parameters and tags, `job` among them.
+
+        If this process ends without a word, the next job of the output folder closes the run.
+        """
         with tempfile.TemporaryDirectory() as kept:
             about = {**keep_code(Path(kept)), **tags}
             try:
                 run = TrackedRun.start(
                     uri, experiment=experiment, name=name, values=values, output_dir=output_dir, tags=about
                 )
-                for path in code_files(Path(kept)):
-                    run.log_file(path)
             except (UserError, MlflowException, OSError) as error:
                 logger.warning("%s; the runs of the sweep have no parent", first_line(error))
                 return cls(None)
-        return cls(run)
+            lock: OpenRun | None = None
+            with contextlib.suppress(UserError):  # no run can be written there then, which the first one says
+                lock = OpenRun(output_dir, uri, run.run_id)
+            try:
+                for path in code_files(Path(kept)):
+                    run.log_file(path)
+            except (MlflowException, OSError) as error:
+                logger.warning("MLflow: %s", first_line(error))
+        return cls(run, lock)
 
     @property
     def run_id(self) -> str | None:
@@ -121,6 +134,11 @@ class Sweep:
             run.end(status, reason)
         except Exception as error:
             logger.warning("MLflow: %s", first_line(error))
+            if self._lock is not None:
+                self._lock.not_told(status, reason)
+        else:
+            if self._lock is not None:
+                self._lock.ended()
 
 
 def as_csv(results: Results) -> str:

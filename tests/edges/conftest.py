@@ -1,7 +1,15 @@
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
+from mlflow.store.db import utils
+from mlflow.store.model_registry import sqlalchemy_store
+from sqlalchemy import Engine, create_engine
 
+from ssl_sec.edges import pictures
 from tests.data.files import write_digit_pairs
 
 # A narrow encoder and few steps: the flow is the recipe's, the result is not looked at.
@@ -44,6 +52,37 @@ def benchmarks(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A benchmark of pairs of test digits, as the command line has it."""
     table, images = write_digit_pairs(tmp_path_factory.mktemp("people"))
     return f"benchmarks=[{{name:pairs,title:digits,pairs:{table},images:{images}}}]"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tables_are_copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """MLflow makes the tables of one database; those of others are copies, which takes a thirtieth of the time."""
+    make = utils._initialize_tables
+    template = tmp_path_factory.mktemp("store") / "mlflow.db"
+
+    def copy(engine: Engine) -> None:
+        if engine.dialect.name != "sqlite" or not utils._is_empty_database(engine):
+            make(engine)
+            return
+        if not template.exists():
+            first = create_engine(f"sqlite:///{template}")
+            make(first)
+            first.dispose()
+        with closing(sqlite3.connect(template)) as source, closing(sqlite3.connect(engine.url.database)) as target:
+            source.backup(target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "_initialize_tables", copy)
+        patch.setattr(sqlalchemy_store, "_initialize_tables", copy)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_features_are_drawn() -> Iterator[None]:
+    """t-SNE of all digits takes longer than everything else of a small run; its picture has tests of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "features_figure", partial(pictures.features_figure, max_points=60))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from ssl_sec.edges.commands import pretrain, run_command
+from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 SHOWN = ["pretrain", "probe", "ablate", "metric_learning", "face", "export", "align", "report", "replay", "submit"]
@@ -74,6 +75,38 @@ def test_an_unknown_command_is_one_line_with_the_nearest(command, message, capsy
     assert run_command([command]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"error: {message}")
+    assert told.count("\n") == 1
+
+
+def test_the_program_that_runs_sweeps_on_the_cluster_explains_itself(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_command(["pipeline", "--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert told.startswith(
+        "usage: python -m jobs.pipeline [-h] PLAN\n\nJobs of a Ray cluster that wait for one another"
+    )
+    assert "python -m jobs.submit writes the plan" in told
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (None, "PLAN: {path} cannot be read: "),
+        ("{", "PLAN: {path} cannot be read: "),
+        ("{}", "only a job of a Ray cluster can start others; send them with: ssl-sec submit"),
+    ],
+)
+def test_a_plan_that_cannot_be_carried_out_is_one_line(plan, message, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/ssl-sec"])
+    monkeypatch.delenv(JOB_ID_VARIABLE, raising=False)
+    path = tmp_path / "plan.json"
+    if plan is not None:
+        path.write_text(plan)
+    assert run_command(["pipeline", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {message.format(path=path)}")
+    assert told.endswith("ssl-sec submit writes one\n") or plan == "{}"
     assert told.count("\n") == 1
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,14 +19,16 @@ import yaml
 from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file
 
-from ssl_sec.config import PretrainConfig, ProbeJobConfig, ReplayConfig
+from ssl_sec.config import PretrainConfig, ProbeJobConfig, ReplayConfig, TrackingConfig
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.sources import open_digits
 from ssl_sec.edges import driver, running, worker
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_pretraining, run_probe, run_replay
+from ssl_sec.edges.finding import trained_folder
 from ssl_sec.edges.job_values import values_of
 from ssl_sec.edges.mlflow_tracker import TrackedRun
+from ssl_sec.edges.report_runs import tracked_beside
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.summary import summary
 from ssl_sec.encoders import resnet
@@ -80,12 +83,27 @@ def test_the_run_is_told_truly_to_mlflow(finished, client):
     assert client.get_experiment(run.info.experiment_id).name == "digits"
 
 
-def test_the_use_of_the_machine_is_followed_while_a_run_trains(quick, monkeypatch):
+def test_the_use_of_the_machine_is_followed_while_a_run_trains(quick, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
-    run = run_pretraining(pretrain_config([*quick, "epochs=30", "log_every_steps=1", "tracking.system_metrics=true"]))
-    client = MlflowClient(run.uri)
-    points = client.get_metric_history(run.run_id, "system/cpu_utilization_percentage")
-    assert [point.step for point in points] == list(range(len(points))) and points
+    folder, client = RunFolder(tmp_path / "runs/digits/it"), MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+
+    def figures(run_id: str):
+        return client.get_metric_history(run_id, "system/cpu_utilization_percentage")
+
+    report = worker.FolderRuntime.report
+
+    def waiting(self, step, metrics, norms=None):  # so that the run lasts until some figures are there
+        report(self, step, metrics, norms)
+        deadline = time.monotonic() + 120
+        while step == 5 and not (folder.run_id_path.is_file() and len(figures(folder.run_id_path.read_text())) > 1):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+    monkeypatch.setattr(worker.FolderRuntime, "report", waiting)
+    changes = ["run_name=it", "log_every_steps=1", "tracking.system_metrics=true"]
+    run = run_pretraining(pretrain_config([*quick, *changes]))
+    points = figures(run.run_id)
+    assert [point.step for point in points] == list(range(len(points))) and len(points) > 1
     assert all(0 <= point.value <= 100 for point in points)
     assert not any(name.startswith("system/") for name in run.metrics)
     assert client.get_run(run.run_id).info.status == "FINISHED"
@@ -219,6 +237,59 @@ def test_a_probe_of_an_unknown_run_is_one_line(finished):
         run_probe(config)
 
 
+def test_a_folder_is_probed_while_its_store_is_away_and_the_probe_is_sent_later(
+    finished, tmp_path, caplog, monkeypatch
+):
+    moved = RunFolder(tmp_path / "whole")
+    shutil.copytree(finished.folder.path, moved.path)
+    (tmp_path / "file").write_text("")
+    away = f"sqlite:///{tmp_path}/file/mlflow.db"
+    identity = json.loads(moved.identity_path.read_text())
+    moved.identity_path.write_text(
+        json.dumps({**identity, "uri": finished.uri.replace("sqlite:////", "sqlite:////none/")})
+    )
+    overrides = [f"run={moved.path}", "runtime=local", f"output_dir={tmp_path / 'runs'}", f"tracking.uri={away}"]
+    config = from_values(ProbeJobConfig, values_of("probe", overrides))
+    assert (config.probe.epochs, config.probe.decay_at) == (5, (0.6,))
+    probed = run_probe(config)
+    assert probed.metrics["probe/top1"] == finished.metrics["probe/top1"]
+    assert probed.run_id is None and probed.folder.path == tmp_path / "runs/digits/whole-probe"
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 2 and "cannot be used" in told[0] and f"folder={probed.folder.path}" in told[1]
+
+    (tmp_path / "file").unlink()
+    replayed = run_replay(ReplayConfig(folder=str(probed.folder.path)))
+    run = MlflowClient(away).get_run(replayed.run_id)
+    assert run.info.status == "FINISHED" and "mlflow.parentRunId" not in run.data.tags  # it is not in this store
+
+
+def test_a_folder_of_another_job_is_not_probed_and_one_without_weights_is_looked_up(finished, tmp_path):
+    probe = finished.folder.path.with_name("whole-probe")
+    with pytest.raises(
+        ConfigError, match="run: found '.*/whole-probe', a run of jobs.probe; allowed: a run of jobs.pret"
+    ):
+        trained_folder(str(probe), ("pretrain",))
+    shutil.copytree(finished.folder.path, tmp_path / "whole")
+    assert trained_folder(str(tmp_path / "whole"), ("pretrain",)) == RunFolder(tmp_path / "whole")
+    (tmp_path / "whole" / "encoder.safetensors").unlink()
+    assert trained_folder(str(tmp_path / "whole"), ("pretrain",)) is None
+    assert trained_folder("whole", ("pretrain",)) is None
+
+
+def test_what_belongs_to_a_folder_is_tracked_in_its_store_if_that_is_there(finished, tmp_path, caplog):
+    tracking = TrackingConfig()
+    beside, run_id = tracked_beside(finished.folder, tracking, tmp_path)
+    assert (beside.uri, run_id) == (finished.uri, finished.run_id)
+    other = TrackingConfig(uri=finished.uri.replace("/mlflow.db", "/./mlflow.db"))  # another name of the same store
+    assert tracked_beside(finished.folder, other, tmp_path) == (other, finished.run_id)
+    moved = RunFolder(tmp_path / "whole")
+    shutil.copytree(finished.folder.path, moved.path)
+    identity = json.loads(moved.identity_path.read_text())
+    moved.identity_path.write_text(json.dumps({**identity, "uri": f"sqlite:///{tmp_path}/gone/mlflow.db"}))
+    assert tracked_beside(moved, tracking, tmp_path / "runs") == (tracking, None)
+    assert "gone/mlflow.db, the store of " in caplog.text and not (tmp_path / "gone").exists()
+
+
 def test_a_run_name_in_use_is_refused(finished):
     output_dir = finished.folder.path.parent.parent
     config = pretrain_config(["experiment=digits", "run_name=whole", f"output_dir={output_dir}"])
@@ -303,8 +374,9 @@ def test_a_run_that_is_stopped_while_its_artifacts_are_sent_is_finished_and_not_
 
     leave = driver._Run._leave_artifacts
     monkeypatch.setattr(driver._Run, "_leave_artifacts", told)
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/ssl-sec"])
     config = pretrain_config([*quick, "run_name=late", "probe.enabled=true"])
-    with pytest.raises(Stopped, match="late is finished; probe it with: python -m jobs.probe run="):
+    with pytest.raises(Stopped, match=r"late is finished; probe it with: ssl-sec probe run=\w+$"):
         run_pretraining(config)
     client = MlflowClient(f"sqlite:///{config.output_dir}/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])

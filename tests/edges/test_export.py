@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from mlflow.tracking import MlflowClient
+from safetensors.torch import load_file
 
 from jobs.export import export
 from ssl_sec import exporting as formats
@@ -18,7 +19,7 @@ from ssl_sec.data.sources import open_digits
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition import compose
 from ssl_sec.edges.driver import run_face, run_pretraining
-from ssl_sec.edges.export import run_export
+from ssl_sec.edges.export import _found, run_export
 from ssl_sec.edges.model_card import model_card
 from ssl_sec.edges.worker import load_encoder
 from ssl_sec.errors import ConfigError, StorageError
@@ -116,6 +117,27 @@ def test_the_scaling_is_told_where_the_file_has_it_not(exported):
     assert (
         "it subtracts the mean [0.3] and divides by [0.2] itself" in (exported["onnx"].folder / "README.md").read_text()
     )
+
+
+def test_a_folder_is_exported_while_its_store_is_away(finished, exported, tmp_path: Path, caplog):
+    overrides = [f"run={finished.folder.path}", "format=safetensors"]
+    with _found(from_values(ExportConfig, compose("export", overrides)), tmp_path) as source:
+        assert caplog.text == "" and source.probes is not None
+        assert (source.run.info.run_id, len(source.probes)) == (finished.run_id, 1)
+        assert source.run.data.tags["ssl_sec.version"]  # as MLflow has it, and no folder
+    here = exported["safetensors"]
+    away = ["tracking.uri=http://127.0.0.1:9", f"output={tmp_path / 'away'}"]
+    alone = run_export(from_values(ExportConfig, compose("export", [*overrides, *away])))
+    weights, same = (load_file(one.folder / "encoder.safetensors") for one in (alone, here))
+    assert weights.keys() == same.keys() and all(torch.equal(weights[name], same[name]) for name in same)
+    (told,) = (record.getMessage() for record in caplog.records if record.name == "ssl_sec")
+    assert "MLflow at http://127.0.0.1:9 cannot be used: " in told
+    assert told.endswith(f"; the model card tells what {finished.folder.path} has")
+    # What the folder does not know: its probes, and the version that trained it.
+    expected, found = (set((one.folder / "README.md").read_text().splitlines()) for one in (here, alone))
+    assert found - expected == {"MLflow was not asked for linear probes.", "| trained with ssl_sec | unknown |"}
+    missing = [line for line in expected - found if "| probe " not in line and "trained with" not in line]
+    assert missing == []
 
 
 def test_the_job_tells_the_check_and_how_to_read(exported):

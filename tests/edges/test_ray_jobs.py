@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -164,14 +166,30 @@ def figures(head, name: str) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_a_stopped_job_saves_and_is_no_success(head):
-    endless = ("epochs=3000", "log_every_steps=1", "monitor.every_epochs=3000", "checkpoint.every_epochs=3000")
-    sent = submit(head, "pretrain", *TWO_WORKERS, *endless, f"output_dir={head.runs}", "--name", "endless")
+@contextmanager
+def endless(head, name: str, first: str, *more: str) -> Iterator[str]:
+    """A job that goes on until it is stopped, once its run `first` has told three figures; it does not outlive a test.
+
+    The cluster has room for one: a job that is left would hold up all that follow.
+    """
+    ends_never = ("epochs=3000", "log_every_steps=1", "monitor.every_epochs=3000", "checkpoint.every_epochs=3000")
+    sent = submit(head, "pretrain", *TWO_WORKERS, *ends_never, *more, f"output_dir={head.runs}", "--name", name)
     job_id = sent.stdout.split()[1]
-    deadline = time.monotonic() + 120
-    while len(figures(head, "endless")) < 3:
-        assert time.monotonic() < deadline, submit(head, "logs", job_id).stdout
-    stopped = submit(head, "stop", job_id)
+    try:
+        deadline = time.monotonic() + 600  # a machine that does other things as well takes minutes to start two workers
+        while len(figures(head, first)) < 3:
+            assert states(head, job_id)[job_id] in ("PENDING", "RUNNING"), submit(head, "logs", job_id).stdout
+            assert time.monotonic() < deadline, submit(head, "logs", job_id).stdout
+            time.sleep(0.2)
+        yield job_id
+    finally:
+        if states(head, job_id)[job_id] not in ("SUCCEEDED", "FAILED", "STOPPED"):
+            submit(head, "stop", job_id)
+
+
+def test_a_stopped_job_saves_and_is_no_success(head):
+    with endless(head, "endless", "endless") as job_id:
+        stopped = submit(head, "stop", job_id)
     assert (stopped.returncode, stopped.stdout.splitlines()[-1]) == (0, f"{job_id}: stopped")
     assert submit(head, "logs", job_id, "--follow").returncode == 130
     assert re.search(
@@ -182,13 +200,8 @@ def test_a_stopped_job_saves_and_is_no_success(head):
 
 
 def test_a_stopped_sweep_stops_its_jobs_and_starts_no_others(head):
-    endless = ("epochs=3000", "log_every_steps=1", "monitor.every_epochs=3000", "checkpoint.every_epochs=3000")
-    sent = submit(head, "pretrain", *TWO_WORKERS, *endless, "seed=0,1", f"output_dir={head.runs}", "--name", "two")
-    job_id = sent.stdout.split()[1]
-    deadline = time.monotonic() + 120
-    while len(figures(head, "two-seed0")) < 3:
-        assert time.monotonic() < deadline, submit(head, "logs", job_id).stdout
-    submit(head, "stop", job_id)
+    with endless(head, "two", "two-seed0", "seed=0,1") as job_id:
+        submit(head, "stop", job_id)
     assert states(head, job_id) == {job_id: "STOPPED", f"{job_id}-1-pretrain": "STOPPED"}
     assert (runs(head)["two"].info.status, runs(head)["two-seed0"].info.status) == ("KILLED", "KILLED")
 

@@ -15,6 +15,7 @@ from ssl_sec.edges import running as module
 from ssl_sec.edges.mlflow_tracker import TrackedRun
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.running import close_abandoned, close_in_its_store, running
+from ssl_sec.edges.sweeps import Sweep
 from ssl_sec.errors import ConfigError, StorageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -195,6 +196,63 @@ def test_a_store_that_is_away_fails_nothing_and_the_run_is_closed_later(store: S
         assert lock_of(folder).exists()
         store.close_abandoned(beside)
     assert store.of(folder).info.status == "FAILED"
+
+
+def sweep_of(store: Store, name: str) -> tuple[int, str]:
+    """The process and the run of a sweep that is killed."""
+    here, there = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            tags = {"job": "ablate", "recipe": "recipe"}
+            sweep = Sweep.start(store.uri, experiment="e", name=name, values={}, output_dir=store.output_dir, tags=tags)
+            os.write(there, (sweep.run_id or "none").encode())
+            signal.pause()
+        finally:
+            os._exit(1)
+    run_id = os.read(here, 64).decode()
+    os.close(here)
+    os.close(there)
+    return pid, run_id
+
+
+def killed_sweep(store: Store, name: str) -> tuple[int, str]:
+    pid, run_id = sweep_of(store, name)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return pid, run_id
+
+
+def test_the_next_job_closes_a_sweep_whose_process_was_killed_and_none_that_goes_on(store: Store):
+    alive, its_run = sweep_of(store, "goes on")
+    try:
+        dead, run_id = killed_sweep(store, "killed")
+        store.close_abandoned(store.run("after a sweep"))
+        run = store.client.get_run(run_id)
+        told = f"its process ({dead} on {socket.gethostname()}) ended without a word"
+        assert (run.info.status, run.data.tags["ended"]) == ("FAILED", f"failed: {told}")
+        assert told in run.data.tags["mlflow.note.content"]
+        assert store.client.get_run(its_run).info.status == "RUNNING"
+    finally:
+        os.kill(alive, signal.SIGKILL)
+        os.waitpid(alive, 0)
+    lock = store.output_dir / ".running" / its_run
+    assert close_in_its_store(lock, "killed by SIGKILL") and not lock.exists()
+    assert store.client.get_run(its_run).data.tags["ended"] == "failed: killed by SIGKILL"
+
+
+def test_a_sweep_whose_end_did_not_reach_mlflow_is_closed_as_it_ended(store: Store, monkeypatch):
+    ended = Sweep.start(
+        store.uri, experiment="e", name="s", values={}, output_dir=store.output_dir, tags={"job": "ablate"}
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(TrackedRun, "end", lambda *args: 1 / 0)
+        ended.end("FINISHED", None, {}, "")
+    assert ended.run_id is not None and store.client.get_run(ended.run_id).info.status == "RUNNING"
+    store.close_abandoned(store.run("after its end"))
+    run = store.client.get_run(ended.run_id)
+    assert (run.info.status, run.data.tags["ended"]) == ("FINISHED", "finished")
+    assert not (store.output_dir / ".running" / ended.run_id).exists()
 
 
 def test_a_supervisor_closes_the_run_with_its_reason(store: Store):

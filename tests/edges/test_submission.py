@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from mlflow.tracking import MlflowClient
 from ray.job_submission import JobDetails, JobStatus, JobType
 
 from ssl_sec.config import PretrainConfig, ProbeJobConfig
@@ -14,8 +15,8 @@ from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition import compose, composed_yaml
 from ssl_sec.edges.config_folders import own_configs
 from ssl_sec.edges.job_values import values_of
-from ssl_sec.edges.packaging import checkout, commit, packaged
-from ssl_sec.edges.pipeline import Plan
+from ssl_sec.edges.packaging import JOB_ID_VARIABLE, checkout, commit, packaged
+from ssl_sec.edges.pipeline import Plan, _Pipeline
 from ssl_sec.edges.ray_jobs import Cluster, as_table, entrypoint, exit_code, is_this_machine
 from ssl_sec.edges.run_folder import RunFolder
 from ssl_sec.edges.submission import Order, _point_name, _then, checked, job_id_for, passed_on, points_of, send
@@ -143,6 +144,22 @@ def test_a_pipeline_finds_its_plan_in_a_file(tmp_path):
     assert job_id.startswith("digits-eta-") and metadata["job_name"] == "eta"
 
 
+def test_the_run_of_a_sweep_has_the_tags_that_all_its_runs_have(tmp_path, monkeypatch):
+    monkeypatch.delenv(JOB_ID_VARIABLE, raising=False)
+    cluster = SentJobs()
+    tags = ("+tracking.tags.team=vision", "+tracking.tags.try=1,2", "seed=0,1")
+    send(Order(job="pretrain", overrides=("experiment=digits", f"output_dir={tmp_path}", *tags), name="n"), cluster)
+    plan = from_values(Plan, json.loads(cluster.sent[0][-1]["plan.json"]))
+    assert (len(plan.points), plan.tags) == (4, {"team": "vision"})
+    sweep = _Pipeline(plan, cluster, "job")._parent()
+    try:
+        run = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(sweep.run_id)
+        assert run.data.tags.items() >= {"team": "vision", "recipe": "digits", "job": "sweep"}.items()
+        assert "try" not in run.data.tags
+    finally:
+        sweep.end("KILLED", None, {}, "")
+
+
 def test_one_job_has_its_overrides_in_its_command_and_its_name_in_ray(tmp_path):
     cluster = SentJobs()
     send(Order(job="pretrain", overrides=("experiment=digits", f"output_dir={tmp_path}"), name="mine"), cluster)
@@ -218,6 +235,7 @@ def test_a_plan_survives_the_way_to_the_cluster():
         "output_dir": "/shared/runs",
         "uri": None,
         "experiment": None,
+        "tags": {"team": "vision"},
         "parallel": 2,
         "points": [{"name": "p", "swept": ["seed=0"], "stages": stages}],
     }
