@@ -28,7 +28,7 @@ from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.norms import NormHistogram
 from ssl_sec.pretraining import build_recipe
 from ssl_sec.settings import from_values
-from ssl_sec.training import Cadence, Precision, Recipe, Request, autocast, train
+from ssl_sec.training import Cadence, Precision, Recipe, Request, Steps, autocast, steps_of, train
 
 # So low a rate that no network diverges on random pixels, however many steps it takes.
 TEMPERATURE, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.5, 1e-4, 0.9, 1e-4
@@ -155,16 +155,20 @@ class Ours:
     def __init__(self, setting: Setting, images: ResidentImages, device: torch.device, **options: Any) -> None:
         if device.type == "cpu":
             keep_freed_memory()  # as a worker does
+        else:
+            torch.backends.cudnn.benchmark = True  # likewise, and to the peers' good
         self.recipe = recipe_of(setting, images, device, **options)
         self._runtime = Alone(device)
         self._taken = 0
+        self._take_step: Steps | None = None
 
     def steps(self, count: int) -> None:
         """Takes so many steps."""
         first, self._taken = self._taken, self._taken + count
         recipe = replace(self.recipe, total_steps=self._taken)
         cadence = Cadence(log_every_steps=NEVER, save_every_steps=NEVER, monitor_every_steps=NEVER)
-        train(recipe, self._runtime, cadence, lambda _: {}, first)
+        self._take_step = self._take_step or steps_of(self.recipe, self._runtime.device)  # recorded once
+        train(recipe, self._runtime, cadence, lambda _: {}, first, self._take_step)
 
     def close(self) -> None:
         """It started none."""
@@ -174,7 +178,8 @@ class _Peer:
     """What the two peers share: the network, SGD, and a step on two batches of views."""
 
     def __init__(self, setting: Setting, images: ResidentImages, device: torch.device) -> None:
-        recipe = recipe_of(setting, images, device)  # for a network that starts as ours
+        # For a network that starts as ours; on GPUs in the layout that the peers' recipes have.
+        recipe = recipe_of(setting, images, device, channels_last=device.type == "cpu")
         self._model = nn.Sequential(recipe.encoder, recipe.head).train()
         self._optimiser = torch.optim.SGD(
             self._model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY

@@ -20,7 +20,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,6 @@ from benchmarks.measure import (
 )
 from benchmarks.simclr import Contender, Lightly, Ours, Plain, Setting, data_values, opened_images, random_images
 from ssl_sec.batch import Batch
-from ssl_sec.config import LocalConfig
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.training import Recipe, autocast
 
@@ -121,15 +120,11 @@ def images_of(path: Path | None, device: torch.device, at_least: int) -> Residen
 
 def contenders(device: torch.device) -> dict[str, Callable[[Setting, ResidentImages], Contender]]:
     """Who takes part, by name."""
-    known = {each.name for each in fields(LocalConfig)}
 
     def ours(choice: Choice) -> Callable[[Setting, ResidentImages], Contender]:
-        runtime = {key: value for key, value in choice.runtime.items() if key in known}
-        return lambda setting, images: Ours(setting, images, device, augment=choice.augment, **runtime)
+        return lambda setting, images: Ours(setting, images, device, augment=choice.augment, **choice.runtime)
 
-    made = {
-        name: ours(choice) for name, choice in CHOICES[device.type].items() if "graphs" not in name or "graphs" in known
-    }
+    made = {name: ours(choice) for name, choice in CHOICES[device.type].items()}
     made["plain loop"] = lambda setting, images: Plain(setting, images, device)
     made["lightly"] = lambda setting, images: Lightly(setting, images, device, os.cpu_count() or 1)
     return made

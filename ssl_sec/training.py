@@ -230,6 +230,10 @@ class Cadence:
     monitor_every_steps: int
 
 
+# Views, their labels and the step's number -> the terms of the objective, before the weights moved.
+Steps = Callable[[Tensor, Tensor, int], Terms]
+
+
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """The forward pass in bfloat16 where that is asked for; the objective leaves it again."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bfloat16" else nullcontext()
@@ -277,6 +281,11 @@ def update_weights(
     return terms
 
 
+def steps_of(recipe: Recipe, device: torch.device) -> Steps:
+    """What takes a recipe's steps: calls each, or replays them."""
+    return ReplayedSteps(recipe, device, CUDAGraphs(device)) if recipe.graphed else partial(train_step, recipe)
+
+
 class ReplayedSteps:
     """The steps of one worker, their launches recorded once and replayed; see `ssl_sec.replaying`.
 
@@ -315,6 +324,7 @@ def train(
     cadence: Cadence,
     monitor: Callable[[int], Mapping[str, float]],
     first_step: int = 0,
+    take_step: Steps | None = None,
 ) -> None:
     """Trains from `first_step` to the recipe's last, reporting, monitoring and saving on the way.
 
@@ -324,6 +334,7 @@ def train(
         cadence: how often to report, save and monitor.
         monitor: figures of the encoder after so many steps, asked for by every worker.
         first_step: steps already taken.
+        take_step: takes a step; None takes that of `steps_of`.
 
     Raises:
         Stopped: after a save, if a stop was asked for.
@@ -341,9 +352,7 @@ def train(
         draws=None if draws is None else (draws(step)[rows] for step in steps),
     )
     dtype, layout = recipe.computation.dtype, recipe.computation.layout
-    take_step = partial(train_step, recipe)
-    if recipe.graphed:
-        take_step = ReplayedSteps(recipe, runtime.device, CUDAGraphs(runtime.device))
+    take_step = take_step or steps_of(recipe, runtime.device)
     recipe.model.train()
     recipe.objective.train()
     clock, clock_step, saved_step = time.perf_counter(), first_step, first_step
