@@ -77,6 +77,7 @@ def assembled(
         runtime: this worker's.
         computation: precision, layout and compilation.
     """
+    say(runtime, "computing in %s", computation)
     network: nn.Module = nn.Sequential(encoder, head)
     if runtime.world_size > 1:
         network = globalise_batch_norm(network)

@@ -46,7 +46,9 @@ def lars(groups: list[ParameterGroup], momentum: float) -> Optimizer:
     """LARS (You et al. 2017), for batches of thousands, as timm implements it: on a GPU no step waits for a norm."""
     from timm.optim.lars import Lars  # timm imports all of its models, which takes seconds
 
-    return Lars(groups, lr=0.0, momentum=momentum)  # pyright: ignore[reportArgumentType]  # its default is an int
+    # Where the rate is a tensor, timm would take one parameter after the other, and wait for the rate.
+    foreach = _are_on_gpu(groups) or None
+    return Lars(groups, lr=0.0, momentum=momentum, foreach=foreach)  # pyright: ignore[reportArgumentType]  # an int
 
 
 @torch.no_grad()

@@ -55,7 +55,8 @@ class CUDAGraphs:
     def record(self, function: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
         """Records a call, whose memory is kept for the replays."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream):
+        # What other threads do meanwhile, such as one that pins batches, is not of the recording.
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             result = function()
         return result, graph.replay
 

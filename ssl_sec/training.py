@@ -107,6 +107,10 @@ class Computation:
     channels_last: bool = False
     compiled: bool = False
 
+    def __str__(self) -> str:
+        layout = ["channels_last"] if self.channels_last else []
+        return ", ".join([self.precision, *layout, *(["compiled"] if self.compiled else [])])
+
     @property
     def dtype(self) -> torch.dtype:
         """Of the weights and the views."""
