@@ -17,9 +17,12 @@ from ssl_sec.edges.machine import in_words
         ),
         (
             RayConfig(num_workers=(2, 8), address="head:6379", device="cuda"),
-            "workers: 2 to 8, on the Ray cluster at head:6379; device: cuda, float32",
+            "workers: 2 to 8, on the Ray cluster at head:6379; device: cuda, bfloat16 on GPUs that have it",
         ),
-        (RayConfig(num_workers=3), "workers: 3, on Ray on this machine; device: auto, float32"),
+        (
+            RayConfig(num_workers=3, precision="float32"),
+            "workers: 3, on Ray on this machine; device: auto, float32",
+        ),
     ],
 )
 def test_a_runtime_is_said_in_words(runtime, expected, monkeypatch):
@@ -32,4 +35,5 @@ def test_the_cluster_of_the_environment_and_the_name_of_a_gpu_are_said(monkeypat
     assert "the Ray cluster at other:6379" in in_words(RayConfig())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU number {device.index}")
-    assert in_words(LocalConfig()) == "device: cuda (GPU number 0), one process, float32"
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    assert in_words(LocalConfig()) == "device: cuda (GPU number 0), one process, bfloat16"
