@@ -139,10 +139,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=pytest.mark.slow if case in ("bn_inception onnx", "ir onnx") else ()) for case in CASES],
-)
+# Each case is read back by a process of its own; a format and a kind of network are among the fast ones once.
+SLOW = {
+    *("bn_inception onnx", "ir onnx", "ir torchscript", "light_cnn onnx", "timm safetensors", "timm torchscript"),
+    *("bn_fc safetensors", "fc safetensors", "fc_bn safetensors", "maxout safetensors"),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in CASES])
 def test_what_is_read_back_elsewhere_gives_the_networks_output(case, tmp_path):
     name, made = CASES[case]
     exportable = made()
