@@ -79,7 +79,7 @@ TINY = Scale(
         "probe": {"epochs": 2},
         "log_every_steps": 1,
     },
-    tests=("tests/evaluation/test_identification.py",),
+    tests=("tests/gpu/test_objective.py",),
     rows=(64,),
     classes=(10,),
     evaluated=1500,
