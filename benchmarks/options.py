@@ -10,6 +10,7 @@ benchmarks/results/options-{cpu,gpu}.json.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from statistics import median
 from typing import Any, cast
 from unittest import mock
@@ -155,15 +156,16 @@ def of_augmentations(batch: int, device: torch.device, rounds: int) -> list[dict
 
     sides = (SIZE_PX, SIZE_PX)
     crop = RandomResizedCrop(sides, scale=(0.08, 1.0), cropping_mode="resample", align_corners=False)
-    pil = PilImages(images)
     turns: dict[str, Callable[[], object]] = {
         AS_IS: views(),
         "crops by slicing": views(RandomResizedCrop(sides, scale=(0.08, 1.0), cropping_mode="slice")),
         "jitter without hue": views(
             crop, RandomHorizontalFlip(), ColorJitter(0.4, 0.4, 0.4, p=0.8), RandomGrayscale(p=0.2)
         ),
-        "lightly's transform": lambda: [pil[index] for index in range(batch)],
     }
+    if find_spec("lightly") is not None:
+        pil = PilImages(images)
+        turns["lightly's transform"] = lambda: [pil[index] for index in range(batch)]
     return _compared(turns, rounds, batch)
 
 
