@@ -173,6 +173,7 @@ def test_a_training_set_that_has_grown_is_refused_on_resume(cluster, tmp_path, m
     arguments = [*RUN, "output_dir=runs", "data=folder", "data.root=.", "data.num_channels=1"]
     arguments += ["global_batch_size=40", "epochs=1"]
     assert run_job("face", face, arguments) == 0
+    (tmp_path / "runs" / "digits" / "it" / "outcome").unlink()  # a finished run would not be resumed
     (tmp_path / "train" / "someone").mkdir()
     shutil.copy(next((tmp_path / "train" / "digit 0").iterdir()), tmp_path / "train" / "someone")
     assert run_job("face", face, [*arguments, "resume=true"]) == 4
