@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,7 +176,7 @@ class CheckpointWriter:
             StorageError: if the one before could not be written.
         """
         self.close()
-        copied, wait = self._copied(state)
+        copied, wait = self._snapshot(state)
         self._thread = threading.Thread(target=self._write, args=(step, copied, wait, score))
         self._thread.start()
 
@@ -193,9 +193,9 @@ class CheckpointWriter:
         if failure is not None:
             raise failure
 
-    def _copied(self, state: Mapping[str, Any]) -> tuple[Mapping[str, Any], Callable[[], None]]:
+    def _snapshot(self, state: Mapping[str, Any]) -> tuple[Mapping[str, Any], Callable[[], None]]:
         """The state on the CPU, and what waits until it is there."""
-        device = _gpu_of(state)
+        device = next((tensor.device for tensor in _tensors(state) if tensor.is_cuda), None)
         if device is None:
             return _copied(state), lambda: None
         self._stream = self._stream or torch.cuda.Stream(device)
@@ -319,26 +319,17 @@ def _copied(state: Any) -> Any:
     return state
 
 
-def _gpu_of(state: Any) -> torch.device | None:
-    """The GPU that holds a state's tensors; None if none is on one."""
+def _tensors(state: Any) -> Iterator[Tensor]:
+    """The state's tensors."""
     if isinstance(state, torch.Tensor):
-        return state.device if state.is_cuda else None
-    if isinstance(state, Mapping):
-        return next(filter(None, map(_gpu_of, state.values())), None)  # pyright: ignore[reportUnknownArgumentType]
-    return next(filter(None, map(_gpu_of, state)), None) if isinstance(state, list) else None  # pyright: ignore[reportUnknownArgumentType]
-
-
-def _num_bytes(state: Any) -> int:
-    """The size of the state's tensors."""
-    if isinstance(state, torch.Tensor):
-        return state.nbytes
-    if isinstance(state, Mapping):
-        return sum(map(_num_bytes, state.values()))  # pyright: ignore[reportUnknownArgumentType]
-    return sum(map(_num_bytes, state)) if isinstance(state, list) else 0  # pyright: ignore[reportUnknownArgumentType]
+        yield state
+    elif isinstance(state, Mapping | list):
+        for value in state.values() if isinstance(state, Mapping) else state:  # pyright: ignore[reportUnknownVariableType]
+            yield from _tensors(value)
 
 
 def _check_space(folder: Path, state: Mapping[str, Any]) -> None:
-    needed, free = _num_bytes(state) + _ROOM_BYTES, shutil.disk_usage(folder).free
+    needed, free = sum(tensor.nbytes for tensor in _tensors(state)) + _ROOM_BYTES, shutil.disk_usage(folder).free
     if free < needed:
         raise OSError(f"it needs {needed >> 20} MiB, and {free >> 20} MiB are free")
 

@@ -118,6 +118,22 @@ def check_memory(key: str, found: object, module: nn.Module) -> None:
     check(needed <= there, key, found, allowed)
 
 
+def _wherever_possible(key: str, asked: bool | None, reason: str | None) -> bool:
+    """Whether to do what is asked for (true), refused (false), or done wherever it is possible (None).
+
+    Args:
+        key: of the option.
+        asked: its value.
+        reason: why it is not possible here; None if it is.
+
+    Raises:
+        ConfigError: it is asked for where it is not possible.
+    """
+    if asked and reason is not None:
+        raise ConfigError(f"{key}: found True, but {reason}; allowed here: false, or null")
+    return asked is not False and reason is None
+
+
 @dataclass(frozen=True, kw_only=True)
 class _DataConfig(Settings, key="data"):
     """What every data set has.
@@ -564,11 +580,9 @@ class AugmentConfig(Settings, key="augment"):
             "colour_strength": self.colour_strength,
         }
         reason = why_not_fused(image_size_px, num_channels, device)
-        if self.fused and reason is not None:
-            raise ConfigError(f"augment.fused: found True, but {reason}; allowed here: false, or null")
-        if self.fused is False or reason is not None:
-            return SimCLRAugmentation(**settings)
-        return FusedSimCLRAugmentation(layout, **settings)
+        if _wherever_possible("augment.fused", self.fused, reason):
+            return FusedSimCLRAugmentation(layout, **settings)
+        return SimCLRAugmentation(**settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1095,8 +1109,6 @@ class _RuntimeConfig(Settings, key="runtime"):
         Raises:
             ConfigError: `graphs` is asked for where it is not possible.
         """
-        if self.graphs is False:
-            return False
         reason = None
         if device.type != "cuda":
             reason = f"the device is {device.type}, and only a GPU has launches"
@@ -1104,9 +1116,7 @@ class _RuntimeConfig(Settings, key="runtime"):
             reason = "the precision is float64, and a recorded step has its learning rate in float32"
         elif world_size > 1:
             reason = f"there are {world_size} workers, and what they send each other is not recorded"
-        if self.graphs and reason is not None:
-            raise ConfigError(f"runtime.graphs: found True, but {reason}; allowed here: false, or null")
-        return reason is None
+        return _wherever_possible("runtime.graphs", self.graphs, reason)
 
 
 @dataclass(frozen=True, kw_only=True)

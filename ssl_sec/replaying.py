@@ -12,6 +12,8 @@ from typing import Generic, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
+from ssl_sec.errors import first_line
+
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
@@ -100,5 +102,4 @@ class Replayed(Generic[Result_co]):
         try:
             self._recorded = self._graphs.record(lambda: self._function(*self._inputs))
         except RuntimeError as error:
-            first_line = str(error).partition("\n")[0]
-            logger.warning("the steps are not recorded as CUDA graphs: %s", first_line)
+            logger.warning("the steps are not recorded as CUDA graphs: %s", first_line(error))

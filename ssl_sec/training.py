@@ -139,7 +139,7 @@ class Recipe:
         row_labels: labels of the rows of the views, from a batch and its rows in the global batch.
         total_steps: T.
         computation: how the network computes.
-        graphed: whether the launches of a step are recorded once and replayed (`ssl_sec.graphed_steps`).
+        graphed: whether the launches of a step are recorded once and replayed (`ssl_sec.replaying`).
         num_loader_workers: processes that decode a streamed set.
         draws: what the loader's crops are drawn from, a number for each row of a step's global batch; None if it draws
             nothing.
@@ -211,9 +211,7 @@ class Recipe:
         # The state is the checkpoint's; the options are this run's, which may compute on another device.
         groups = [
             {**theirs, **own, "params": theirs["params"]}
-            for theirs, own in zip(
-                state["optimiser"]["param_groups"], self.optimiser.state_dict()["param_groups"], strict=True
-            )
+            for theirs, own in zip(state["optimiser"]["param_groups"], self.optimiser.param_groups, strict=True)
         ]
         self.optimiser.load_state_dict({**state["optimiser"], "param_groups": groups})
         return int(state["step"])
