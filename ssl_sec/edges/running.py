@@ -61,14 +61,8 @@ def running(folder: RunFolder) -> Iterator[None]:
         StorageError: if the output folder cannot be written.
     """
     path = _lock_path(folder)
-    try:
-        descriptor = _waited_for(path, str(folder.path))
-        _held.add(descriptor)
-        before = _record_of(descriptor)
-        _write_record(descriptor, {"folder": str(folder.path), **_this_process()})
-    except OSError as error:
-        raise StorageError(f"output_dir: {folder.path} cannot be written: {error.strerror}") from error
-    tell_supervisor(path)
+    record = {"folder": str(folder.path), **_this_process()}
+    descriptor, before = _taken(path, str(folder.path), folder.path, record)
     try:
         yield
     except BaseException:
@@ -81,10 +75,7 @@ def running(folder: RunFolder) -> Iterator[None]:
     else:
         path.unlink(missing_ok=True)
     finally:
-        _held.discard(descriptor)
-        os.close(descriptor)
-        with contextlib.suppress(OSError):  # others run
-            path.parent.rmdir()
+        _given_back(path, descriptor)
 
 
 class OpenRun:
@@ -102,29 +93,37 @@ class OpenRun:
     def __init__(self, output_dir: Path, uri: str, run_id: str) -> None:
         self._path = output_dir.resolve() / _FOLDER / run_id
         self._record = {"uri": masked(uri), "run_id": run_id, **_this_process()}
-        try:
-            self._descriptor = _waited_for(self._path, run_id)
-            _held.add(self._descriptor)
-            _write_record(self._descriptor, self._record)
-        except OSError as error:
-            raise StorageError(f"output_dir: {output_dir} cannot be written: {error.strerror}") from error
-        tell_supervisor(self._path)
+        self._descriptor, _ = _taken(self._path, run_id, output_dir, self._record)
 
     def ended(self) -> None:
         """Takes note that the run has ended in MLflow."""
         self._path.unlink(missing_ok=True)
-        self._let_go()
+        _given_back(self._path, self._descriptor)
 
     def not_told(self, status: str, reason: str | None) -> None:
         """Leaves it to a later job to tell MLflow how the run ended."""
         _write_record(self._descriptor, {**self._record, "status": status, "reason": reason})
-        self._let_go()
+        _given_back(self._path, self._descriptor)
 
-    def _let_go(self) -> None:
-        _held.discard(self._descriptor)
-        os.close(self._descriptor)
-        with contextlib.suppress(OSError):  # others run
-            self._path.parent.rmdir()
+
+def _taken(path: Path, what: str, written_to: Path, record: Mapping[str, Any]) -> tuple[int, Mapping[str, Any] | None]:
+    """Locks a file and writes who holds it; returns its descriptor, and what an earlier process left in it."""
+    try:
+        descriptor = _waited_for(path, what)
+        _held.add(descriptor)
+        before = _record_of(descriptor)
+        _write_record(descriptor, record)
+    except OSError as error:
+        raise StorageError(f"output_dir: {written_to} cannot be written: {error.strerror}") from error
+    tell_supervisor(path)
+    return descriptor, before
+
+
+def _given_back(path: Path, descriptor: int) -> None:
+    _held.discard(descriptor)
+    os.close(descriptor)
+    with contextlib.suppress(OSError):  # others run
+        path.parent.rmdir()
 
 
 def close_abandoned(folder: RunFolder, client: MlflowClient, uri: str) -> threading.Thread:
