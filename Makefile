@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 MLFLOW_PORT ?= 5000
 DOCKER ?= docker
 # A file's tests stay together: they share what is slow to set up. In their own order, the long files come early.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Bytecode is kept: the tests start many processes that import the package.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help

@@ -139,10 +139,11 @@ CASES = {
 }
 
 
-# Each case is read back by a process of its own; a format and a kind of network are among the fast ones once.
+# Each case is read back by a process of its own; each format, with a head and without, is among the fast ones.
 SLOW = {
     *("bn_inception onnx", "ir onnx", "ir torchscript", "light_cnn onnx", "timm safetensors", "timm torchscript"),
     *("bn_fc safetensors", "fc safetensors", "fc_bn safetensors", "maxout safetensors"),
+    *("bottleneck safetensors", "googlenet safetensors", "sphereface onnx", "maxout torchscript", "timm onnx"),
 }
 
 

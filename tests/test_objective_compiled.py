@@ -10,10 +10,11 @@ import pytest
 from tests.losses.cases import ALL_LOSSES
 
 
-@pytest.fixture(scope="module")
-def compared():
-    # Not inductor, which needs a C++ compiler; what can be captured and differentiated is decided before it.
-    program = [sys.executable, "-W", "ignore", "-m", "tests.compiled_objective", "cpu", "aot_eager"]
+# Not inductor, which needs a C++ compiler; what can be captured is decided by "eager", and what can be differentiated as
+# one graph by "aot_eager".
+@pytest.fixture(scope="module", params=["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+def compared(request):
+    program = [sys.executable, "-W", "ignore", "-m", "tests.compiled_objective", "cpu", request.param]
     done = subprocess.run(program, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

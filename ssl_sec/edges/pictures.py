@@ -138,5 +138,5 @@ def _save(folder: RunFolder, figures: dict[str, Figure]) -> list[Path]:
     paths: list[Path] = []
     for name, figure in figures.items():
         paths.append(plots / f"{name}.png")
-        figure.savefig(paths[-1], dpi=110, bbox_inches="tight")
+        figure.savefig(paths[-1], dpi=110)
     return paths

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -116,6 +117,7 @@ def _place() -> str:
     return ", ".join([*parts, *([f"Ray cluster {masked(address)}"] if address else [])])
 
 
+@cache
 def _installed_packages() -> str:
     """The installed packages with their versions, one a line, as pip takes them."""
     found = {each.metadata["Name"] or "": each.version for each in distributions()}

@@ -126,7 +126,7 @@ class Sweep:
             if (figure := arms_figure(results)) is not None:
                 with tempfile.TemporaryDirectory() as folder:
                     path = Path(folder) / "arms.png"
-                    figure.savefig(path, dpi=110, bbox_inches="tight")
+                    figure.savefig(path, dpi=110)
                     run.log_file(path, "plots")
         except Exception as error:
             logger.warning("MLflow: %s", first_line(error))

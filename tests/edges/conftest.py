@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from mlflow.store.db import utils
 from mlflow.store.model_registry import sqlalchemy_store
 from sqlalchemy import Engine, create_engine
@@ -77,10 +78,11 @@ def tables_are_copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def few_features_are_drawn() -> Iterator[None]:
-    """t-SNE of all digits takes longer than everything else of a small run; its picture has tests of its own."""
+@pytest.fixture(scope="package", autouse=True)
+def pictures_are_quick() -> Iterator[None]:
+    """t-SNE of all digits, and layouts, take longer than everything else of a small run; pictures have their tests."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConstrainedLayoutEngine, "execute", lambda self, figure: None)
         patch.setattr(pictures, "features_figure", partial(pictures.features_figure, max_points=60))
         yield
 

@@ -91,7 +91,7 @@ def test_the_local_runtime_imports_neither_ray_nor_lightning(tmp_path: Path):
         "import sys; from functools import partial; from jobs.pretrain import pretrain\n"
         "from ssl_sec.edges import pictures\n"  # t-SNE of all digits would take most of the time
         "pictures.features_figure = partial(pictures.features_figure, max_points=60)\n"
-        "pretrain(['experiment=digits', 'epochs=1', 'encoder.width=0.125', 'runtime=local', "
+        "pretrain(['experiment=digits', 'epochs=1', 'data.max_images=256', 'encoder.width=0.125', 'runtime=local', "
         f"'output_dir={tmp_path}'])\n"
         "sys.exit(', '.join({'ray', 'pytorch_lightning', 'lightning'} & set(sys.modules)) or 0)"
     )

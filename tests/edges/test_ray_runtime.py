@@ -52,6 +52,7 @@ def test_two_workers_give_the_curve_of_one(cluster, quick):
     assert curves[1] == pytest.approx(curves[0], rel=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_workers_data_error_reaches_the_user_as_it_was(cluster, quick, tmp_path: Path):
     with pytest.raises(DataError, match="no such folder; data.root must hold") as caught:
@@ -61,6 +62,7 @@ def test_a_workers_data_error_reaches_the_user_as_it_was(cluster, quick, tmp_pat
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_stop_saves_on_all_workers(cluster, quick, monkeypatch):
     config = config_of(*quick, *TWO_WORKERS, "epochs=2000", "log_every_steps=1", "monitor.every_epochs=1000")
