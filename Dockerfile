@@ -52,7 +52,7 @@ COPY configs configs
 COPY ssl_sec ssl_sec
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -m pip install --no-deps . \
-    && python -P -c "import torchvision, ssl_sec.edges.composition" \
+    && python -P -c "import torchvision, ssl_sec.edges.composition.compose" \
     && useradd --uid 1000 --create-home --shell /bin/bash ssl_sec
 
 # NVIDIA's container toolkit reads the capabilities. NVIDIA_VISIBLE_DEVICES is left unset on purpose: it would show all

@@ -19,12 +19,12 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.measure import environment, on_workers, peak_resident_mib, save, table
-from ssl_sec.class_sharding import draw_templates
 from ssl_sec.collectives import average_parameter_gradients, own_rows, world_size
 from ssl_sec.losses import ArcFaceLoss
 from ssl_sec.losses.template import TemplateLoss
-from ssl_sec.objective import Objective
-from ssl_sec.schedules import Constant
+from ssl_sec.training.class_sharding import draw_templates
+from ssl_sec.training.objective import Objective
+from ssl_sec.training.schedules import Constant
 
 WORKERS, DIM, SCALE, MARGIN_RADIANS = 2, 512, 64.0, 0.45
 SIZES = {"classes": 1_000_000, "rows": 256, "steps": 2}

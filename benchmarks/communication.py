@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
-from ssl_sec.config import ResNetConfig
+from ssl_sec.networks.config import ResNetConfig
 
 BYTES = 4
 DIM = 128

@@ -34,13 +34,14 @@ from torchvision.transforms.functional import to_pil_image, to_tensor
 
 from benchmarks.measure import command_line, environment, in_turn, peak_rate, ratio, save, table, told
 from benchmarks.simclr import random_images
-from ssl_sec.config import LocalConfig, ResNetConfig
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.linear_probe import shuffled, top_k_accuracy, train_linear_probes
 from ssl_sec.evaluation.retrieval import recall_at_k
+from ssl_sec.networks.config import ResNetConfig
+from ssl_sec.training.config import LocalConfig
 
 NUM_IMAGES, DIM = 10_000, 512
 NOISE = 2.3  # of a row about its class's centre, both as vectors of about that length

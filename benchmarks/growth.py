@@ -34,9 +34,9 @@ from benchmarks.simclr import Ours, Setting, random_images
 from ssl_sec import losses
 from ssl_sec.batch import Batch
 from ssl_sec.collectives import world_size
-from ssl_sec.cpu import schedule_as_batch
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.data.samplers import ShuffledBatches
+from ssl_sec.edges.run.cpu import schedule_as_batch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -192,7 +192,7 @@ def draw(measured: dict[str, list[dict[str, Any]]]) -> "Figure":
     """Time and memory over the rows and over the classes, in logarithms."""
     from matplotlib.figure import Figure  # a machine that only measures needs none
 
-    from ssl_sec.drawing import add_grid, arm_look
+    from ssl_sec.figures.drawing import add_grid, arm_look
 
     figure = Figure(figsize=(9, 6), layout="constrained")
     for plots, kind in zip(figure.subplots(2, 2), ("rows", "classes"), strict=True):

@@ -22,13 +22,13 @@ import torch.multiprocessing as processes
 from torch import Tensor
 
 from benchmarks.measure import environment, save, table
-from ssl_sec.config import PretrainConfig
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.edges.composition import compose
-from ssl_sec.norms import NormHistogram
-from ssl_sec.pretraining import pretrain
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.pretraining.recipe import pretrain
 from ssl_sec.settings import from_values
-from ssl_sec.training import Request
+from ssl_sec.training.norms import NormHistogram
+from ssl_sec.training.step import Request
 
 WORKERS = (1, 2, 4)
 # Precision, learning rate, epochs of 11 steps; the rate of the digits recipe is 0.3.

@@ -2,10 +2,10 @@
 
     python -m benchmarks.launchers      # six minutes on two CPU cores: two workers, then one
 
-Both start `ssl_sec.edges.worker.work` with one thread a worker, and train on while they are measured: one runs for some
-seconds while all processes of the other are halted, Ray's services too, and so in turn. How fast a shared machine is
-changes from minute to minute, by more than what is looked for; between two neighbouring turns it changes less. With as
-many workers as cores Ray's services take their time from the workers; with fewer they have a core to themselves. The
+Both start `ssl_sec.edges.run.worker.work` with one thread a worker, and train on while they are measured: one runs for
+some seconds while all processes of the other are halted, Ray's services too, and so in turn. How fast a shared machine
+is changes from minute to minute, by more than what is looked for; between two neighbouring turns it changes less. With
+as many workers as cores Ray's services take their time from the workers; with fewer they have a core to themselves. The
 time to the first step is from the launch, Ray's own start with it. Writes benchmarks/results/launchers-cpu.json.
 """
 
@@ -24,11 +24,12 @@ import torch.distributed as dist
 import yaml
 
 from benchmarks.measure import command_line, environment, save, table
-from ssl_sec.config import PretrainConfig, RayConfig
-from ssl_sec.edges.composition import compose
-from ssl_sec.edges.run_folder import RunFolder
-from ssl_sec.edges.worker import Worker, work
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run.worker import Worker, work
+from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.settings import from_values, to_values
+from ssl_sec.training.config import RayConfig
 
 WORKERS = (2, 1)
 RECIPE = (
@@ -175,7 +176,7 @@ class _Run:
 
 def _driver(path: Path) -> None:
     """The driver of a run on a Ray of its own."""
-    from ssl_sec.edges.ray_runtime import run_with_ray
+    from ssl_sec.edges.run.ray_runtime import run_with_ray
 
     values = yaml.safe_load(RunFolder(path).config_path.read_text())
     config = from_values(PretrainConfig, values)

@@ -23,11 +23,11 @@ from torch import Tensor
 from benchmarks.measure import command_line, environment, in_turn, on_workers, ratio, save, table
 from benchmarks.simclr import Ours, PilImages, Setting, random_images
 from benchmarks.throughput import steps_a_turn
-from ssl_sec import assembly
-from ssl_sec.augment import SimCLRAugmentation
+from ssl_sec.augment.views import SimCLRAugmentation
 from ssl_sec.data.image_set import ResidentImages
-from ssl_sec.objective import Objective
-from ssl_sec.training import Recipe
+from ssl_sec.recipes import assembly
+from ssl_sec.training.objective import Objective
+from ssl_sec.training.step import Recipe
 
 SIZE_PX = 32
 AS_IS = "as is"

@@ -28,12 +28,12 @@ from benchmarks.measure import environment, ratio, save, table
 os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = "2"
 os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
 
-from ssl_sec.config import PretrainConfig
-from ssl_sec.edges import worker
-from ssl_sec.edges.composition import compose
-from ssl_sec.edges.driver import run_pretraining
-from ssl_sec.norms import NormHistogram
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.run import worker
+from ssl_sec.edges.run.driver import run_pretraining
+from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.settings import from_values
+from ssl_sec.training.norms import NormHistogram
 
 ROUNDS = 3
 RECIPE = (

@@ -22,13 +22,14 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from ssl_sec import collectives
-from ssl_sec.config import FolderConfig, ParquetConfig, PretrainConfig
-from ssl_sec.cpu import keep_freed_memory
+from ssl_sec.data.config import FolderConfig, ParquetConfig
 from ssl_sec.data.image_set import ResidentImages
-from ssl_sec.norms import NormHistogram
-from ssl_sec.pretraining import build_recipe
+from ssl_sec.edges.run.cpu import keep_freed_memory
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.pretraining.recipe import build_recipe
 from ssl_sec.settings import from_values
-from ssl_sec.training import Cadence, Precision, Recipe, Request, Steps, autocast, steps_of, train
+from ssl_sec.training.norms import NormHistogram
+from ssl_sec.training.step import Cadence, Precision, Recipe, Request, Steps, autocast, steps_of, train
 
 # So low a rate that no network diverges on random pixels, however many steps it takes.
 TEMPERATURE, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.5, 1e-4, 0.9, 1e-4

@@ -44,7 +44,7 @@ from benchmarks.measure import (
 from benchmarks.simclr import Contender, Lightly, Ours, Plain, Setting, data_values, opened_images, random_images
 from ssl_sec.batch import Batch
 from ssl_sec.data.image_set import ResidentImages
-from ssl_sec.training import Recipe, autocast
+from ssl_sec.training.step import Recipe, autocast
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -364,7 +364,7 @@ def draw(rows: list[dict[str, Any]]) -> "Figure":
     """Images a second over the batch, a plot for each network and precision."""
     from matplotlib.figure import Figure  # a machine that only measures needs none
 
-    from ssl_sec.drawing import add_grid, arm_look
+    from ssl_sec.figures.drawing import add_grid, arm_look
 
     rows = [row for row in rows if "images_per_s" in row]
     kinds = sorted({(row["encoder"], row["precision"]) for row in rows})

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from ssl_sec.data.folders import open_folder
     from ssl_sec.data.image_set import ImageSet
-    from ssl_sec.data.sources import open_cifar10, open_cifar100, open_digits, open_folder, open_parquet
-    from ssl_sec.edges.run_encoder import load_encoder
-    from ssl_sec.encoders import Encoder, load_weights, resnet, save_weights, timm_backbone
+    from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits
+    from ssl_sec.data.stores import open_parquet
+    from ssl_sec.edges.folder.encoder import load_encoder
     from ssl_sec.evaluation.features import extract_features
     from ssl_sec.evaluation.knn import knn_top1
     from ssl_sec.evaluation.linear_probe import linear_probe
@@ -45,14 +46,17 @@ if TYPE_CHECKING:
         TripletLoss,
         from_views,
     )
-    from ssl_sec.objective import Objective, Terms
-    from ssl_sec.schedules import CappedRamp, Constant, FaceRamp, LinearRamp
+    from ssl_sec.networks import Encoder, load_weights, resnet, save_weights, timm_backbone
+    from ssl_sec.training.objective import Objective, Terms
+    from ssl_sec.training.schedules import CappedRamp, Constant, FaceRamp, LinearRamp
 
 _HOMES = {
     "ssl_sec.data.image_set": ("ImageSet",),
-    "ssl_sec.data.sources": ("open_cifar10", "open_cifar100", "open_digits", "open_folder", "open_parquet"),
-    "ssl_sec.edges.run_encoder": ("load_encoder",),
-    "ssl_sec.encoders": ("Encoder", "load_weights", "resnet", "save_weights", "timm_backbone"),
+    "ssl_sec.data.folders": ("open_folder",),
+    "ssl_sec.data.stores": ("open_parquet",),
+    "ssl_sec.data.standard_sets": ("open_cifar10", "open_cifar100", "open_digits"),
+    "ssl_sec.edges.folder.encoder": ("load_encoder",),
+    "ssl_sec.networks": ("Encoder", "load_weights", "resnet", "save_weights", "timm_backbone"),
     "ssl_sec.evaluation.features": ("extract_features",),
     "ssl_sec.evaluation.knn": ("knn_top1",),
     "ssl_sec.evaluation.linear_probe": ("linear_probe",),
@@ -64,8 +68,8 @@ _HOMES = {
         *("RankedListLoss", "SemihardTripletLoss", "SoftmaxLoss", "SphereFaceLoss", "SphericalConstraint"),
         *("SphericalFeatureTransform", "TripletLoss", "from_views"),
     ),
-    "ssl_sec.objective": ("Objective", "Terms"),
-    "ssl_sec.schedules": ("CappedRamp", "Constant", "FaceRamp", "LinearRamp"),
+    "ssl_sec.training.objective": ("Objective", "Terms"),
+    "ssl_sec.training.schedules": ("CappedRamp", "Constant", "FaceRamp", "LinearRamp"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

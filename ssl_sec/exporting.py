@@ -22,11 +22,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ssl_sec.encoders.architecture import Architecture
-from ssl_sec.encoders.encoder import Encoder
-from ssl_sec.encoders.weights import save_weights
 from ssl_sec.errors import ConfigError, StorageError, first_line
-from ssl_sec.heads import building
+from ssl_sec.networks.architecture import Architecture
+from ssl_sec.networks.encoder import Encoder
+from ssl_sec.networks.heads import building
+from ssl_sec.networks.weights import save_weights
 
 FormatName = Literal["safetensors", "torchscript", "onnx", "timm"]
 

@@ -326,3 +326,23 @@ def _member(options: tuple[Any, ...], value: Any, path: str) -> Any:
 def _described(hint: Any) -> str:
     """What a value of this type is, for messages."""
     return " or ".join(map(repr, get_args(hint))) if get_origin(hint) is Literal else _PLAIN.get(hint, "a list")
+
+
+Side = Annotated[int, Range(ge=1, le=16384)]
+Processes = Annotated[int, Range(ge=0, le=1024)]
+
+
+def wherever_possible(key: str, asked: bool | None, reason: str | None) -> bool:
+    """Whether to do what is asked for (true), refused (false), or done wherever it is possible (None).
+
+    Args:
+        key: of the option.
+        asked: its value.
+        reason: why it is not possible here; None if it is.
+
+    Raises:
+        ConfigError: it is asked for where it is not possible.
+    """
+    if asked and reason is not None:
+        raise ConfigError(f"{key}: found True, but {reason}; allowed here: false, or null")
+    return asked is not False and reason is None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from ssl_sec.training import Request
+from ssl_sec.training.step import Request
 
 
 class FakeRuntime:

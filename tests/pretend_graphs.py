@@ -37,7 +37,7 @@ class _Recording(TorchDispatchMode):
 
 
 class PretendGraphs:
-    """What `ssl_sec.replaying.Replayed` is given on a CPU.
+    """What `ssl_sec.training.replaying.Replayed` is given on a CPU.
 
     Attributes:
         recorded: operations of each recording.

@@ -16,7 +16,7 @@ from benchmarks.campaign import packing, parts, recipes, report, running
 from benchmarks.campaign.data import prepared
 from benchmarks.campaign.running import Part
 from benchmarks.campaign.sheet import Plan, Sheet
-from ssl_sec.edges.run_folder import RunFolder
+from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.errors import ConfigError
 from tests.data.files import plain, write_parquet
 

@@ -8,21 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from ssl_sec.encoders import (
-    Encoder,
-    bn_inception,
-    googlenet,
-    ir,
-    light_cnn,
-    resnet,
-    sphereface_net,
-    timm_backbone,
-)
-from ssl_sec.encoders.architecture import OwnNetwork, TimmModel, TorchvisionGoogLeNet, TorchvisionResNet
-from ssl_sec.encoders.timm import timm_arguments
 from ssl_sec.errors import ConfigError
 from ssl_sec.exporting import FILE_NAMES, FORMATS, Exportable, check_export, require_packages
-from ssl_sec.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead, MaxoutHead, ProjectionHead
+from ssl_sec.networks import Encoder, bn_inception, googlenet, ir, light_cnn, resnet, sphereface_net, timm_backbone
+from ssl_sec.networks.architecture import OwnNetwork, TimmModel, TorchvisionGoogLeNet, TorchvisionResNet
+from ssl_sec.networks.backbones.timm import timm_arguments
+from ssl_sec.networks.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead, MaxoutHead, ProjectionHead
 
 README = Path(__file__).parents[1] / "README.md"
 

@@ -12,17 +12,20 @@ from torch import nn
 
 import ssl_sec
 from ssl_sec import from_views, losses
-from ssl_sec.config import DigitsConfig, LocalConfig, PretrainConfig, ProbeConfig
-from ssl_sec.data.sources import open_digits
-from ssl_sec.edges.composition import compose
-from ssl_sec.edges.run_folder import RunFolder
-from ssl_sec.encoders import Encoder, save_weights
+from ssl_sec.data.config import DigitsConfig
+from ssl_sec.data.standard_sets import open_digits
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.evaluation.linear_probe import linear_probe
 from ssl_sec.losses.base import require_labels
-from ssl_sec.probing import linear_evaluation
+from ssl_sec.networks import Encoder, save_weights
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.probing.config import ProbeConfig
+from ssl_sec.recipes.probing.recipe import linear_evaluation
 from ssl_sec.settings import from_values, to_values
+from ssl_sec.training.config import LocalConfig
 from tests.fakes import FakeRuntime
 from tests.losses.cases import PAIR_LOSSES, rows
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from ssl_sec.norms import NormHistogram, norm_histogram
+from ssl_sec.training.norms import NormHistogram, norm_histogram
 
 
 def test_a_norm_histogram_counts_every_norm_and_survives_json():

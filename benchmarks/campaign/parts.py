@@ -22,11 +22,12 @@ from benchmarks.campaign.running import Part
 from benchmarks.campaign.sheet import Plan, Sheet
 from benchmarks.measure import environment, peak_rate
 from benchmarks.simclr import Setting, opened_images, random_images
-from ssl_sec.config import PretrainConfig, ProbeJobConfig
 from ssl_sec.data.image_set import ResidentImages
-from ssl_sec.edges.run_folder import RunFolder
-from ssl_sec.edges.worker import Worker, work
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run.worker import Worker, work
 from ssl_sec.errors import Stopped
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.settings import from_values, to_values
 
 SEEDS = (0, 1, 2)

@@ -15,7 +15,7 @@ ENCODERS = ("resnet50", "resnet18")
 
 def composed() -> dict[str, dict[str, Any]]:
     """The name of each recipe (`resnet50-ntxent`) -> its values."""
-    from ssl_sec.edges.composition import compose  # needs Hydra
+    from ssl_sec.edges.composition.compose import compose  # needs Hydra
 
     return {
         f"{encoder}-{arm}": compose("pretrain", [f"experiment={experiment}", f"encoder={encoder}", "runtime=local"])

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -413,3 +413,6 @@ def with_crop(image_set: ImageSet, crop: Crop) -> ImageSet:
     if not isinstance(image_set, EncodedImages):
         return image_set
     return replace(image_set, crop=crop, image_shape=(image_set.image_shape[0], crop.size_px, crop.size_px))
+
+
+Split = Literal["train", "test"]

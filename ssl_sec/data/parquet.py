@@ -22,7 +22,11 @@ import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 from jaxtyping import Int64
 
-from ssl_sec.data.image_set import MAX_CLASSES, Locations, check_num_classes
+from ssl_sec.data.image_set import (
+    MAX_CLASSES,
+    Locations,
+    check_num_classes,
+)
 from ssl_sec.errors import DataError, MissingDataError, first_line, nearest, printable
 from ssl_sec.locking import locked
 

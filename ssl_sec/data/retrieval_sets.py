@@ -17,9 +17,8 @@ import torch
 from ssl_sec.data.class_splits import require_disjoint
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import OnBadImage
-from ssl_sec.data.image_set import EncodedImages, FileStore, PackedBytes
-from ssl_sec.data.listed_images import check_paths
-from ssl_sec.data.sources import Split
+from ssl_sec.data.faces.listed_images import check_paths
+from ssl_sec.data.image_set import EncodedImages, FileStore, PackedBytes, Split
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 
 

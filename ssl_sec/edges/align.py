@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from ssl_sec.config import AlignConfig
-from ssl_sec.data.alignment import ALIGNED_SIZE_PX, Landmarks, align_file, aligned_path, read_landmarks
-from ssl_sec.data.sources import image_paths
+from ssl_sec.data.faces.alignment import ALIGNED_SIZE_PX, Landmarks, align_file, aligned_path, read_landmarks
+from ssl_sec.data.folders import image_paths
+from ssl_sec.edges.config import AlignConfig
 from ssl_sec.errors import ConfigError, DataError, StorageError, printable
 
 logger = logging.getLogger("ssl_sec.align")

@@ -5,16 +5,16 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TextIO
+from typing import Literal, TextIO
 
 from tqdm import tqdm
 
-from ssl_sec.edges.config_folders import own_configs, without_folder
+from ssl_sec.edges.composition.config_folders import own_configs, without_folder
+from ssl_sec.edges.composition.help_text import help_text
 from ssl_sec.edges.environment import prepare
-from ssl_sec.edges.help_text import help_text
-from ssl_sec.edges.supervision import supervised
+from ssl_sec.edges.masking import masked
+from ssl_sec.edges.run.supervision import supervised
 from ssl_sec.errors import Stopped, UserError, out_of_memory
-from ssl_sec.masking import masked
 from ssl_sec.settings import check
 
 _Output = Literal["stdout", "stderr"]
@@ -45,7 +45,7 @@ def run_job(
                 place = rest.index("--cfg")
                 found = " ".join(rest[place : place + 2])
                 check(found == "--cfg job", "--cfg", found, "--cfg job")
-                from ssl_sec.edges.job_values import shown_values  # a run may have to be looked up, with MLflow
+                from ssl_sec.edges.run.job_values import shown_values  # a run may have to be looked up, with MLflow
 
                 say(shown_values(job, [*rest[:place], *rest[place + 2 :]]).rstrip("\n"))
             else:
@@ -130,11 +130,3 @@ class _AboveTheBar(logging.StreamHandler[TextIO]):
 class _WithoutSecrets(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return masked(super().format(record))
-
-
-def in_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
-    """Rows of cells as a table of aligned columns."""
-    cells = [list(header), *[[str(cell) for cell in row] for row in rows]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

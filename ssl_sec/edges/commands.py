@@ -15,9 +15,9 @@ from typing import NoReturn
 
 from ssl_sec import __version__
 from ssl_sec.edges.command_line import exit_code_of, run_job
-from ssl_sec.edges.composition import compose
-from ssl_sec.edges.job_values import values_of
+from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE, command
+from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.errors import ConfigError, first_line, nearest
 from ssl_sec.settings import from_values
 
@@ -25,13 +25,13 @@ from ssl_sec.settings import from_values
 def pretrain(overrides: Sequence[str]) -> str:
     """Contrastive pretraining, with a linear probe if asked for."""
     values = values_of("pretrain", overrides)
-    from ssl_sec.config import PretrainConfig
     from ssl_sec.edges.machine import announce
+    from ssl_sec.recipes.pretraining.config import PretrainConfig
 
     config = from_values(PretrainConfig, values)
     announce(config.runtime)
-    from ssl_sec.edges.driver import run_pretraining
-    from ssl_sec.edges.summary import summary
+    from ssl_sec.edges.run.driver import run_pretraining
+    from ssl_sec.edges.run.summary import summary
 
     return summary(run_pretraining(config))
 
@@ -39,13 +39,13 @@ def pretrain(overrides: Sequence[str]) -> str:
 def metric_learning(overrides: Sequence[str]) -> str:
     """Deep metric learning, measured on classes that it has not seen."""
     values = values_of("metric_learning", overrides)
-    from ssl_sec.config import MetricLearningConfig
     from ssl_sec.edges.machine import announce
+    from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 
     config = from_values(MetricLearningConfig, values)
     announce(config.runtime)
-    from ssl_sec.edges.driver import run_metric_learning
-    from ssl_sec.edges.summary import summary
+    from ssl_sec.edges.run.driver import run_metric_learning
+    from ssl_sec.edges.run.summary import summary
 
     return summary(run_metric_learning(config))
 
@@ -54,12 +54,12 @@ def face(overrides: Sequence[str]) -> str:
     """Face recognition, measured on benchmarks of verification and identification."""
     values = values_of("face", overrides)
     from ssl_sec.edges.machine import announce
-    from ssl_sec.face_config import FaceConfig
+    from ssl_sec.recipes.face.config import FaceConfig
 
     config = from_values(FaceConfig, values)
     announce(config.runtime)
-    from ssl_sec.edges.driver import run_face
-    from ssl_sec.edges.summary import summary
+    from ssl_sec.edges.run.driver import run_face
+    from ssl_sec.edges.run.summary import summary
 
     return summary(run_face(config))
 
@@ -67,13 +67,13 @@ def face(overrides: Sequence[str]) -> str:
 def probe(overrides: Sequence[str]) -> str:
     """Linear evaluation of the encoder of a pretraining run."""
     values = values_of("probe", overrides)
-    from ssl_sec.config import ProbeJobConfig
     from ssl_sec.edges.machine import announce
+    from ssl_sec.recipes.probing.config import ProbeJobConfig
 
     config = from_values(ProbeJobConfig, values)
     announce(config.runtime)
-    from ssl_sec.edges.driver import run_probe
-    from ssl_sec.edges.summary import summary
+    from ssl_sec.edges.run.driver import run_probe
+    from ssl_sec.edges.run.summary import summary
 
     return summary(run_probe(config))
 
@@ -81,14 +81,14 @@ def probe(overrides: Sequence[str]) -> str:
 def ablate(overrides: Sequence[str]) -> str:
     """One recipe under several constraints and seeds, in one table."""
     compose("ablate", overrides)  # a misspelled key is found before the imports
-    from ssl_sec.edges.ablation import run_ablation
+    from ssl_sec.edges.run.ablation import run_ablation
 
     return run_ablation(overrides)
 
 
 def report(overrides: Sequence[str]) -> str:
     """Results beside a paper's tables and figures, or two runs side by side."""
-    from ssl_sec.edges.report import run_report
+    from ssl_sec.edges.report.report import run_report
 
     return run_report(overrides)
 
@@ -96,10 +96,10 @@ def report(overrides: Sequence[str]) -> str:
 def export(overrides: Sequence[str]) -> str:
     """The encoder of a run in a format that other programs load."""
     values = values_of("export", overrides)
-    from ssl_sec.config import ExportConfig
+    from ssl_sec.edges.config import ExportConfig
 
     config = from_values(ExportConfig, values)
-    from ssl_sec.edges.export import run_export
+    from ssl_sec.edges.export.export import run_export
 
     return run_export(config).told()
 
@@ -107,7 +107,7 @@ def export(overrides: Sequence[str]) -> str:
 def align(overrides: Sequence[str]) -> str:
     """Cuts faces out of images, aligned by five points each."""
     values = compose("align", overrides)
-    from ssl_sec.config import AlignConfig
+    from ssl_sec.edges.config import AlignConfig
 
     config = from_values(AlignConfig, values)
     from ssl_sec.edges.align import run_align
@@ -118,18 +118,18 @@ def align(overrides: Sequence[str]) -> str:
 def replay(overrides: Sequence[str]) -> str:
     """Sends MLflow what it missed of a run during an outage."""
     values = values_of("replay", overrides)
-    from ssl_sec.config import ReplayConfig
+    from ssl_sec.edges.config import ReplayConfig
 
     config = from_values(ReplayConfig, values)
-    from ssl_sec.edges.driver import run_replay
-    from ssl_sec.edges.summary import summary
+    from ssl_sec.edges.run.driver import run_replay
+    from ssl_sec.edges.run.summary import summary
 
     return summary(run_replay(config))
 
 
 def submit(arguments: Sequence[str]) -> int:
     """Sends a job to a Ray cluster, lists jobs, shows their logs, stops them."""
-    from ssl_sec.edges.submit_command import submit
+    from ssl_sec.edges.submit.command import submit
 
     return submit(arguments)
 
@@ -151,7 +151,7 @@ def pipeline(arguments: Sequence[str]) -> int:
         ) from error
     if JOB_ID_VARIABLE not in os.environ:
         raise ConfigError(f"only a job of a Ray cluster can start others; send them with: {command('submit')}")
-    from ssl_sec.edges.pipeline import Plan, run_pipeline
+    from ssl_sec.edges.submit.pipeline import Plan, run_pipeline
 
     return run_pipeline(from_values(Plan, values))
 

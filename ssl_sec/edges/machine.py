@@ -5,7 +5,7 @@ import os
 
 import torch
 
-from ssl_sec.config import LocalConfig, RuntimeConfig
+from ssl_sec.training.config import LocalConfig, RuntimeConfig
 
 logger = logging.getLogger("ssl_sec")
 

@@ -19,7 +19,7 @@ LIMIT_MIB = 64.0
 # What a job is told of where it came from: its id and, as it has no checkout with it, the commit.
 JOB_ID_VARIABLE = "SSL_SEC_JOB_ID"
 COMMIT_VARIABLE = "SSL_SEC_COMMIT"
-# The file in which the commit and what differs from it travel; see `ssl_sec.edges.provenance`.
+# The file in which the commit and what differs from it travel; see `ssl_sec.edges.tracking.provenance`.
 CODE_STATE = "code_state.json"
 
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from ssl_sec.augment import unit_range
+from ssl_sec.augment.views import unit_range
 from ssl_sec.collectives import gather_rows, rank, world_size
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.loading import batches

@@ -21,8 +21,8 @@ from torch.nn import functional
 
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.splits import stratified_split
-from ssl_sec.schedules import epochs_at
 from ssl_sec.seeding import derived_seed
+from ssl_sec.training.schedules import epochs_at
 
 FeatureBatch = tuple[Float[Tensor, "batch dim"], Int64[Tensor, " batch"]]
 

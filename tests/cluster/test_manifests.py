@@ -12,10 +12,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from ssl_sec.config import PretrainConfig, ProbeJobConfig
-from ssl_sec.edges.composition import compose
-from ssl_sec.edges.run_folder import RunFolder
-from ssl_sec.edges.submission import points_of
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.submit.submission import points_of
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.settings import from_values
 
 ROOT = Path(__file__).parents[2]

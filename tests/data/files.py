@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import torch
 from PIL import Image
 
-from ssl_sec.data.sources import open_digits
+from ssl_sec.data.standard_sets import open_digits
 
 
 def encode(image: Image.Image, image_format: str = "PNG", **options) -> bytes:

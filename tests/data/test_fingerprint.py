@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from ssl_sec.data.fingerprint import fingerprint
+from ssl_sec.data.folders import open_folder
 from ssl_sec.data.image_set import subset
-from ssl_sec.data.sources import open_digits, open_folder
+from ssl_sec.data.standard_sets import open_digits
 from tests.data.files import plain
 
 

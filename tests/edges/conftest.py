@@ -10,7 +10,7 @@ from mlflow.store.db import utils
 from mlflow.store.model_registry import sqlalchemy_store
 from sqlalchemy import Engine, create_engine
 
-from ssl_sec.edges import pictures
+from ssl_sec.edges.run import pictures
 from tests.data.files import write_digit_pairs
 
 # A narrow encoder and few steps: the flow is the recipe's, the result is not looked at.

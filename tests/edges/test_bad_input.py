@@ -13,14 +13,14 @@ from jobs.metric_learning import metric_learning
 from jobs.pretrain import pretrain
 from jobs.probe import probe
 from jobs.replay import replay
-from ssl_sec.config import ResNetConfig
-from ssl_sec.edges.ablation import run_ablation
 from ssl_sec.edges.command_line import run_job
-from ssl_sec.edges.composition import compose
-from ssl_sec.edges.report import run_report
-from ssl_sec.edges.run_folder import RunFolder
-from ssl_sec.edges.worker import Worker, work
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.report.report import run_report
+from ssl_sec.edges.run.ablation import run_ablation
+from ssl_sec.edges.run.worker import Worker, work
 from ssl_sec.errors import UserError
+from ssl_sec.networks.config import ResNetConfig
 
 JOBS = {
     "pretrain": pretrain,
@@ -164,7 +164,7 @@ def worked_on(tmp_path: Path, overrides: list[str]) -> RunFolder:
 
 
 def test_what_a_worker_cannot_hold_in_memory_is_kept_for_the_driver(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("ssl_sec.edges.worker.pretrain", lambda *arguments: torch.empty(2**46))
+    monkeypatch.setattr("ssl_sec.edges.run.worker.pretrain", lambda *arguments: torch.empty(2**46))
     folder = worked_on(tmp_path, [])
     assert str(folder.error()).startswith("not enough memory for 281474976710656 bytes at once")
     assert "DefaultCPUAllocator" in folder.failures()[0]["traceback"]

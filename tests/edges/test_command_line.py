@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from jobs.pretrain import pretrain
-from ssl_sec.edges.command_line import in_table, run_job
+from ssl_sec.edges.command_line import run_job
+from ssl_sec.edges.tables import in_table
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
 
 
@@ -89,7 +90,7 @@ def test_bad_input_is_one_line(overrides, code, message, tmp_path: Path, capsys)
 def test_the_local_runtime_imports_neither_ray_nor_lightning(tmp_path: Path):
     code = (
         "import sys; from functools import partial; from jobs.pretrain import pretrain\n"
-        "from ssl_sec.edges import pictures\n"  # t-SNE of all digits would take most of the time
+        "from ssl_sec.edges.run import pictures\n"  # t-SNE of all digits would take most of the time
         "pictures.features_figure = partial(pictures.features_figure, max_points=60)\n"
         "pretrain(['experiment=digits', 'epochs=1', 'data.max_images=256', 'encoder.width=0.125', 'runtime=local', "
         f"'output_dir={tmp_path}'])\n"

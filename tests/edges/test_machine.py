@@ -3,8 +3,8 @@ import re
 import pytest
 import torch
 
-from ssl_sec.config import LocalConfig, RayConfig
 from ssl_sec.edges.machine import in_words
+from ssl_sec.training.config import LocalConfig, RayConfig
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ssl_sec.edges.composition import compose
+from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.overrides import assigned, understood
 
 ODD = ["/tmp/données", "/tmp/mes essais é (1)", "~/runs", "/tmp/a#1", "/tmp/it's", "/tmp/a=b", "/tmp/a&b;c", 'a"b']

@@ -12,7 +12,7 @@ import sys
 import torch
 from torch import nn
 
-from ssl_sec.training import autocast
+from ssl_sec.training.step import autocast
 from tests.gpu.runs import recipe_on
 
 

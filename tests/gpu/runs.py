@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import torch
 
-from ssl_sec.config import PretrainConfig
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.errors import Stopped
-from ssl_sec.pretraining import build_recipe
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.pretraining.recipe import build_recipe
 from ssl_sec.settings import from_values
-from ssl_sec.training import Cadence, train
+from ssl_sec.training.step import Cadence, train
 from tests.fakes import FakeRuntime
 
 BATCH_SIZE = 24

@@ -2,7 +2,7 @@
 
 import torch
 
-from ssl_sec.checkpoint import CheckpointWriter, load_checkpoint
+from ssl_sec.training.checkpoint import CheckpointWriter, load_checkpoint
 from tests.fakes import assert_identical
 
 CPU = torch.device("cpu")

@@ -31,7 +31,7 @@ def test_a_compiled_network_is_the_eager_one(device):
 @pytest.mark.gpu
 def test_a_compiled_objective_is_the_eager_one(gpu):
     """Its capture is tested for every loss in `test_objective_compiled.py`."""
-    compared = printed("tests.compiled_objective", gpu, *OBJECTIVES)
+    compared = printed("tests.training.compiled_objective", gpu, *OBJECTIVES)
     assert set(compared) == set(OBJECTIVES)
     for name, found in compared.items():
         assert found["apart"] < 1e-10, name

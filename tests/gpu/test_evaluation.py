@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
-from ssl_sec.evaluation.identification import (
+from ssl_sec.evaluation.faces.identification import (
     all_pairs_tar_at_far,
     open_set_identification,
     random_open_set_trials,

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ssl_sec import training
-from ssl_sec.replaying import WARM_UP_CALLS, CUDAGraphs
+from ssl_sec.training import step as training
+from ssl_sec.training.replaying import WARM_UP_CALLS, CUDAGraphs
 from tests.gpu.runs import recipe_on, trained
 from tests.gpu.waiting import forbid
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from ssl_sec.losses import SphericalConstraint
-from ssl_sec.objective import Objective
-from ssl_sec.schedules import Constant
+from ssl_sec.training.objective import Objective
+from ssl_sec.training.schedules import Constant
 from tests.gpu.waiting import forbidden
 from tests.losses.cases import ALL_LOSSES, rows
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ssl_sec.augment import FlipAugmentation, FusedSimCLRAugmentation, RetrievalAugmentation, SimCLRAugmentation
+from ssl_sec.augment.views import FlipAugmentation, FusedSimCLRAugmentation, RetrievalAugmentation, SimCLRAugmentation
 from tests.gpu.waiting import forbidden
 
 BUILDS = {
@@ -69,7 +69,7 @@ def test_making_them_waits_for_nothing(name, device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [8, 32, 64])
 def test_one_launch_makes_kornias_views(size, gpu):
-    """Without a GPU, `tests/test_fused_views.py` runs the kernel in Triton's interpreter."""
+    """Without a GPU, `tests/augment/test_fused.py` runs the kernel in Triton's interpreter."""
     pytest.importorskip("triton")
     options = {"image_size_px": size, "num_channels": 3, "seed": 5}
     kornias, ours = SimCLRAugmentation(**options), FusedSimCLRAugmentation(**options)

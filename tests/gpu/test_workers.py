@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules._functions import SyncBatchNorm
 
-from ssl_sec import global_batch_norm
 from ssl_sec.collectives import (
     _GatherRows,
     _SumOverWorkers,
@@ -21,7 +20,8 @@ from ssl_sec.collectives import (
     own_rows,
     sum_over_workers,
 )
-from ssl_sec.global_batch_norm import GlobalBatchNorm, globalise_batch_norm
+from ssl_sec.networks import batch_norm as global_batch_norm
+from ssl_sec.networks.batch_norm import GlobalBatchNorm, globalise_batch_norm
 
 CHANNELS = 6
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from ssl_sec.edges.composition import compose, experiments
+from ssl_sec.edges.composition.compose import compose, experiments
 from ssl_sec.errors import ConfigError
 from ssl_sec.papers import Table, load, names, reported
 from ssl_sec.settings import from_values

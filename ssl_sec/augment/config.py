@@ -1,0 +1,145 @@
+"""The augmentations as values of a run; see `ssl_sec.settings`."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+
+from ssl_sec.augment.views import (
+    FlipAugmentation,
+    FusedSimCLRAugmentation,
+    RetrievalAugmentation,
+    SimCLRAugmentation,
+    Views,
+    why_not_fused,
+)
+from ssl_sec.data.crops import CentreCrop, RandomResizedCrop
+from ssl_sec.settings import (
+    Positive,
+    Probability,
+    Range,
+    Settings,
+    Share,
+    Side,
+    check,
+    wherever_possible,
+)
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentConfig(Settings, key="augment"):
+    """SimCLR's augmentation; see `ssl_sec.augment.views`.
+
+    Attributes:
+        min_scale: smallest crop, as a share of the image's area, in (0, 1].
+        flip_probability: probability of a horizontal flip, in [0, 1].
+        colour_strength: strength of the colour distortion, ≥ 0; SimCLR has 0.5 for CIFAR and 1 for ImageNet.
+        fused: true: the views are made in one launch (Triton); null: wherever that is possible, for colour images of up
+            to 64 pixels on a GPU.
+    """
+
+    min_scale: Share = 0.08
+    flip_probability: Probability = 0.5
+    colour_strength: Annotated[float, Range(ge=0, le=2.5)] = 0.5  # its hue turns by 0.2 of it, at most by half a turn
+    fused: bool | None = None
+
+    def build(
+        self,
+        image_size_px: int,
+        num_channels: int,
+        seed: int,
+        num_views: int = 2,
+        device: torch.device = _CPU,
+        layout: torch.memory_format = torch.contiguous_format,
+    ) -> SimCLRAugmentation:
+        """The augmentation for images of one size.
+
+        Raises:
+            ConfigError: `fused` is asked for where it is not possible.
+        """
+        settings: dict[str, Any] = {
+            "image_size_px": image_size_px,
+            "num_channels": num_channels,
+            "seed": seed,
+            "num_views": num_views,
+            "min_scale": self.min_scale,
+            "flip_probability": self.flip_probability,
+            "colour_strength": self.colour_strength,
+        }
+        reason = why_not_fused(image_size_px, num_channels, device)
+        if wherever_possible("augment.fused", self.fused, reason):
+            return FusedSimCLRAugmentation(layout, **settings)
+        return SimCLRAugmentation(**settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CropConfig(Settings, key="augment"):
+    """Random crops in training, the centre in evaluation (SEC, appendix B.1); see `ssl_sec.data.crops`.
+
+    Images that have one size already, as digits have, are cropped to that size, and evaluated whole.
+
+    Attributes:
+        short_side_px: pixels that the short side of an image is resized to before it is cropped.
+        size_px: side of the crops, pixels.
+        min_scale: smallest crop, as a share of the image's area, in (0, 1].
+        min_aspect: smallest width / height of a crop, > 0.
+        max_aspect: largest width / height of a crop, ≥ min_aspect.
+        flip_probability: probability of a horizontal flip, in [0, 1].
+    """
+
+    short_side_px: Side = 256
+    size_px: Side = 227
+    min_scale: Share = 0.16
+    min_aspect: Positive = 0.75
+    max_aspect: Positive = 4 / 3
+    flip_probability: Probability = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least = f"≥ augment.size_px = {self.size_px}"
+        check(self.short_side_px >= self.size_px, "augment.short_side_px", self.short_side_px, at_least)
+        at_least = f"≥ augment.min_aspect = {self.min_aspect:g}"
+        check(self.max_aspect >= self.min_aspect, "augment.max_aspect", self.max_aspect, at_least)
+
+    def random_crop(self) -> RandomResizedCrop:
+        """The crop of training."""
+        return RandomResizedCrop(
+            short_side_px=self.short_side_px,
+            size_px=self.size_px,
+            min_scale=self.min_scale,
+            min_aspect=self.min_aspect,
+            max_aspect=self.max_aspect,
+            flip_probability=self.flip_probability,
+        )
+
+    def centre_crop(self) -> CentreCrop:
+        """The crop of evaluation."""
+        return CentreCrop(short_side_px=self.short_side_px, size_px=self.size_px)
+
+    def on_device(self, image_size_px: int, seed: int) -> RetrievalAugmentation:
+        """The augmentation of images that have one size already."""
+        return RetrievalAugmentation(
+            image_size_px=image_size_px,
+            seed=seed,
+            min_scale=self.min_scale,
+            min_aspect=self.min_aspect,
+            max_aspect=self.max_aspect,
+            flip_probability=self.flip_probability,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlipConfig(Settings, key="augment"):
+    """A horizontal flip with some probability in [0, 1], the only augmentation of the papers.
+
+    Attributes:
+        flip_probability: probability of the flip, in [0, 1].
+    """
+
+    flip_probability: Probability = 0.5
+
+    def build(self, seed: int) -> Views:
+        """The augmentation."""
+        return FlipAugmentation(seed=seed, flip_probability=self.flip_probability)

@@ -1,0 +1,275 @@
+"""Augmentation on the device: uint8 images -> views in [0, 1].
+
+SimCLR's three (Chen et al. 2020, appendix A; SEC, appendix B.3): random crop and resize, random flip, colour
+distortion of strength s (brightness, contrast, saturation 0.8 s, hue 0.2 s, with probability 0.8; grey with
+probability 0.2). Deep metric learning's two (SEC, appendix B.1): random crop and resize, random flip. The draws of a
+step are made on the CPU for the whole global batch from (seed, step, view) alone, and each worker applies its own rows
+of them on its device, so the views do not depend on the number of workers, and a GPU draws what a CPU draws.
+"""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from ssl_sec.seeding import derived_seed
+
+# Sides of views whose pixels fit into the registers of one program of a GPU.
+LARGEST_FUSED_VIEW_PX = 64
+
+# Tensors of a draw that are shared by the batch, whatever their length.
+_SHARED_DRAWS = frozenset({"order", "forward_input_shape"})
+
+
+def unit_range(
+    images: UInt8[Tensor, "batch channels height width"],
+) -> Float[Tensor, "batch channels height width"]:
+    """Pixels 0-255 as float32 in [0, 1]."""
+    return images.float() / 255
+
+
+def already_cropped(
+    images: UInt8[Tensor, "batch channels height width"], step: int, rows: slice, global_batch_size: int
+) -> Float[Tensor, "batch channels height width"]:
+    """The one view of images that were cropped when they were decoded (`ssl_sec.data.crops`): the images."""
+    return unit_range(images)
+
+
+class _GlobalBatchAugmentation:
+    """Views by transforms whose draws are made for the global batch.
+
+    No module on purpose: `Module.to` would make kornia draw on the device, whose generator nobody seeds, and wait for
+    it. The transforms follow the device of the images by themselves.
+
+    Args:
+        transforms: kornia's, in their order.
+        seed: the run's seed.
+        num_views: views of each image, ≥ 1.
+    """
+
+    def __init__(self, transforms: list[nn.Module], seed: int, num_views: int) -> None:
+        from kornia.augmentation import AugmentationSequential  # here, because a config needs no kornia
+
+        self.seed = seed
+        self.num_views = num_views
+        self.transforms = AugmentationSequential(*transforms, data_keys=["input"])  # pyright: ignore[reportArgumentType]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(seed={self.seed}, num_views={self.num_views}, transforms={self.transforms})"
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        images: UInt8[Tensor, "batch channels height width"],
+        step: int,
+        rows: slice,
+        global_batch_size: int,
+    ) -> Float[Tensor, "views channels size size"]:
+        """The views of this worker's rows of the global batch, all first views before all second ones.
+
+        Args:
+            images: this worker's images, 0-255.
+            step: 0-based global step.
+            rows: which rows of the global batch they are.
+            global_batch_size: rows of all workers.
+        """
+        pixels = unit_range(images)
+        global_shape = torch.Size((global_batch_size, *images.shape[1:]))
+        return torch.cat(
+            [
+                self.transforms(pixels, params=_rows_of(self._draw(global_shape, step, view), rows, len(images)))
+                for view in range(self.num_views)
+            ]
+        )
+
+    def _draw(self, global_shape: torch.Size, step: int, view: int) -> list[Any]:
+        # kornia draws from torch's global generator; only the CPU's is touched, and put back afterwards.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derived_seed(self.seed, "views", step, view))
+            return self.transforms.forward_parameters(global_shape)
+
+
+class SimCLRAugmentation(_GlobalBatchAugmentation):
+    """Two or more views of each image.
+
+    Args:
+        image_size_px: side of the views, pixels.
+        num_channels: 3, or 1 for grey images, which keep brightness and contrast of the colour distortion.
+        seed: the run's seed.
+        num_views: views of each image, ≥ 1.
+        min_scale: smallest crop, as a share of the image's area, in (0, 1].
+        flip_probability: of a horizontal flip, in [0, 1].
+        colour_strength: s ≥ 0; 0.5 on CIFAR, 1.0 on ImageNet.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_size_px: int,
+        num_channels: int,
+        seed: int,
+        num_views: int = 2,
+        min_scale: float = 0.08,
+        flip_probability: float = 0.5,
+        colour_strength: float = 0.5,
+    ) -> None:
+        from kornia.augmentation import ColorJitter, RandomGrayscale
+
+        self.image_size_px = image_size_px
+        transforms = _crop_and_flip(image_size_px, min_scale, (3 / 4, 4 / 3), flip_probability)
+        if colour_strength > 0:
+            strong, weak = 0.8 * colour_strength, 0.2 * colour_strength
+            if num_channels == 3:
+                transforms += [ColorJitter(strong, strong, strong, weak, p=0.8), RandomGrayscale(p=0.2)]
+            else:
+                transforms.append(ColorJitter(strong, strong, p=0.8))
+        super().__init__(transforms, seed, num_views)
+
+
+class FusedSimCLRAugmentation(SimCLRAugmentation):
+    """The same views in one launch on a GPU, of small colour images; see `ssl_sec.augment.fused`.
+
+    What is drawn is what `SimCLRAugmentation` draws, and the views differ from its views by rounding, at most 1e-5.
+
+    Args:
+        layout: of the views in memory.
+        settings: those of `SimCLRAugmentation`.
+    """
+
+    def __init__(self, layout: torch.memory_format = torch.contiguous_format, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.layout = layout
+
+    def __call__(
+        self,
+        images: UInt8[Tensor, "batch channels height width"],
+        step: int,
+        rows: slice,
+        global_batch_size: int,
+    ) -> Float[Tensor, "views channels size size"]:
+        """The views of this worker's rows of the global batch, all first views before all second ones."""
+        from ssl_sec.augment.fused import fused_views  # Triton is not on every machine
+
+        global_shape = torch.Size((global_batch_size, *images.shape[1:]))
+        drawn = [_rows_of(self._draw(global_shape, step, view), rows, len(images)) for view in range(self.num_views)]
+        numbers = torch.cat([self._numbers(draws) for draws in drawn], dim=1)
+        if images.is_cuda:
+            numbers = numbers.pin_memory().to(images.device, non_blocking=True)
+        return fused_views(images.contiguous(), numbers, self.image_size_px, self.layout)
+
+    def _numbers(self, draws: list[Any]) -> Float[Tensor, "numbers batch"]:
+        """What the kernel needs of the draws of a view, in the order of its `NUMBERS`."""
+        drawn = {draw.name.partition("_")[0]: cast(Mapping[str, Tensor], draw.data) for draw in draws}
+        corners = drawn["RandomResizedCrop"]["src"]
+        first, last = corners[:, 0], corners[:, 2]
+        nothing = corners.new_zeros(len(corners))
+
+        def of(transform: str, what: str = "batch_prob") -> Tensor:
+            return drawn[transform][what] if transform in drawn else nothing
+
+        order = drawn["ColorJitter"]["order"].tolist() if "ColorJitter" in drawn else []
+        return torch.stack(
+            [
+                *first.unbind(1),
+                *((last - first) / max(self.image_size_px - 1, 1)).unbind(1),
+                *(of(transform) for transform in ("RandomHorizontalFlip", "ColorJitter", "RandomGrayscale")),
+                *(of("ColorJitter", f"{step}_factor") for step in ("brightness", "contrast", "saturation", "hue")),
+                torch.full_like(nothing, sum(step * 4**place for place, step in enumerate(order))),
+            ]
+        )
+
+
+def why_not_fused(image_size_px: int, num_channels: int, device: torch.device) -> str | None:
+    """Why `FusedSimCLRAugmentation` cannot make such views; None if it can."""
+    if device.type != "cuda":
+        return f"the device is {device.type}, and the kernel runs on GPUs"
+    if num_channels != 3:
+        return f"the images have {num_channels} channel, and the kernel makes colour images"
+    if image_size_px > LARGEST_FUSED_VIEW_PX:
+        return f"the views are {image_size_px} pixels wide, and the kernel makes at most {LARGEST_FUSED_VIEW_PX}"
+    return "Triton is not installed" if find_spec("triton") is None else None
+
+
+class FlipAugmentation(_GlobalBatchAugmentation):
+    """One view of each image: itself, or its mirror image.
+
+    Args:
+        seed: the run's seed.
+        flip_probability: in (0, 1].
+    """
+
+    def __init__(self, *, seed: int, flip_probability: float = 0.5) -> None:
+        from kornia.augmentation import RandomHorizontalFlip
+
+        super().__init__([RandomHorizontalFlip(p=flip_probability)], seed, num_views=1)
+
+
+class RetrievalAugmentation(_GlobalBatchAugmentation):
+    """One view of each image: the crops of `ssl_sec.data.crops` for images that have one size already.
+
+    The images are not resized before they are cropped, and the crops not antialiased: little is lost where images are
+    not much larger than their views.
+
+    Args:
+        image_size_px: side of the views, pixels.
+        seed: the run's seed.
+        min_scale: smallest crop, as a share of the image's area, in (0, 1].
+        min_aspect: smallest width / height of a crop, > 0.
+        max_aspect: largest, ≥ min_aspect.
+        flip_probability: of a horizontal flip, in [0, 1].
+    """
+
+    def __init__(
+        self,
+        *,
+        image_size_px: int,
+        seed: int,
+        min_scale: float = 0.16,
+        min_aspect: float = 3 / 4,
+        max_aspect: float = 4 / 3,
+        flip_probability: float = 0.5,
+    ) -> None:
+        transforms = _crop_and_flip(image_size_px, min_scale, (min_aspect, max_aspect), flip_probability)
+        super().__init__(transforms, seed, num_views=1)
+
+
+def _crop_and_flip(
+    image_size_px: int, min_scale: float, aspects: tuple[float, float], flip_probability: float
+) -> list[nn.Module]:
+    from kornia.augmentation import RandomHorizontalFlip, RandomResizedCrop
+
+    # The pixels in the corners of the crop are those of the view, where torchvision's lie up to half a pixel of the
+    # view further in. Resampling is twice as fast as slicing.
+    crop = RandomResizedCrop(
+        (image_size_px, image_size_px),
+        scale=(min_scale, 1.0),
+        ratio=aspects,
+        cropping_mode="resample",
+        align_corners=False,
+    )
+    return [crop, RandomHorizontalFlip(p=flip_probability)] if flip_probability > 0 else [crop]
+
+
+def _rows_of(draws: list[Any], rows: slice, num_rows: int) -> list[Any]:
+    """The draws of some rows of the global batch; each is kornia's `ParamItem`, a named tuple of name and data."""
+    return [draw._replace(data=_sliced(draw.data, rows, num_rows)) for draw in draws]
+
+
+def _sliced(data: object, rows: slice, num_rows: int) -> dict[str, Tensor]:
+    assert isinstance(data, dict)
+    sliced = {name: value if name in _SHARED_DRAWS else value[rows] for name, value in data.items()}
+    shape = sliced["forward_input_shape"].clone()
+    shape[0] = num_rows
+    return {**sliced, "forward_input_shape": shape}
+
+
+@runtime_checkable
+class Views(Protocol):
+    """Images of a worker's rows -> their views."""
+
+    def __call__(self, images: Tensor, step: int, rows: slice, global_batch_size: int) -> Tensor:
+        """The views of the rows, as a function of (seed, step) and the images."""
+        ...

@@ -1,0 +1,387 @@
+"""The data sets and samplers as values of a run; see `ssl_sec.settings`."""
+
+import re
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from torch import Tensor
+
+from ssl_sec.data.class_batches import ClassBatches, TripletBatches
+from ssl_sec.data.class_splits import own_classes, require_disjoint, split_by_class
+from ssl_sec.data.crops import Crop
+from ssl_sec.data.faces.records import open_records
+from ssl_sec.data.folders import open_folder
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.retrieval_sets import open_cars196, open_cub, open_inshop, open_sop
+from ssl_sec.data.samplers import Sampler, ShuffledBatches
+from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits
+from ssl_sec.data.stores import limit_images, open_parquet, parquet_class_names
+from ssl_sec.errors import ConfigError
+from ssl_sec.settings import (
+    Count,
+    CountOrZero,
+    Local,
+    Range,
+    Settings,
+    Side,
+)
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DataConfig(Settings, key="data"):
+    """What every data set has.
+
+    Attributes:
+        max_images: train on a class-balanced subset of so many images, the same for every seed.
+        num_train_classes: for metric learning, the first so many classes of the training split train and its others
+            are the test set; None if the splits of the data set have classes of their own.
+    """
+
+    name: str
+    max_images: Count | None = None
+    num_train_classes: Count | None = None
+
+    @property
+    def title(self) -> str:
+        """What the set is called in names: of runs, folders, experiments and registered models."""
+        return self.name
+
+    def open(self, split: Split) -> ImageSet:
+        """Opens one split; the subset is of the training split only."""
+        return self._limited(self._open(split, None), split)
+
+    def open_by_class(self, split: Split, crop: Crop) -> ImageSet:
+        """Opens one of two splits without common classes, each with labels of its own, 0, 1, ….
+
+        Args:
+            split: which part; the subset is of the training split only.
+            crop: what is cut out of each image, where the images have no common size.
+
+        Raises:
+            ConfigError: `num_train_classes` is missing, or leaves a split without classes.
+            DataError: the splits have classes in common, or as the data set's opener says.
+        """
+        if self.num_train_classes is None:
+            image_set = self._open_own_classes(split, crop)
+        else:
+            image_set = split_by_class(self._open("train", crop), self.num_train_classes, split)
+        return self._limited(image_set, split)
+
+    def _limited(self, image_set: ImageSet, split: Split) -> ImageSet:
+        if self.max_images is None or split == "test" or self.max_images >= len(image_set):
+            return image_set
+        return limit_images(image_set, self.max_images, seed=0)
+
+    @abstractmethod
+    def _open(self, split: Split, crop: Crop | None) -> ImageSet: ...
+
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        raise ConfigError("data.num_train_classes: found None, must be given: both splits have the same classes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsConfig(_DataConfig):
+    """scikit-learn's 1,797 digits: real, grey, 8x8, always there."""
+
+    name: Literal["digits"] = "digits"
+
+    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
+        return open_digits(split)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CIFARConfig(_DataConfig):
+    """CIFAR-10 or CIFAR-100 by torchvision.
+
+    Attributes:
+        root: the folder that holds torchvision's files.
+        download: whether to fetch them if they are not there.
+    """
+
+    name: Literal["cifar10", "cifar100"]
+    root: Local = "data"
+    download: bool = False
+
+    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
+        opener = open_cifar10 if self.name == "cifar10" else open_cifar100
+        return opener(split, Path(self.root).expanduser(), self.download)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FilesConfig(_DataConfig):
+    """Encoded images in files.
+
+    Attributes:
+        image_size_px: side that images are resized and cropped to; None if all images have one size, or, in metric
+            learning, are cut by its crop.
+        num_channels: 3 for colours, 1 for grey.
+        on_bad_image: raise stops at an unreadable image; skip leaves it out and counts it.
+        resident_limit_mib: a set that is no larger once decoded is kept on the device; a larger one is streamed.
+    """
+
+    image_size_px: Side | None = None
+    num_channels: Literal[1, 3] = 3
+    on_bad_image: Literal["raise", "skip"] = "raise"
+    resident_limit_mib: CountOrZero = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderConfig(_FilesConfig):
+    """Images in root/train/<class>/ and root/test/<class>/ (ImageFolder's layout).
+
+    Attributes:
+        root: the folder that holds train/ and test/, each with a folder of images for each class.
+    """
+
+    name: Literal["folder"] = "folder"
+    root: Local
+
+    @property
+    def title(self) -> str:
+        """The folder's own name."""
+        return title_of_place(self.root) or self.name
+
+    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
+        return self._open_folder(split, crop, shared_classes=True)
+
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        return self._open_folder(split, crop, shared_classes=False)
+
+    def _open_folder(self, split: Split, crop: Crop | None, shared_classes: bool) -> ImageSet:
+        return open_folder(
+            split,
+            root=Path(self.root).expanduser(),
+            image_size_px=self.image_size_px,
+            num_channels=self.num_channels,
+            on_bad_image=self.on_bad_image,
+            resident_limit_mib=self.resident_limit_mib,
+            crop=crop if self.image_size_px is None else None,
+            shared_classes=shared_classes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParquetConfig(_FilesConfig):
+    """Parquet in the Hugging Face layout.
+
+    Attributes:
+        train: the training files: paths, globs or fsspec URLs.
+        test: the test files, likewise; may be None where num_train_classes splits the training files, and in face
+            recognition.
+        image_column: the column of the images; None finds the one that holds images.
+        label_column: the column of the classes, int64.
+        cache_folder: where the files of a streamed set are laid out for random access.
+    """
+
+    name: Literal["parquet"] = "parquet"
+    train: tuple[str, ...]
+    test: tuple[str, ...] | None = None
+    image_column: str | None = None
+    label_column: str = "label"
+    cache_folder: Local = "~/.cache/ssl_sec"
+
+    @property
+    def title(self) -> str:
+        """The first file's own name, or that of its folder."""
+        return (title_of_place(self.train[0]) if self.train else "") or self.name
+
+    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
+        return open_parquet(
+            split,
+            train=list(self.train),
+            test=None if self.test is None else list(self.test),
+            image_column=self.image_column,
+            label_column=self.label_column,
+            image_size_px=self.image_size_px,
+            num_channels=self.num_channels,
+            on_bad_image=self.on_bad_image,
+            resident_limit_mib=self.resident_limit_mib,
+            cache_folder=Path(self.cache_folder).expanduser(),
+            crop=crop if self.image_size_px is None else None,
+        )
+
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        if self.test is None:
+            raise ConfigError("data.test: found None, must be given, unless data.num_train_classes splits data.train")
+        train, test = (
+            parquet_class_names(list(files), self.image_column, self.label_column) for files in (self.train, self.test)
+        )
+        require_disjoint(train, test, "parquet")
+        return own_classes(self._open(split, crop))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordsConfig(_FilesConfig):
+    """Record files of MXNet, as InsightFace publishes its training sets; see `ssl_sec.data.faces.records`.
+
+    Attributes:
+        root: the folder that holds train.rec, train.idx and property.
+    """
+
+    name: Literal["records"] = "records"
+    root: Local
+
+    @property
+    def title(self) -> str:
+        """The folder's own name."""
+        return title_of_place(self.root) or self.name
+
+    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
+        if split == "test":
+            raise ConfigError(
+                f"data.num_train_classes: found None, must be given: {self.name!r} has no test split of its own"
+            )
+        return open_records(
+            Path(self.root).expanduser(),
+            image_size_px=self.image_size_px,
+            num_channels=self.num_channels,
+            on_bad_image=self.on_bad_image,
+            resident_limit_mib=self.resident_limit_mib,
+            crop=crop if self.image_size_px is None else None,
+        )
+
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        return own_classes(self._open(split, crop))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RetrievalConfig(_DataConfig):
+    """A benchmark of metric learning in the layout that it is published in; its images have no common size.
+
+    Attributes:
+        root: see the data set's opener.
+        on_bad_image: raise stops at an unreadable image; skip replaces it by the next one and counts it.
+        root: the folder of the data set, as it is published.
+    """
+
+    name: str
+    root: Local
+    on_bad_image: Literal["raise", "skip"] = "raise"
+
+    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
+        if crop is None:
+            raise ConfigError(
+                f"data.name: found {self.name!r}, whose images have no common size; only metric learning crops them"
+            )
+        return self._open_own_classes(split, crop)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CUBConfig(_RetrievalConfig):
+    """CUB-200-2011; see `ssl_sec.data.retrieval_sets`."""
+
+    name: Literal["cub"] = "cub"
+    root: Local = "data/CUB_200_2011"
+
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        return open_cub(split, Path(self.root).expanduser(), crop, self.on_bad_image)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cars196Config(_RetrievalConfig):
+    """Cars196 (Stanford Cars); see `ssl_sec.data.retrieval_sets`."""
+
+    name: Literal["cars196"] = "cars196"
+    root: Local = "data/cars196"
+
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        return open_cars196(split, Path(self.root).expanduser(), crop, self.on_bad_image)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SOPConfig(_RetrievalConfig):
+    """Stanford Online Products; see `ssl_sec.data.retrieval_sets`."""
+
+    name: Literal["sop"] = "sop"
+    root: Local = "data/Stanford_Online_Products"
+
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        return open_sop(split, Path(self.root).expanduser(), crop, self.on_bad_image)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InShopConfig(_RetrievalConfig):
+    """In-Shop Clothes Retrieval; see `ssl_sec.data.retrieval_sets`."""
+
+    name: Literal["inshop"] = "inshop"
+    root: Local = "data/inshop"
+
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        return open_inshop(split, Path(self.root).expanduser(), crop, self.on_bad_image)
+
+
+DataConfig = (
+    DigitsConfig
+    | CIFARConfig
+    | FolderConfig
+    | ParquetConfig
+    | RecordsConfig
+    | CUBConfig
+    | Cars196Config
+    | SOPConfig
+    | InShopConfig
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassSamplerConfig(Settings, key="sampler"):
+    """C classes and K images of each in every batch.
+
+    Attributes:
+        images_per_class: images of each class in a batch, ≥ 2; it has global_batch_size / images_per_class classes.
+    """
+
+    name: Literal["classes"] = "classes"
+    images_per_class: Annotated[int, Range(ge=2)] = 3
+
+    def build(self, labels: Tensor, global_batch_size: int, seed: int) -> ClassBatches:
+        """The sampler over the images of these classes."""
+        return ClassBatches(
+            labels=labels, images_per_class=self.images_per_class, global_batch_size=global_batch_size, seed=seed
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TripletSamplerConfig:
+    """Disjoint triplets of an anchor, a positive and a negative (angular loss, Fig. 4a)."""
+
+    name: Literal["triplets"] = "triplets"
+
+    def build(self, labels: Tensor, global_batch_size: int, seed: int) -> TripletBatches:
+        """The sampler over the images of these classes."""
+        return TripletBatches(labels=labels, global_batch_size=global_batch_size, seed=seed)
+
+
+SamplerConfig = ClassSamplerConfig | TripletSamplerConfig
+
+
+def title_of_place(location: str) -> str:
+    """The last part of a path or URL that says what is there, fit for a name; empty if none does."""
+    is_url = "://" in location
+    path = location.partition("://")[2] if is_url else str(Path(location).expanduser().absolute())
+    for part in reversed(path.split("/")):
+        bare = re.sub(r"\.(parquet|pq)$|-?\d{5}-of-\d{5}", "", part)
+        name = re.sub(r"[^\w.-]+", "-", bare).strip("-._")
+        name = re.sub(r"^train[-._]|[-._]train$", "", name)
+        if any(not word.isdigit() and word.lower() not in _SAYS_NOTHING for word in re.split(r"[-._]", name)):
+            return name
+    return ""
+
+
+# What folders and files of any data set are called.
+_SAYS_NOTHING = frozenset(("", "data", "dataset", "images", "img", "train", "training", "test", "val", "validation"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffledSamplerConfig:
+    """Every image once an epoch, in an order that the seed decides."""
+
+    name: Literal["shuffled"] = "shuffled"
+
+    def build(self, labels: Tensor, global_batch_size: int, seed: int) -> Sampler:
+        """The sampler over the images of these classes."""
+        return ShuffledBatches(num_images=len(labels), global_batch_size=global_batch_size, seed=seed)

@@ -1,0 +1,1 @@
+"""Faces: pairs and lists that verification is measured on, record files, alignment."""

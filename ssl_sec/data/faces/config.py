@@ -1,0 +1,123 @@
+"""The sets of pairs that face verification is measured on, as values of a run."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ssl_sec.data.faces.pairs import VerificationPairs, open_bin, open_lfw_pairs, open_pair_table
+from ssl_sec.settings import (
+    CountOrZero,
+    Local,
+    PlainName,
+    Settings,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PairsConfig(Settings, key="benchmarks"):
+    """What every set of pairs to verify has; its images have the size and the channels of the training images.
+
+    Attributes:
+        title: what figures call the set; None takes the name of the file that lists the pairs.
+        resident_limit_mib: a set that is no larger once decoded is kept in memory.
+    """
+
+    title: str | None = None
+    resident_limit_mib: CountOrZero = 4096
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        PlainName().check("benchmarks.title", self.figures_title)
+
+    @property
+    def figures_title(self) -> str:
+        """What figures call the set."""
+        return self.title or Path(self._list).stem
+
+    @property
+    @abstractmethod
+    def _list(self) -> str:
+        """The file that lists the pairs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BinPairsConfig(_PairsConfig):
+    """A .bin of InsightFace.
+
+    Attributes:
+        path: the .bin file.
+    """
+
+    name: Literal["bin"] = "bin"
+    path: Local
+
+    @property
+    def _list(self) -> str:
+        return self.path
+
+    def open(self, image_size_px: int | None, num_channels: int) -> VerificationPairs:
+        """The pairs, with their images resized, or all of one size as they are."""
+        path = Path(self.path).expanduser()
+        return open_bin(path, self.title, image_size_px, num_channels, self.resident_limit_mib)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LFWPairsConfig(_PairsConfig):
+    """A list of pairs in the form of LFW's.
+
+    Attributes:
+        pairs: the file that lists the pairs, in the form of LFW's pairs.txt.
+        root: the folder of the images.
+    """
+
+    name: Literal["lfw_pairs"] = "lfw_pairs"
+    pairs: Local
+    root: Local
+
+    @property
+    def _list(self) -> str:
+        return self.pairs
+
+    def open(self, image_size_px: int | None, num_channels: int) -> VerificationPairs:
+        """The pairs, with their images resized, or all of one size as they are."""
+        pairs, root = Path(self.pairs).expanduser(), Path(self.root).expanduser()
+        return open_lfw_pairs(pairs, root, self.title, image_size_px, num_channels, self.resident_limit_mib)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTableConfig(_PairsConfig):
+    """A CSV file of pairs; see `ssl_sec.data.faces.pairs.open_pair_table`.
+
+    Attributes:
+        pairs: the CSV file of the pairs.
+        images: the folder of the images, or a list of Parquet files with them.
+        image_column: the column of the images in Parquet files; None finds the one that holds images.
+        label_column: the column of Parquet files that says who is shown.
+    """
+
+    name: Literal["pairs"] = "pairs"
+    pairs: Local
+    images: Local | tuple[str, ...]
+    image_column: str | None = None
+    label_column: str = "label"
+
+    @property
+    def _list(self) -> str:
+        return self.pairs
+
+    def open(self, image_size_px: int | None, num_channels: int) -> VerificationPairs:
+        """The pairs, with their images resized, or all of one size as they are."""
+        return open_pair_table(
+            Path(self.pairs).expanduser(),
+            Path(self.images).expanduser() if isinstance(self.images, str) else list(self.images),
+            self.title,
+            self.image_column,
+            self.label_column,
+            image_size_px,
+            num_channels,
+            self.resident_limit_mib,
+        )
+
+
+PairsConfig = BinPairsConfig | LFWPairsConfig | PairTableConfig

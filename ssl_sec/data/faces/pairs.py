@@ -1,0 +1,541 @@
+"""Pairs of images that show one person or two, which face verification is measured on.
+
+They come as LFW publishes its list (Huang et al., 2007; NormFace, section 4.2), as InsightFace packs such sets, or as a
+table. An image that cannot be read is always an error, as a pair without it would be another benchmark.
+"""
+
+import csv
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Int64
+from torch import Tensor
+
+from ssl_sec.data.folders import image_paths
+from ssl_sec.data.image_set import FileStore, ImageSet, ImageStore, MemoryStore, PackedBytes
+from ssl_sec.data.stores import from_store
+from ssl_sec.errors import DataError, MissingDataError, first_line, printable
+
+BIN_FOLDS = 10
+
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerificationPairs:
+    """Pairs of images.
+
+    Attributes:
+        name: what figures call the set.
+        images: those that pairs name, each once.
+        first: position in `images` of each pair's first image, on the CPU.
+        second: likewise of its second.
+        same: whether both show one person.
+        folds: which part of a cross-validation each pair belongs to, 0, 1, ….
+        people: class names of all who are in the pairs; empty if they are unknown.
+    """
+
+    name: str
+    images: ImageSet
+    first: Int64[Tensor, " pairs"]
+    second: Int64[Tensor, " pairs"]
+    same: Bool[Tensor, " pairs"]
+    folds: Int64[Tensor, " pairs"]
+    people: frozenset[str]
+
+
+class NamedPair(NamedTuple):
+    """A pair as a list has it.
+
+    Attributes:
+        first: path or base name of an image.
+        second: likewise.
+        same: whether both show one person.
+        fold: any number ≥ 0.
+        where: the list and the line, for errors.
+    """
+
+    first: str
+    second: str
+    same: bool
+    fold: int
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Listed:
+    """Images that pairs may name.
+
+    Attributes:
+        store: the images.
+        paths: what each is called in lists; their last parts will do where they differ.
+        people: who each shows; None if unknown.
+        where: where the images are, for errors.
+    """
+
+    store: ImageStore
+    paths: list[str]
+    people: list[str | None]
+    where: str
+
+
+def open_bin(
+    path: str | Path,
+    name: str | None = None,
+    image_size_px: int | None = None,
+    num_channels: int = 3,
+    resident_limit_mib: int = 2048,
+) -> VerificationPairs:
+    """A .bin of InsightFace: lfw, cfp_fp, agedb_30 and others, with 10 folds of consecutive pairs.
+
+    The file is a pickle. It is read without ever calling what it names: see `read_bin`.
+
+    Args:
+        path: the file.
+        name: what figures call the set; None takes the name of the file.
+        image_size_px: as in `open_folder`.
+        num_channels: as in `open_folder`.
+        resident_limit_mib: as in `open_folder`.
+
+    Raises:
+        MissingDataError: there is no such file.
+        DataError: it is damaged or holds other objects, or an image cannot be read.
+    """
+    path = Path(path)
+    printed = printable(str(path))
+    encoded, same = read_bin(path)
+    if len(encoded) != 2 * len(same) or len(same) < BIN_FOLDS:
+        raise DataError(
+            f"{printed}: {len(encoded)} images and {len(same)} pairs; needed: two for each, {BIN_FOLDS} pairs or more"
+        )
+    # An image stands there again for each pair that it is part of.
+    rows: dict[bytes, int] = {}
+    positions = torch.tensor([rows.setdefault(image, len(rows)) for image in encoded])
+    firsts = {row: place for place, row in reversed(list(enumerate(positions.tolist())))}
+    names = [f"{printed} image {firsts[row]}" for row in range(len(rows))]
+    parts = torch.arange(len(same)).tensor_split(BIN_FOLDS)
+    return _pairs(
+        name or path.stem,
+        from_store(
+            MemoryStore(names=PackedBytes.of(map(str.encode, names)), encoded=PackedBytes.of(rows)),
+            torch.zeros(len(rows), dtype=torch.int64),
+            (UNKNOWN,),
+            name=f"{name or path.stem}/pairs",
+            description=f"{len(rows)} images of {len(same)} pairs in {path}",
+            image_size_px=image_size_px,
+            num_channels=num_channels,
+            resident_limit_mib=resident_limit_mib,
+        ),
+        positions[::2],
+        positions[1::2],
+        torch.tensor(same),
+        torch.cat([torch.full_like(part, fold) for fold, part in enumerate(parts)]),
+        frozenset(),
+        printed,
+    )
+
+
+def open_lfw_pairs(
+    pairs: str | Path,
+    root: str | Path,
+    name: str | None = None,
+    image_size_px: int | None = None,
+    num_channels: int = 3,
+    resident_limit_mib: int = 2048,
+) -> VerificationPairs:
+    """LFW's pairs.txt, or pairsDevTrain.txt and pairsDevTest.txt, which are one fold each.
+
+    Args:
+        pairs: the list.
+        root: folder of LFW's images, <name>/<name>_0001.jpg or .png.
+        name: what figures call the set; None takes the name of the list.
+        image_size_px: as in `open_folder`.
+        num_channels: as in `open_folder`.
+        resident_limit_mib: as in `open_folder`.
+
+    Raises:
+        MissingDataError: the list or the folder does not exist.
+        DataError: a line is malformed or names an image that is missing, or an image cannot be read.
+    """
+    pairs, listed = Path(pairs), _in_folder(Path(root))
+    # The list has no endings.
+    listed = _Listed(
+        store=listed.store,
+        paths=[os.path.splitext(path)[0] for path in listed.paths],
+        people=listed.people,
+        where=listed.where,
+    )
+    return _open_named(
+        name or pairs.stem, read_lfw_pairs(pairs), pairs, listed, image_size_px, num_channels, resident_limit_mib
+    )
+
+
+def open_pair_table(
+    table: str | Path,
+    images: str | Path | Sequence[str | Path],
+    name: str | None = None,
+    image_column: str | None = None,
+    label_column: str = "label",
+    image_size_px: int | None = None,
+    num_channels: int = 3,
+    resident_limit_mib: int = 2048,
+) -> VerificationPairs:
+    """A CSV file with the columns first, second, same (0 or 1) and, if there are several folds, fold.
+
+    Args:
+        table: the file. An image is named by its path, or by the last part of it where no two are alike.
+        images: a folder with images or with folders of each person's images, whose paths are relative to it; or Parquet
+            files, in the Hugging Face layout, with the paths of the images.
+        name: what figures call the set; None takes the name of the table.
+        image_column: of Parquet files, as in `open_parquet`.
+        label_column: of Parquet files: who is shown.
+        image_size_px: as in `open_folder`.
+        num_channels: as in `open_folder`.
+        resident_limit_mib: as in `open_folder`.
+
+    Raises:
+        MissingDataError: a file or the folder does not exist.
+        DataError: a line is malformed or names an image that is missing, or an image cannot be read.
+    """
+    table = Path(table)
+    pairs = read_pair_table(table)
+    if isinstance(images, str | Path):
+        listed = _in_folder(Path(images))
+    else:
+        wanted = {image for pair in pairs for image in (pair.first, pair.second)}
+        listed = _in_parquet(images, image_column, label_column, wanted)
+    return _open_named(name or table.stem, pairs, table, listed, image_size_px, num_channels, resident_limit_mib)
+
+
+def read_lfw_pairs(path: Path) -> list[NamedPair]:
+    """The pairs of a list of LFW, without the endings of the images' names.
+
+    The first line has the number of folds, if there are several, and that of a fold's pairs of each kind. Then each
+    fold has so many lines `name number number`, of one person, and so many `name number name number`, of two.
+
+    Raises:
+        MissingDataError: there is no such list.
+        DataError: a line is malformed, or there are too few or too many.
+    """
+    printed = printable(str(path))
+    header, *lines = _text(path).rstrip().split("\n")
+    numbers = header.split()
+    if len(numbers) not in (1, 2) or not all(map(_is_number, numbers)) or "0" in numbers:
+        raise DataError(
+            f"{printed} line 1: found {printable(header[:40].strip())!r}; allowed: the numbers of folds and of their "
+            "pairs of a kind"
+        )
+    of_a_kind, num_folds = int(numbers[-1]), int(numbers[0]) if len(numbers) == 2 else 1
+    pairs: list[NamedPair] = []
+    for place, line in enumerate(lines):
+        where = f"{printed} line {place + 2}"
+        fold, same = place // (2 * of_a_kind), place // of_a_kind % 2 == 0
+        fields = line.split()
+        form = "name number number" if same else "name number name number"
+        if len(fields) != len(form.split()) or not all(map(_is_number, (fields[1], fields[-1]))):
+            raise DataError(f"{where}: found {printable(' '.join(fields)[:60])!r}; allowed: {form}")
+        shown = ((fields[0], fields[1]), (fields[0] if same else fields[2], fields[-1]))
+        first, second = (f"{person}/{person}_{int(number):04d}" for person, number in shown)
+        pairs.append(NamedPair(first, second, same, fold, where))
+    if len(pairs) != 2 * of_a_kind * num_folds:
+        raise DataError(f"{printed}: {len(pairs)} pairs found, {2 * of_a_kind * num_folds} announced in line 1")
+    return pairs
+
+
+def read_pair_table(path: Path) -> list[NamedPair]:
+    """The pairs of a table; without a column `fold` all are in fold 0.
+
+    Raises:
+        MissingDataError: there is no such table.
+        DataError: a column is missing, a line is malformed, or there are no pairs.
+    """
+    printed = printable(str(path))
+    rows = csv.reader(_text(path).splitlines(), strict=True)
+    pairs: list[NamedPair] = []
+    try:
+        columns = next(rows, [])
+        if not {"first", "second", "same"} <= set(columns):
+            raise DataError(
+                f"{printed} line 1: columns {printable(', '.join(columns)[:60])!r}; needed: first, second, same and, "
+                "of several folds, fold"
+            )
+        for fields in rows:
+            where = f"{printed} line {rows.line_num}"
+            if len(fields) != len(columns):
+                raise DataError(f"{where}: {len(fields)} fields found, {len(columns)} expected")
+            values = dict(zip(columns, fields, strict=True))
+            for column, allowed in (("same", "0, 1"), ("fold", "integers, 0 or more")):
+                value = values.setdefault(column, "0")
+                if not _is_number(value) or (column == "same" and value not in ("0", "1")):
+                    raise DataError(f"{where}: {column} {printable(value[:40])!r}; allowed: {allowed}")
+            pairs.append(
+                NamedPair(values["first"], values["second"], values["same"] == "1", int(values["fold"]), where)
+            )
+    except csv.Error as error:
+        raise DataError(f"{printed} line {rows.line_num}: {first_line(error)}") from error
+    if not pairs:
+        raise DataError(f"{printed}: no pairs")
+    return pairs
+
+
+def read_bin(path: Path) -> tuple[list[bytes], list[bool]]:
+    """Encoded images and whether each two of them show one person, out of a pickle that may be a stranger's.
+
+    What a pickle names is not looked up: a few stand-ins, which only rearrange bytes, take the place of what NumPy's
+    arrays and Python 2's strings are made by, and any other name is an error.
+
+    Raises:
+        MissingDataError: there is no such file.
+        DataError: it is damaged, or holds anything else.
+    """
+    printed = printable(str(path))
+    try:
+        with path.open("rb") as file:
+            content = _BinReader(file, encoding="bytes").load()
+    except DataError as error:
+        raise DataError(f"{printed}: {error}") from None
+    except FileNotFoundError:
+        raise MissingDataError(f"{printed}: not there") from None
+    # A damaged pickle raises whatever it trips the reader into: UnpicklingError, EOFError, TypeError, MemoryError, …
+    except Exception as error:
+        raise DataError(f"{printed}: cannot be read: {first_line(error)}") from error
+    if not isinstance(content, tuple | list) or len(content) != 2:
+        raise DataError(f"{printed}: not a pair of images and of what they show")
+    images, same = (values.items if isinstance(values, _Array) else values for values in content)
+    if not isinstance(images, tuple | list) or not isinstance(same, tuple | list | bytes):
+        raise DataError(f"{printed}: not a list of images and one of what they show")
+    encoded = [image.items if isinstance(image, _Array) else image for image in images]
+    for place, image in enumerate(encoded):
+        if not isinstance(image, bytes):
+            raise DataError(f"{printed} image {place}: found {type(image).__name__}; allowed: encoded images")
+    for place, value in enumerate(same):
+        if not isinstance(value, int) or value not in (0, 1):
+            raise DataError(f"{printed} pair {place}: found {type(value).__name__}; allowed: booleans")
+    return encoded, [bool(value) for value in same]
+
+
+@dataclass(slots=True)
+class _ElementType:
+    """Stands in for numpy.dtype."""
+
+    code: str
+
+    def __setstate__(self, state: Any) -> None:
+        """Byte order and alignment, which single bytes do not have."""
+
+
+@dataclass(slots=True)
+class _Array:
+    """Stands in for numpy.ndarray."""
+
+    items: bytes = b""
+
+    def __setstate__(self, state: Any) -> None:
+        _, _, element_type, _, items = state
+        self.items = _array(items, element_type).items
+
+
+class _StandIn:
+    """What a pickle calls instead of what it names; without attributes that it could set."""
+
+    __slots__ = ("_make",)
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self._make = make
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._make(*arguments)
+
+    def __setstate__(self, state: Any) -> None:
+        raise DataError("holds a state of a function; allowed: encoded images and booleans")
+
+
+class _BinReader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """The stand-in of a name."""
+        # NumPy 2 renamed the module.
+        make = _STAND_INS.get((module.replace("numpy.core.", "numpy._core."), name))
+        if make is None:
+            raise DataError(f"holds an object of {printable(f'{module}.{name}')}; allowed: encoded images and booleans")
+        return _StandIn(make)
+
+
+def _element_type(code: str | bytes, *_: Any) -> _ElementType:
+    code = code.decode("ascii") if isinstance(code, bytes) else code
+    if code not in ("u1", "b1"):
+        raise DataError(f"holds an array of {printable(str(code))!r}; allowed: encoded images and booleans")
+    return _ElementType(code)
+
+
+def _array(items: Any, element_type: Any, *_: Any) -> _Array:
+    if not isinstance(items, bytes | bytearray) or not isinstance(element_type, _ElementType):
+        raise DataError("holds an array that is not of bytes; allowed: encoded images and booleans")
+    return _Array(bytes(items))
+
+
+def _scalar(element_type: Any, items: Any) -> int:
+    (value,) = _array(items, element_type).items
+    return value
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    if encoding not in ("latin1", "latin-1"):
+        raise DataError(f"holds text in {printable(str(encoding))!r}; allowed: encoded images and booleans")
+    return text.encode("latin1")
+
+
+def _no_array(*_: Any) -> Any:
+    raise DataError("holds an array of another kind; allowed: encoded images and booleans")
+
+
+_STAND_INS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy", "dtype"): _element_type,
+    ("numpy", "ndarray"): _no_array,
+    ("numpy._core.multiarray", "_reconstruct"): lambda *_: _Array(),
+    ("numpy._core.multiarray", "scalar"): _scalar,
+    ("numpy._core.numeric", "_frombuffer"): _array,
+    ("_codecs", "encode"): _encode,
+}
+
+
+def _text(path: Path) -> str:
+    """A list as text; names of files need not be UTF-8."""
+    try:
+        return os.fsdecode(path.read_bytes()).removeprefix("\ufeff")
+    except FileNotFoundError:
+        raise MissingDataError(f"{printable(str(path))}: not there") from None
+    except OSError as error:
+        raise DataError(f"{printable(str(path))}: cannot be read: {first_line(error)}") from error
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 9
+
+
+def _in_folder(root: Path) -> _Listed:
+    """All images of a folder and of the folders in it, which are people's."""
+    paths = image_paths(root)
+    return _Listed(
+        store=FileStore(root=root, paths=PackedBytes.of(map(os.fsencode, paths))),
+        paths=paths,
+        people=[printable(path.rpartition("/")[0]) or None for path in paths],
+        where=printable(str(root)),
+    )
+
+
+def _in_parquet(
+    locations: Sequence[str | Path], image_column: str | None, label_column: str, wanted: set[str]
+) -> _Listed:
+    """The wanted ones of the images in Parquet files."""
+    from ssl_sec.data import parquet  # Arrow, which no other list needs
+
+    files = parquet.inspect(locations, image_column, label_column)
+    names: list[str] = []
+    paths: list[str] = []
+    people: list[str | None] = []
+    encoded: list[bytes] = []
+    for rows in parquet.iterate_rows(files):
+        for place, path in enumerate(rows.paths):
+            if path in wanted or path.rpartition("/")[2] in wanted:
+                label = int(rows.labels[place])
+                known = files.class_names is not None and label < len(files.class_names)
+                names.append(rows.names[place])
+                paths.append(path)
+                people.append(files.class_names[label] if files.class_names and known else None)
+                encoded.append(rows.encoded[place].as_py())
+    where, *more = [path for _, path in files.files]
+    return _Listed(
+        store=MemoryStore(names=PackedBytes.of(map(str.encode, names)), encoded=PackedBytes.of(encoded)),
+        paths=paths,
+        people=people,
+        where=f"{printable(where)}{f' and {len(more)} more files' if more else ''}",
+    )
+
+
+def _open_named(
+    name: str,
+    pairs: list[NamedPair],
+    path: Path,
+    listed: _Listed,
+    image_size_px: int | None,
+    num_channels: int,
+    resident_limit_mib: int,
+) -> VerificationPairs:
+    """The pairs with the images that they name."""
+    rows = _by_name([path.rpartition("/")[2] for path in listed.paths]) | _by_name(listed.paths)
+    named = torch.tensor(
+        [[_row(image, rows, pair.where, listed.where) for image in (pair.first, pair.second)] for pair in pairs]
+    )
+    used, positions = named.unique(return_inverse=True)
+    shown = [listed.people[row] for row in used.tolist()]
+    # Who is only partly known cannot be left out of a training set.
+    people = [] if None in shown else sorted({person for person in shown if person is not None})
+    labels = {person: label for label, person in enumerate(people)}
+    return _pairs(
+        name,
+        from_store(
+            listed.store,
+            torch.tensor([labels.get(person or "", 0) for person in shown]),
+            tuple(people) or (UNKNOWN,),
+            name=f"{name}/pairs",
+            description=f"{len(used)} images of {len(pairs)} pairs in {path}, from {listed.where}",
+            image_size_px=image_size_px,
+            num_channels=num_channels,
+            resident_limit_mib=resident_limit_mib,
+            rows=used,
+        ),
+        positions[:, 0],
+        positions[:, 1],
+        torch.tensor([pair.same for pair in pairs]),
+        torch.tensor([pair.fold for pair in pairs]).unique(return_inverse=True)[1],
+        frozenset(people),
+        printable(str(path)),
+    )
+
+
+def _by_name(names: list[str]) -> dict[str, int]:
+    """Name -> row; -1 if there are several."""
+    rows: dict[str, int] = {}
+    for row, name in enumerate(names):
+        rows[name] = -1 if name in rows else row
+    return rows
+
+
+def _row(image: str, rows: dict[str, int], where: str, images: str) -> int:
+    row = rows.get(image)
+    if row is None:
+        raise DataError(f"{where}: no image {printable(image)!r} in {images}")
+    if row < 0:
+        raise DataError(f"{where}: several images {printable(image)!r} in {images}; name it by its path")
+    return row
+
+
+def _pairs(
+    name: str,
+    images: ImageSet,
+    first: Int64[Tensor, " pairs"],
+    second: Int64[Tensor, " pairs"],
+    same: Bool[Tensor, " pairs"],
+    folds: Int64[Tensor, " pairs"],
+    people: frozenset[str],
+    where: str,
+) -> VerificationPairs:
+    require_both_kinds(same, where)
+    return VerificationPairs(
+        name=name, images=images, first=first, second=second, same=same, folds=folds, people=people
+    )
+
+
+def require_both_kinds(same: Bool[Tensor, " pairs"], where: str) -> None:
+    """Refuses pairs that all show one person, or all two; `where` is their list.
+
+    Raises:
+        DataError: they do.
+    """
+    if bool(same.all()) or not bool(same.any()):
+        raise DataError(f"{where}: all {len(same)} pairs show {'one person' if same[0] else 'two'}; both are needed")

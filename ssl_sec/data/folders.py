@@ -1,0 +1,178 @@
+"""Folders of images: a folder for each split and class."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from ssl_sec.data.class_splits import require_disjoint
+from ssl_sec.data.crops import Crop
+from ssl_sec.data.decode import OnBadImage
+from ssl_sec.data.image_set import (
+    FileStore,
+    ImageSet,
+    PackedBytes,
+    Split,
+)
+from ssl_sec.data.stores import from_store
+from ssl_sec.errors import DataError, MissingDataError, first_line, printable
+
+EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
+
+
+def open_folder(
+    split: Split,
+    root: str | Path,
+    image_size_px: int | None = None,
+    num_channels: int = 3,
+    on_bad_image: OnBadImage = "raise",
+    resident_limit_mib: int = 2048,
+    crop: Crop | None = None,
+    shared_classes: bool = True,
+) -> ImageSet:
+    """Images in root/train/<class>/ and root/test/<class>/, or root/val/ where there is no test.
+
+    The classes are the folders of `train` in the order of their names, for both splits, or those of each split
+    (`shared_classes`). Only the files that lie directly in a class folder and have an image's extension are
+    read; names that begin with a dot are ignored.
+
+    Args:
+        split: which part.
+        root: the folder.
+        image_size_px: side that images are resized to; None requires that all have one size.
+        num_channels: 3 for RGB, 1 for grey.
+        on_bad_image: raise an error about an unreadable image, or skip it: drop it from a resident set,
+            replace it in a streamed one.
+        resident_limit_mib: the set is decoded into memory if its pixels need no more than this.
+        crop: what is cut out of images of any size whenever they are read: the set is then streamed, however small it
+            is. Only without image_size_px.
+        shared_classes: whether the splits have the same classes, or each its own, with labels of its own.
+
+    Raises:
+        MissingDataError: the folder or the split does not exist.
+        DataError: there are no classes, a class without images, one that is unknown to `train` (or, of classes that
+            are not shared, known to it), a link that leads out of `root`, or an image that cannot be read.
+    """
+    root = Path(root)
+    paths, labels, class_names = _list_folder(root, split, shared_classes)
+    return from_store(
+        FileStore(root=root, paths=PackedBytes.of(paths)),
+        torch.tensor(labels),
+        class_names,
+        name=f"folder/{split}",
+        description=f"{len(paths)} images of {len(class_names)} classes in {root}, {split} split",
+        image_size_px=image_size_px,
+        num_channels=num_channels,
+        on_bad_image=on_bad_image,
+        resident_limit_mib=resident_limit_mib,
+        crop=crop,
+    )
+
+
+def _list_folder(root: Path, split: Split, shared_classes: bool) -> tuple[list[bytes], list[int], tuple[str, ...]]:
+    """Paths relative to `root` as the file system's bytes, their labels, and the names of the classes."""
+    wanted = "data.root must hold train/<class>/ and test/<class>/"
+    train = root / "train"
+    held_out = root / "test" if (root / "test").is_dir() or not (root / "val").is_dir() else root / "val"
+    folder = train if split == "train" else held_out
+    for path in (root, train, folder if shared_classes else held_out):
+        if not path.is_dir():
+            raise MissingDataError(f"{printable(str(path))}: no such folder; {wanted}")
+    try:
+        of_train = _class_folders(train, root)
+        found = of_train if split == "train" else _class_folders(folder, root)
+        if not shared_classes:
+            of_test = _class_folders(held_out, root) if split == "train" else found
+            require_disjoint(map(_display, of_train), map(_display, of_test), printable(str(root)))
+        classes = {name: label for label, name in enumerate(of_train if shared_classes else found)}
+        if unknown := [name for name in found if name not in classes]:
+            listed = ", ".join(map(_display, unknown[:5]))
+            raise DataError(f"{printable(str(folder))}: classes that {train.name} does not have: {listed}")
+        paths: list[bytes] = []
+        labels: list[int] = []
+        for name in found:
+            files = image_files(folder / name, root)
+            paths += [os.fsencode(os.path.join(folder.name, name, file)) for file in files]
+            labels += [classes[name]] * len(files)
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"folder: cannot be read: {first_line(error)}") from error
+    return paths, labels, tuple(map(_display, classes))
+
+
+def _class_folders(folder: Path, root: Path) -> list[str]:
+    names = _inside(folder, root)
+    names = [name for name in names if (folder / name).is_dir()]
+    if not names:
+        raise DataError(f"{printable(str(folder))}: no class folders; it must hold one folder for each class")
+    return names
+
+
+def image_files(folder: Path, root: Path) -> list[str]:
+    """Sorted names of the images that lie directly in a folder below `root`.
+
+    Raises:
+        DataError: it has none, or a link leads out of `root`.
+        OSError: it cannot be read.
+    """
+    files = [name for name in _inside(folder, root) if _is_image(name)]
+    if not files:
+        raise DataError(f"{printable(str(folder))}: no images; allowed: {', '.join(sorted(EXTENSIONS))}")
+    return files
+
+
+def image_paths(root: Path) -> list[str]:
+    """Paths, relative to a folder, of the images in it and in the folders in it, which are classes.
+
+    Raises:
+        MissingDataError: there is no such folder.
+        DataError: it has no images, or a link leads out of it.
+    """
+    printed = printable(str(root))
+    if not root.is_dir():
+        raise MissingDataError(f"{printed}: no such folder; it must hold images, or folders of them")
+    try:
+        names = _inside(root, root)
+        paths = [name for name in names if _is_image(name)]
+        for folder in names:
+            if not _is_image(folder) and (root / folder).is_dir():
+                paths += [f"{folder}/{name}" for name in _inside(root / folder, root) if _is_image(name)]
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{printed}: cannot be read: {first_line(error)}") from error
+    if not paths:
+        raise DataError(f"{printed}: no images; allowed: {', '.join(sorted(EXTENSIONS))}")
+    return paths
+
+
+def _inside(folder: Path, root: Path) -> list[str]:
+    """Sorted names in `folder`, without hidden ones; refuses links that lead out of `root`."""
+    real_root = os.path.realpath(root)
+    if not _is_below(os.path.realpath(folder), real_root):
+        raise DataError(f"{printable(str(folder))}: leads out of {printable(str(root))}; copy the files into it")
+    names: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_symlink() and not _is_below(os.path.realpath(entry.path), real_root):
+                raise DataError(f"{printable(entry.path)}: leads out of {printable(str(root))}; copy the file into it")
+            # A pipe or a device would block its reader; a dangling link is left to be named as unreadable.
+            if entry.is_file() or entry.is_dir() or entry.is_symlink():
+                names.append(entry.name)
+    return sorted(names)
+
+
+def _is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in EXTENSIONS
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return os.path.commonpath((path, folder)) == folder
+
+
+def _display(name: str) -> str:
+    # Names that are not UTF-8 could be neither printed nor logged.
+    return printable(os.fsencode(name).decode("utf-8", "backslashreplace"))

@@ -1,0 +1,95 @@
+"""Opens one split of a data set: digits, CIFAR, folders of images, Parquet files."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ssl_sec.data.image_set import (
+    ResidentImages,
+    Split,
+)
+from ssl_sec.errors import DataError, MissingDataError, first_line
+from ssl_sec.locking import locked
+
+logger = logging.getLogger("ssl_sec.data")
+
+DIGITS_SPLIT_SEED = 0
+
+
+def open_digits(split: Split) -> ResidentImages:
+    """The 1,797 handwritten digits that come with scikit-learn, grey, 8 x 8 pixels.
+
+    Their values of 0-16 are scaled to 0-255 and rounded. The set has no official split: a fifth of each class
+    (360 images) is the test split, drawn with a fixed seed.
+    """
+    # A quarter of the time that importing this module would take.
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    pixels, targets = load_digits(return_X_y=True)
+    rows = np.arange(len(targets))
+    train, test = train_test_split(rows, test_size=0.2, stratify=targets, random_state=DIGITS_SPLIT_SEED)
+    chosen = np.sort(train if split == "train" else test)
+    images = np.rint(pixels[chosen].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
+    return ResidentImages(
+        images=torch.from_numpy(images),
+        labels=torch.from_numpy(targets[chosen].astype(np.int64)),
+        class_names=tuple(map(str, range(10))),
+        name=f"digits/{split}",
+        description=f"scikit-learn's digits, {split} split of a stratified 80/20 split, seed {DIGITS_SPLIT_SEED}",
+    )
+
+
+def open_cifar10(split: Split, root: str | Path, download: bool) -> ResidentImages:
+    """CIFAR-10: 50,000 and 10,000 RGB images of 32 x 32 pixels in 10 classes.
+
+    Args:
+        split: the official training or test images.
+        root: folder that holds `cifar-10-batches-py`.
+        download: fetch the set into `root` if it is not there.
+
+    Raises:
+        MissingDataError: the set is not there, or not with the right checksums.
+        DataError: it cannot be downloaded.
+    """
+    from torchvision.datasets import CIFAR10  # torchvision takes two seconds to import
+
+    return _open_cifar(CIFAR10, "cifar10", split, Path(root), download)
+
+
+def open_cifar100(split: Split, root: str | Path, download: bool) -> ResidentImages:
+    """CIFAR-100, with its 100 fine classes: otherwise as `open_cifar10`, from `cifar-100-python`."""
+    from torchvision.datasets import CIFAR100
+
+    return _open_cifar(CIFAR100, "cifar100", split, Path(root), download)
+
+
+def _open_cifar(dataset: Any, name: str, split: Split, root: Path, download: bool) -> ResidentImages:
+    looked_for = root / dataset.base_folder
+    try:
+        if download:
+            root.mkdir(parents=True, exist_ok=True)
+            # One process of a machine downloads; the others wait and find the files.
+            with locked(root / f".{name}.lock"):
+                images = dataset(str(root), train=split == "train", download=True)
+        else:
+            images = dataset(str(root), train=split == "train")
+    # What torchvision raises depends on what went wrong: RuntimeError for wrong checksums and for a page that
+    # is not there, URLError (an OSError) without a network.
+    except (RuntimeError, OSError, ValueError) as error:
+        if download:
+            raise DataError(f"{name}: cannot be downloaded to {root}: {first_line(error)}") from error
+        raise MissingDataError(
+            f"{name}: {looked_for} is missing or incomplete; set data.download=true to fetch it, "
+            "or data.root to the folder that holds it"
+        ) from error
+    return ResidentImages(
+        images=torch.from_numpy(images.data).permute(0, 3, 1, 2).contiguous(),
+        labels=torch.tensor(images.targets),
+        class_names=tuple(images.classes),
+        name=f"{name}/{split}",
+        description=f"{name} by torchvision, official {split} split",
+    )

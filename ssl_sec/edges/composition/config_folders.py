@@ -1,0 +1,165 @@
+"""Where configs are looked for: those of the package, and a user's own.
+
+A user's own are the folder given by `--config-dir` and a folder `configs` where one stands. Each has experiments and
+options as the package has them: `experiment/mine.yaml`, `data/mine.yaml`. A name that the package has is the
+package's; a file of one's own by that name is refused once it is asked for, unless it says the same.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ssl_sec.errors import ConfigError, first_line, printable
+
+_PACKAGED = Path(__file__).parents[2] / "configs"
+CONFIG_FOLDER = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[3] / "configs"
+OPTION = "--config-dir"
+
+_given: ContextVar[Path | None] = ContextVar("config folder", default=None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConfigFile:
+    """A file of experiments or options.
+
+    Attributes:
+        path: where it lies.
+        is_own: whether it is a user's.
+    """
+
+    path: Path
+    is_own: bool
+
+    @property
+    def shown(self) -> str:
+        """What messages call it: its path, from where one stands if it lies below."""
+        path = self.path
+        return printable(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+
+    @property
+    def comment(self) -> list[str]:
+        """The lines of comment that it opens with; none if it cannot be read."""
+        try:
+            lines = self.path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError):
+            return []
+        comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
+        return [line[1:].strip() for line in comment if not line.startswith("# @package")]
+
+    @property
+    def explanation(self) -> str:
+        """The first sentence of that comment; empty if there is none."""
+        paragraph = " ".join(itertools.takewhile(bool, self.comment))
+        return re.split(r"(?<=\.) (?=[A-Z])", paragraph)[0]
+
+    def read(self) -> dict[str, Any]:
+        """Its values, interpolations left as they are.
+
+        Raises:
+            ConfigError: if it cannot be read, or is no YAML of keys and values.
+        """
+        try:
+            node = OmegaConf.load(self.path)
+        except yaml.MarkedYAMLError as error:
+            line = "" if error.problem_mark is None else f" in line {error.problem_mark.line + 1}"
+            raise ConfigError(f"{self.shown}: not YAML{line}: {error.problem or first_line(error)}") from error
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+            raise ConfigError(f"{self.shown}: cannot be read: {first_line(error)}") from error
+        if not isinstance(node, DictConfig):
+            raise ConfigError(f"{self.shown}: found a list, must be keys and values")
+        values = OmegaConf.to_container(node)
+        assert isinstance(values, dict)
+        return {str(key): value for key, value in values.items()}
+
+
+@contextmanager
+def own_configs(folder: str | None) -> Iterator[None]:
+    """Looks for configs in a folder too, as long as the context lasts.
+
+    Raises:
+        ConfigError: if there is no such folder.
+    """
+    path = None if folder is None else Path(folder).expanduser()
+    if path is not None and not path.is_dir():
+        raise ConfigError(f"{OPTION}: found {printable(str(folder))!r}, must be a folder that exists")
+    before = _given.set(path or _given.get())
+    try:
+        yield
+    finally:
+        _given.reset(before)
+
+
+def without_folder(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The folder that `--config-dir` names, and the other arguments.
+
+    Raises:
+        ConfigError: if it names none.
+    """
+    folder, rest = None, list[str]()
+    remaining = iter(arguments)
+    for argument in remaining:
+        option, equals, value = argument.partition("=")
+        if option != OPTION:
+            rest.append(argument)
+            continue
+        folder = value if equals else next(remaining, "")
+        if not folder:
+            raise ConfigError(f"{OPTION}: found nothing, must be a folder that exists")
+    return folder, rest
+
+
+def own_folders() -> list[Path]:
+    """The user's own, the one that was given before the one where they stand."""
+    found = [_given.get(), Path("configs")]
+    ours = CONFIG_FOLDER.resolve()
+    folders = [folder.resolve() for folder in found if folder is not None and folder.is_dir()]
+    return [folder for folder in dict.fromkeys(folders) if folder != ours]
+
+
+def own_texts() -> dict[str, str]:
+    """The text of all of the user's own files, by their path in a folder of configs."""
+    own = {f"{group}/{name}.yaml": file for group in sorted(groups()) for name, file in own_options(group).items()}
+    return {name: file.path.read_text(encoding="utf-8", errors="replace") for name, file in own.items()}
+
+
+def groups() -> frozenset[str]:
+    """The names of all groups."""
+    return frozenset(path.name for path in CONFIG_FOLDER.iterdir() if path.is_dir())
+
+
+def own_options(group: str) -> dict[str, ConfigFile]:
+    """The user's own options of a group by name."""
+    found: dict[str, ConfigFile] = {}
+    for folder in own_folders():
+        for path in sorted((folder / group).glob("*.yaml")):
+            if not (CONFIG_FOLDER / group / path.name).is_file():
+                found.setdefault(path.stem, ConfigFile(path=path, is_own=True))
+    return found
+
+
+def config_file(group: str, name: str) -> ConfigFile | None:
+    """The file of an option or an experiment; None if there is none.
+
+    Raises:
+        ConfigError: if the package and the user have different ones.
+    """
+    packaged = CONFIG_FOLDER / group / f"{name}.yaml"
+    try:
+        if not packaged.is_file():
+            return own_options(group).get(name)
+    except OSError:  # no file can have that name
+        return None
+    for path in (folder / group / f"{name}.yaml" for folder in own_folders()):
+        if path.is_file() and path.read_bytes() != packaged.read_bytes():
+            shown = ConfigFile(path=path, is_own=True).shown
+            raise ConfigError(f"{group}: found {name!r} in the package and in {shown}; give your file another name")
+    return ConfigFile(path=packaged, is_own=False)

@@ -1,0 +1,237 @@
+"""What a job prints for `--help`: examples, experiments, groups, and every key of the options that are chosen."""
+
+import re
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ssl_sec import papers
+from ssl_sec.edges.composition.compose import chosen_experiment, chosen_options, composed, experiments, options_of
+from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, OPTION, ConfigFile
+from ssl_sec.edges.composition.experiments import Experiment, as_typed, explanations, in_words, load
+from ssl_sec.edges.composition.keys import Key, keys_of, keys_of_entry, kind_of, listed_kinds, summary_of
+from ssl_sec.edges.packaging import command
+
+_EXPERIMENT = "experiment"
+_FIRST_GROUPS = ("data", "runtime")
+_WITHOUT_OPTIONS = ("align", "replay", "report")
+# Where explanations of keys begin.
+_COLUMN = 38
+# A space that no line ends at.
+_FIXED = "\N{NO-BREAK SPACE}"
+# The figure that stands beside an experiment's name.
+_FIGURES: Mapping[str, tuple[str, str]] = {
+    "pretrain": ("probe/top1", "top-1 %"),
+    "ablate": ("probe/top1", "top-1 %"),
+    "metric_learning": ("retrieval/recall_at_1", "R@1 %"),
+    "face": ("face/lfw_accuracy", "LFW %"),
+}
+_USAGES: Mapping[str, str] = {
+    "align": "images=<folder> landmarks=<csv> output=<folder>",
+    "export": "run=<MLflow run id> format=<format> [key=value ...]",
+    "probe": "run=<MLflow run id> [group=option ...] [key=value ...]",
+    "replay": "folder=<the run's folder>",
+    "report": "table=<n> | figure=<n> | compare <run> <run> [...]",
+}
+_EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
+    "ablate": (
+        ("experiment=digits runtime=local", "random, none and SEC, in a minute or two on a CPU"),
+        ("experiment=cifar10_cpu 'seeds=[0,1,2]' 'arms=[none,sec]'", "mean and spread of three seeds"),
+    ),
+    "align": (("images=lfw landmarks=points.csv output=lfw_aligned", "faces of 112 x 112 pixels"),),
+    "export": (
+        ("run=<id> format=safetensors", "weights, and the Python that loads them"),
+        ("run=<id> format=onnx output=encoder", "an ONNX graph, in the folder encoder"),
+    ),
+    "face": (
+        ("experiment=casia_arcface_sec data.root=<folder>", "a row of SEC's Table 11"),
+        ("data=folder encoder=ir50 --help", "the keys of some options"),
+    ),
+    "metric_learning": (
+        ("experiment=digits_retrieval runtime=local", "in under a minute on a CPU"),
+        ("experiment=cars196_triplet_sec data.root=<folder>", "a row of SEC's Table 10"),
+        ("data=folder encoder=timm --help", "the keys of some options"),
+    ),
+    "pretrain": (
+        ("experiment=digits runtime=local", "in seconds on a CPU"),
+        ("data=folder data.root=<folder> data.image_size_px=64", "your images"),
+        ("experiment=cifar10_sec_100 probe.enabled=true", "a row of SEC's Table 5"),
+        ("data=folder encoder=timm --help", "the keys of some options"),
+    ),
+    "probe": (
+        ("run=<id>", "the run's own data set"),
+        ("run=<id> data=cifar100 data.root=<folder>", "another one"),
+    ),
+    "replay": (("folder=runs/digits/<name>", "after an outage of the MLflow server"),),
+    "report": (
+        ("table=5", "our results beside a table of the paper; paper=angular for another"),
+        ("figure=6 'recipes=[a,b]'", "a figure of a paper, drawn from our runs"),
+        ("compare <run> <run>", "two runs side by side, by id, name or the beginning of one"),
+    ),
+}
+_EXIT_CODES = "Exit codes: 0, 2 configuration, 3 data, 4 storage, 130 stopped, 1 a bug."
+
+
+def help_text(job: str, overrides: Sequence[str]) -> str:
+    """The help of a job.
+
+    Args:
+        job: which.
+        overrides: that stand beside `--help`; they choose the options whose keys are explained.
+
+    Raises:
+        ConfigError: for an override that the job would refuse, too.
+    """
+    values, options = composed(job, overrides), chosen_options(job, overrides)
+    experiment = chosen_experiment(job, overrides)
+    sections = [_head(job), _choices(job)]
+    if _EXPERIMENT in options:
+        sections.append(_experiments(job) if experiment is None else _chosen(experiment))
+    sections += [_groups(job, options), _keys(job, values, options), _entries(job, values), _EXIT_CODES]
+    return "\n\n".join(section for section in sections if section)
+
+
+def _head(job: str) -> str:
+    program = command(job)
+    flags = {
+        "--help": "explains the keys of the options that stand beside it",
+        "--cfg job": "prints the configuration and stops",
+    }
+    if job not in _WITHOUT_OPTIONS:
+        flags[f"{OPTION} <folder>"] = "takes experiments and options of yours, too, as from a folder ./configs"
+    lines = [f"usage: {program} {_USAGES.get(job, '[group=option ...] [key=value ...]')}", "", *_listed(flags)]
+    about = ConfigFile(path=CONFIG_FOLDER / f"{job}.yaml", is_own=False).explanation.partition(": python")[0]
+    examples = [line for example, why in _EXAMPLES[job] for line in (f"  {why}:", f"    {program} {example}")]
+    return "\n".join([*lines, "", *_wrapped(f"{about}.", ""), "", "examples:", *examples])
+
+
+def _choices(job: str) -> str:
+    """What a value may be, where that is more than a word."""
+    if job == "export":
+        # Not for the other jobs to import.
+        from ssl_sec.exporting import FORMATS
+
+        told = {name: f"{_first(form.__doc__)} Needs {', '.join(form.packages)}." for name, form in FORMATS.items()}
+        return "\n".join(["format=", *_listed(told)])
+    if job == "report":
+        found = {name: papers.load(name) for name in papers.names()}
+        told = {
+            name: f"{paper.title} ({paper.reference}); tables {', '.join(str(table.number) for table in paper.tables)}"
+            for name, paper in found.items()
+        }
+        return "\n".join(["paper=", *_listed(told)])
+    return ""
+
+
+def _experiments(job: str) -> str:
+    """All experiments by the file that they stand in, those of a paper's table with the paper's figure."""
+    alone: dict[str, str] = {}
+    tables: dict[str, list[str]] = {}
+    metric, figure = _FIGURES[job]
+    for name, explanation in experiments(job).items():
+        experiment = load(name)
+        assert experiment is not None
+        if experiment.is_row:
+            value = papers.reported(name).get(metric)
+            tables.setdefault(experiment.file.explanation, []).append(
+                name if value is None else f"{name} {in_words(value)}".replace(" ", _FIXED)
+            )
+        else:
+            alone[name] = explanation
+    lines = ["experiment=", *_listed(alone)]
+    for title, cells in tables.items():
+        lines += [
+            "",
+            *_wrapped(f"{title.rstrip('.')} (the paper's {figure}):", "  "),
+            *_wrapped(", ".join(cells), "    "),
+        ]
+    return "\n".join(lines)
+
+
+def _chosen(experiment: Experiment) -> str:
+    """What the file of an experiment says of it."""
+    comment = experiment.file.comment
+    if experiment.is_row:
+        comment = [*comment[:1], explanations()[experiment.name]]
+    lines = [line for text in comment for line in _wrapped(text, "  ", hanging="            ") or [""]]
+    return "\n".join([f"experiment={experiment.name}, of {experiment.file.shown}", *lines])
+
+
+def _groups(job: str, options: Mapping[str, str]) -> str:
+    """The groups with their options; the chosen ones are marked."""
+    lines: list[str] = []
+    for group, names in sorted(options_of(job).items(), key=lambda item: (item[0] not in _FIRST_GROUPS, item[0])):
+        if group != _EXPERIMENT:
+            lines += [f"{group}=", *_listed(names, options[group])]
+    return "\n".join(["groups, with * where an option is chosen:", "", *lines]) if lines else ""
+
+
+def _keys(job: str, values: Mapping[str, Any], options: Mapping[str, str]) -> str:
+    """Every key with its value and explanation, those of a group under its option."""
+    sections: dict[str, list[Key]] = {"": []}
+    for key in keys_of(kind_of(job), values):
+        group = key.name.partition(".")[0] if "." in key.name else ""
+        sections.setdefault(group, []).append(key)
+    lines = ["keys, with the values that they have now:"]
+    for group, keys in sections.items():
+        if keys:
+            title = f"{group}={options[group]}" if group in options else group
+            lines += ["", *([title] if title else []), *(line for key in keys for line in _key(key))]
+    return "\n".join(lines)
+
+
+def _entries(job: str, values: Mapping[str, Any]) -> str:
+    """The keys of what a list may hold."""
+    lines: list[str] = []
+    for name in values:
+        for place, kind in enumerate(listed_kinds(kind_of(job), name)):
+            keys = keys_of_entry(kind)
+            (chosen,) = [as_typed(key.value) for key in keys if key.name == "name"]
+            if place == 0:
+                lines += [f"{name}=[{{name: {chosen}, ...}}, ...] is a list of:"]
+            lines += ["", *_wrapped(f"{{name: {chosen}}}  {summary_of(kind)}", "  ")]
+            lines += [line for key in keys if key.name != "name" for line in _key(key, ": ")]
+    return "\n".join(lines)
+
+
+def _key(key: Key, between: str = "=") -> list[str]:
+    is_needed = key.value == "???"
+    shown = f"  {key.name}{between}{'<needed>' if is_needed else as_typed(key.value)}"
+    told = f"{key.explanation.rstrip('.')} [{key.allowed}]"
+    if len(shown) > _COLUMN - 2:
+        return [shown, *_wrapped(told, " " * _COLUMN)]
+    first, *rest = _wrapped(told, " " * _COLUMN)
+    return [f"{shown:<{_COLUMN}}{first.strip()}", *rest]
+
+
+def _listed(told: Mapping[str, str], chosen: str | None = None) -> list[str]:
+    """Names with their explanations."""
+    width = max(map(len, told), default=0)
+    lines: list[str] = []
+    for name, explanation in told.items():
+        indent = " " * (width + 6)
+        first, *rest = _wrapped(explanation, indent) or [""]
+        lines += [f"  {'*' if name == chosen else ' '} {name:<{width}}  {first.strip()}".rstrip(), *rest]
+    return lines
+
+
+def _wrapped(text: str, indent: str, hanging: str | None = None) -> list[str]:
+    # A sign stays with its number.
+    lines = textwrap.wrap(
+        re.sub(r"([<>≤≥]) (?=[-\d])", rf"\1{_FIXED}", text),
+        _width(),
+        initial_indent=indent,
+        subsequent_indent=indent if hanging is None else hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(_FIXED, " ") for line in lines]
+
+
+def _first(docstring: str | None) -> str:
+    return (docstring or "").partition("\n")[0]
+
+
+def _width() -> int:
+    return min(100, max(80, shutil.get_terminal_size().columns))

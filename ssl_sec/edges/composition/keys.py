@@ -1,0 +1,235 @@
+"""The keys of each job as its dataclasses declare them: what they mean, what they may be, which options have them."""
+
+import dataclasses
+import inspect
+import re
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from ssl_sec.errors import nearest
+
+_TYPES = {str: "text", int: "integer", float: "number", bool: "true or false"}
+_BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """A key of a configuration.
+
+    Attributes:
+        name: dotted.
+        explanation: what it means.
+        allowed: what it may be.
+        value: what it is; `???` if it must be given.
+    """
+
+    name: str
+    explanation: str
+    allowed: str
+    value: Any
+
+
+@cache
+def kind_of(job: str) -> type[Any]:
+    """The dataclass of a job's configuration."""
+    # Imported when asked for: the edges that look for no keys have no need of torch.
+    from ssl_sec.edges import config
+    from ssl_sec.recipes.face.config import FaceConfig
+    from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
+    from ssl_sec.recipes.pretraining.config import PretrainConfig
+    from ssl_sec.recipes.probing.config import ProbeJobConfig
+
+    if job == "ablate":
+        bases = (config.AblateConfig, PretrainConfig)
+        return dataclasses.make_dataclass("Ablation", [], bases=bases, frozen=True, kw_only=True)
+    return {
+        "align": config.AlignConfig,
+        "export": config.ExportConfig,
+        "face": FaceConfig,
+        "metric_learning": MetricLearningConfig,
+        "pretrain": PretrainConfig,
+        "probe": ProbeJobConfig,
+        "replay": config.ReplayConfig,
+        "report": config.ReportConfig,
+    }[job]
+
+
+def keys_of(kind: type[Any], values: Mapping[str, Any], path: str = "") -> Iterator[Key]:
+    """The keys that a configuration of a dataclass has.
+
+    Args:
+        kind: the dataclass.
+        values: nested; which options are chosen decides which keys there are.
+        path: where they stand.
+    """
+    hints, explanations = _hints(kind), explanations_of(kind)
+    for name, value in values.items():
+        if name not in hints:
+            continue  # the job itself will refuse it
+        key = f"{path}.{name}" if path else name
+        member = _member(hints[name], value) if isinstance(value, Mapping) else None
+        if member is None:
+            yield Key(name=key, explanation=explanations.get(name, ""), allowed=allowed_by(hints[name]), value=value)
+            continue
+        for inner in keys_of(member, value, key):
+            if inner.name != f"{key}.name":
+                yield inner
+            elif "." in key:
+                # One that is chosen by its name, not as the option of a group.
+                names = " | ".join(other for one in _dataclasses(hints[name]) for other in _names(one))
+                yield dataclasses.replace(inner, explanation=explanations.get(name, ""), allowed=names)
+
+
+def unknown_keys(kind: type[Any], values: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """The keys of nested values that a dataclass does not have, dotted."""
+    hints = _hints(kind)
+    for name, value in values.items():
+        key = f"{path}.{name}" if path else name
+        if name not in hints:
+            yield key
+        elif isinstance(value, Mapping) and (member := _member(hints[name], value)) is not None:
+            yield from unknown_keys(member, value, key)
+
+
+def listed_kinds(kind: type[Any], name: str) -> list[type[Any]]:
+    """The dataclasses that the entries of a list may be; none if they are plain values."""
+    hint = _bare(_hints(kind)[name])
+    return _dataclasses(get_args(hint)[0]) if get_origin(hint) is tuple else []
+
+
+def keys_of_entry(kind: type[Any]) -> list[Key]:
+    """The keys of an entry of a list, with their defaults."""
+    defaults = {
+        field.name: "???" if field.default is dataclasses.MISSING else field.default
+        for field in dataclasses.fields(kind)
+        if field.init
+    }
+    return list(keys_of(kind, {name: list(v) if isinstance(v, tuple) else v for name, v in defaults.items()}))
+
+
+def misfit(job: str, group: str, values: Mapping[str, Any], is_whole: bool) -> str | None:
+    """Why a job cannot use an option of a group.
+
+    Args:
+        job: which.
+        group: one of its groups.
+        values: of the option.
+        is_whole: whether the option must have all keys, as those of the package do, which groups without names are
+            told apart by.
+
+    Returns:
+        A key with what is wrong with it; None if nothing is.
+    """
+    hint = _hints(kind_of(job))[group]
+    member = _member(hint, values)
+    if member is None:
+        names = [name for kind in _dataclasses(hint) for name in _names(kind)]
+        if "name" not in values:
+            return f"name: missing; {nearest('', names)}"
+        return f"name: found {values['name']!r}; {nearest(str(values['name']), names)}"
+    fields = {field.name for field in dataclasses.fields(member) if field.init}
+    unknown = [key for key in values if key not in fields]
+    if unknown:
+        return f"{unknown[0]}: unknown key; {nearest(unknown[0], fields)}"
+    return f"{min(fields - values.keys())}: missing" if is_whole and fields - values.keys() else None
+
+
+@cache
+def explanations_of(kind: type[Any]) -> dict[str, str]:
+    """Field -> explanation, from the docstrings of a dataclass and of those that it is made from."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        found |= _attributes(base.__dict__.get("__doc__") or "")
+    return found
+
+
+def summary_of(kind: type[Any]) -> str:
+    """The first paragraph of a dataclass's docstring."""
+    return _in_help(inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0])
+
+
+def allowed_by(hint: Any) -> str:
+    """What a value may be, in words."""
+    origin, options = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        bounds = [_bounds(rule) for rule in options[1:]]
+        return " ".join([allowed_by(options[0]), *filter(None, bounds)])
+    if origin in (Union, types.UnionType):
+        words = [allowed_by(option) for option in options if option is not type(None)]
+        return ", or ".join([*dict.fromkeys(words), *(["null"] if type(None) in options else [])])
+    if origin is Literal:
+        return " | ".join(_TYPES.get(type(option), "") and _literal(option) for option in options)
+    if origin is tuple:
+        return f"list of {'groups of keys' if _dataclasses(options[0]) else _plural(allowed_by(options[0]))}"
+    return _TYPES.get(hint, "group of keys")
+
+
+def _plural(allowed: str) -> str:
+    word, space, rest = allowed.partition(" ")
+    return {"text": "texts", "integer": "integers", "number": "numbers"}.get(word, word) + space + rest
+
+
+def _literal(option: object) -> str:
+    return str(option).lower() if isinstance(option, bool) else str(option)
+
+
+def _bounds(rule: Any) -> str:
+    told = [f"{sign} {bound:g}" for name, sign in _BOUNDS.items() if (bound := getattr(rule, name, None)) is not None]
+    return " and ".join(told)
+
+
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
+
+
+def _bare(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def _dataclasses(hint: Any) -> list[type[Any]]:
+    """The dataclasses that a value may be."""
+    bare = _bare(hint)
+    if get_origin(bare) in (Union, types.UnionType):
+        return [member for option in get_args(bare) for member in _dataclasses(option)]
+    return [bare] if dataclasses.is_dataclass(bare) and isinstance(bare, type) else []
+
+
+def _member(hint: Any, values: Mapping[str, Any]) -> type[Any] | None:
+    """The dataclass that nested values are for; None if there is none."""
+    kinds = _dataclasses(hint)
+    by_name = {name: kind for kind in kinds for name in _names(kind)}
+    if not by_name:
+        return kinds[0] if kinds else None
+    return by_name.get(str(values.get("name")))
+
+
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    return get_args(_bare(_hints(kind)["name"])) if "name" in _hints(kind) else ()
+
+
+def _attributes(docstring: str) -> dict[str, str]:
+    """Name -> explanation of a Google docstring's section `Attributes`."""
+    _, _, section = inspect.cleandoc(docstring).partition("\nAttributes:\n")
+    found: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        if line and not line.startswith("    "):
+            break  # another section
+        begins = re.match(r" {4}(\w+): (.*)", line)
+        if begins is not None:
+            name = begins[1]
+            found[name] = begins[2]
+        elif name:
+            found[name] += f" {line.strip()}"
+    return {name: _in_help(text) for name, text in found.items()}
+
+
+def _in_help(text: str) -> str:
+    """Words of a docstring as the command line has them: null for None, names of the code left out."""
+    text = re.sub(r";? see (section )?`ssl_sec[\w.]*`", "", " ".join(text.split()))
+    return re.sub(r"\bNone\b", "null", text).replace("`", "").strip()

@@ -1,0 +1,119 @@
+"""The jobs that train nothing, as values: what an export, an alignment, a replay or a report is."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from ssl_sec.data.config import DataConfig
+from ssl_sec.exporting import FormatName
+from ssl_sec.recipes.config import TrackingConfig
+from ssl_sec.settings import (
+    Local,
+    NotEmpty,
+    Processes,
+    Seed,
+    Settings,
+    check,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblateConfig(Settings):
+    """What an ablation varies.
+
+    Attributes:
+        arms: what is compared: options of the group constraint, and random, which keeps the initial encoder.
+        seeds: each arm runs once with each of these.
+    """
+
+    arms: Annotated[tuple[str, ...], NotEmpty()]
+    seeds: Annotated[tuple[Seed, ...], NotEmpty()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig(Settings):
+    """The encoder of a run that MLflow knows, in files that others read; with its head if embeddings were trained.
+
+    Attributes:
+        run: the training's MLflow run id, its name, the beginning of one, or its folder.
+        format: of the files; see `ssl_sec.exporting`.
+        output: a folder that is made; None takes one in output_dir/exports.
+        overwrite: whether an export that is there is replaced.
+        data: where the images of the check come from; None takes the data set of the run.
+        output_dir: where MLflow's sqlite lies, unless tracking names a store.
+    """
+
+    run: str
+    format: FormatName
+    output: Local | None = None
+    overwrite: bool = False
+    data: DataConfig | None = None
+    output_dir: Local = "runs"
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignConfig(Settings):
+    """Faces cut out of images by five points each; see `ssl_sec.data.faces.alignment`.
+
+    Attributes:
+        images: the folder of the images, or of a folder of images for each person.
+        landmarks: a CSV file with the columns path, x1, y1, …, x5, y5: eyes, nose and corners of the mouth, in pixels;
+            paths are relative to the folder.
+        output: the folder that the aligned images are written to, under the same paths; images that are there are kept.
+        num_workers: processes; 0 aligns in the job's own, None takes one for each core.
+    """
+
+    images: Local
+    landmarks: Local
+    output: Local
+    num_workers: Processes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig(Settings):
+    """Figures that MLflow has not.
+
+    Attributes:
+        folder: the folder of a run that has ended; or its name, its id, or the beginning of one.
+        uri: MLflow's store; None takes the one that the run was meant for.
+        output_dir: folder of the runs' folders, where a name or an id is looked for.
+    """
+
+    folder: Local
+    uri: str | None = None
+    output_dir: str = "runs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig(Settings):
+    """Results beside a paper's, or two runs side by side; one of table, figure and compare.
+
+    Attributes:
+        paper: which paper's tables and figures.
+        table: a table of the paper by its number: our results beside its own.
+        figure: a figure of the paper by its number, drawn from our runs.
+        compare: two runs, by id, name, or the beginning of one.
+        all: true: a comparison shows what is equal, too.
+        recipes: recipes of the runs that a figure shows; None takes all of the experiment with the newest run.
+        output: the folder that the files are written to.
+        output_dir: where the runs' folders are, with their store.
+        tracking: which store; with `experiment`, only that experiment's runs count.
+    """
+
+    paper: str = "sec"
+    table: int | None = None
+    figure: int | str | None = None
+    compare: tuple[str, ...] | None = None
+    all: bool = False
+    recipes: Annotated[tuple[str, ...], NotEmpty()] | None = None
+    output: Local = "report"
+    output_dir: Local = "runs"
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        asked = [self.table, self.figure, self.compare]
+        one = sum(what is not None for what in asked) == 1
+        check(one, "table, figure, compare", asked, "one of them: table=5, figure=6 or compare <run> <run>")
+        if self.compare is not None:
+            check(len(self.compare) == 2, "compare", list(self.compare), "two runs: compare <run> <run>")

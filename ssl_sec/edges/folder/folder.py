@@ -1,0 +1,474 @@
+"""The folder of a run: what it is, its figures, its checkpoints and what it leaves.
+
+All workers and the driver see the same folder, so on a cluster it lies on shared storage. Figures go to
+`metrics.jsonl` first, one JSON object a line; the driver follows that file for the console and for MLflow.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import shlex
+import shutil
+import signal
+import socket
+import time
+import traceback
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from ssl_sec.data.fingerprint import fingerprint
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.edges.masking import masked, masked_values
+from ssl_sec.errors import ConfigError, DataError, StorageError, UserError, first_line
+from ssl_sec.settings import flattened, from_values
+from ssl_sec.training.checkpoint import load_checkpoint, newest_checkpoint
+from ssl_sec.training.norms import NormHistogram
+
+logger = logging.getLogger(__name__)
+
+# What a run's checkpoints, and a recipe's models, are judged by, on images held out of the training set; a run has one.
+SCORES = ("val/knn_top1", "val/recall_at_1", "val/verification_accuracy")
+
+# In Python's words.
+_FATAL = {
+    "Segmentation fault": signal.SIGSEGV,
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Illegal instruction": signal.SIGILL,
+    "Floating point exception": signal.SIGFPE,
+}
+
+# Network file systems may show a new file a little later on other machines.
+_VISIBLE_WITHIN_S = 5.0
+
+# A run may be resumed elsewhere, with other settings of these.
+_FREE_KEYS = ("runtime.", "tracking.", "resume", "output_dir", "log_every_steps", "checkpoint.", "monitor.", "probe.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataDescription:
+    """A training set, in words and numbers.
+
+    Attributes:
+        name: of the set.
+        description: where it came from.
+        num_images: that are trained on.
+        num_bad_images: that could not be read.
+        image_shape: channels, height, width.
+        class_names: by label.
+        digest: differs for sets that differ; None in folders of runs that kept none.
+    """
+
+    name: str
+    description: str
+    num_images: int
+    num_bad_images: int
+    image_shape: tuple[int, ...]
+    class_names: tuple[str, ...]
+    digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of a run's folder and what is written there.
+
+    Attributes:
+        path: absolute.
+    """
+
+    path: Path
+
+    @property
+    def config_path(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_path(self) -> Path:
+        """The figures."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        """The checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def encoder_path(self) -> Path:
+        """The encoder's weights, once training has ended."""
+        return self.path / "encoder.safetensors"
+
+    @property
+    def features_path(self) -> Path:
+        """Features of some training images, or embeddings of the test images, once training has ended."""
+        return self.path / "features.pt"
+
+    @property
+    def head_path(self) -> Path:
+        """The weights of an embedding's head, once training has ended."""
+        return self.path / "head.safetensors"
+
+    @property
+    def examples_path(self) -> Path:
+        """Some test images and their neighbours, once training has ended."""
+        return self.path / "examples.pt"
+
+    def benchmark_path(self, title: str) -> Path:
+        """What pictures of a face benchmark are drawn from, once training has ended."""
+        self._benchmarks_folder.mkdir(exist_ok=True)
+        return self._benchmarks_folder / f"{title}.pt"
+
+    def benchmark_paths(self) -> list[Path]:
+        """What pictures of face benchmarks are drawn from, by their titles."""
+        return sorted(self._benchmarks_folder.glob("*.pt"))
+
+    @property
+    def _benchmarks_folder(self) -> Path:
+        return self.path / "benchmarks"
+
+    def watched_path(self, steps_taken: int) -> Path:
+        """Embeddings of the watched images after so many steps."""
+        return self._watched_folder / f"{steps_taken:08d}.safetensors"
+
+    def watched_paths(self) -> list[Path]:
+        """The embeddings of the watched images, by steps."""
+        return sorted(self._watched_folder.glob("*.safetensors"))
+
+    @property
+    def _watched_folder(self) -> Path:
+        return self.path / "watched"
+
+    @property
+    def norms_path(self) -> Path:
+        """Histograms of the embeddings' norms, once training has ended."""
+        return self.path / "norms.json"
+
+    @property
+    def identity_path(self) -> Path:
+        """What the run is in MLflow, besides its figures."""
+        return self.path / "mlflow.json"
+
+    @property
+    def run_id_path(self) -> Path:
+        """The id of the run in MLflow, once it is known."""
+        return self.path / "mlflow_run_id"
+
+    @property
+    def stop_path(self) -> Path:
+        """There while a stop is asked for."""
+        return self.path / "stop"
+
+    @property
+    def save_path(self) -> Path:
+        """There while a checkpoint is asked for."""
+        return self.path / "save"
+
+    @property
+    def failures_path(self) -> Path:
+        """What workers failed with, one JSON object for each failure, with its traceback."""
+        return self.path / "failures.jsonl"
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run was started here."""
+        return self.config_path.is_file()
+
+    def start(self, values: Mapping[str, Any]) -> None:
+        """Makes the folder for a new run.
+
+        Raises:
+            ConfigError: if it holds a run already.
+            StorageError: if it cannot be made.
+        """
+        if self.holds_run:
+            raise ConfigError(
+                f"run_name: {self.path} already holds a run; allowed: another run_name, or "
+                f"{shlex.quote(f'resume={self.path}')} to resume it"
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._write_config(values)
+        except OSError as error:
+            raise StorageError(f"output_dir: {self.path} cannot be written: {error.strerror}") from error
+
+    def require_run(self) -> None:
+        """Raises a ConfigError if the folder holds no run."""
+        if not self.holds_run:
+            raise ConfigError(
+                f"resume: {self.path} holds no run; allowed: resume=auto or false, or a run that is there"
+            )
+
+    def require_same(self, before: Mapping[str, Any], now: Mapping[str, Any], free: tuple[str, ...] = ()) -> None:
+        """Raises a ConfigError if settings differ that may not, unless they begin with one of `free`."""
+        flat_before, flat_now = flattened(masked_values(before)), flattened(masked_values(now))
+        for key in sorted(flat_before.keys() | flat_now.keys()):
+            if not key.startswith((*_FREE_KEYS, *free)) and flat_before.get(key) != flat_now.get(key):
+                raise ConfigError(
+                    f"{key}: found {flat_now.get(key)!r}, but the run to resume has {flat_before.get(key)!r}"
+                )
+
+    def resume(self, values: Mapping[str, Any]) -> None:
+        """Opens the folder again, for a run with these settings.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        try:
+            self._write_config(values)
+            for left_over in (self.stop_path, self.save_path, self._outcome_path, self._error_path):
+                left_over.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"output_dir: {self.path} cannot be written: {error.strerror}") from error
+        for defect in newest_checkpoint(self.checkpoints_path).skipped:
+            logger.warning("skipped a checkpoint that is not whole, %s", defect)
+
+    def _write_config(self, values: Mapping[str, Any]) -> None:
+        self._unclosed_path.touch()
+        _write_whole(self.config_path, yaml.safe_dump(masked_values(values), sort_keys=False))
+
+    @property
+    def _unclosed_path(self) -> Path:
+        """There until the driver has done what follows the workers' end."""
+        return self.path / "unclosed"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the workers have finished, and the driver has done what follows."""
+        return self.outcome() == "finished" and not self._unclosed_path.exists()
+
+    def close(self) -> None:
+        """Says that the driver has done what follows the workers' end."""
+        self._unclosed_path.unlink(missing_ok=True)
+
+    def removal(self) -> StorageError:
+        """What to say of a folder that was removed under a run."""
+        return StorageError(
+            f"output_dir: {self.path} was removed during the run; what it had saved is lost, and the same command "
+            "starts the run again"
+        )
+
+    def discard_unstarted(self) -> None:
+        """Removes the folder of a run that ended before any figure or warning, so that its name is free again."""
+        warned = any(not message.startswith("INFO: ") for _, message in self.messages())
+        if self.newest_step() is None and not warned and not self.records() and not self.encoder_path.exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # other runs of the recipe
+                self.path.parent.rmdir()
+
+    def restored_state(self, device: torch.device, held: slice | None = None) -> Mapping[str, Any] | None:
+        """The state of the newest whole checkpoint, or None at the start of a run; see `load_checkpoint`.
+
+        Raises:
+            StorageError: if there are checkpoints and none is whole; a run never starts again silently.
+        """
+        found = newest_checkpoint(self.checkpoints_path)
+        if found.path is None:
+            if found.skipped:
+                raise StorageError(f"no whole checkpoint in {self.checkpoints_path}: {'; '.join(found.skipped)}")
+            return None
+        return load_checkpoint(found.path, device, held)
+
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint, whole or not; None if there is none."""
+        names = [path.name for path in self.checkpoints_path.glob("step-*")]
+        return int(max(names).removeprefix("step-")) if names else None
+
+    def describe_data(self, image_set: ImageSet) -> None:
+        """Keeps what the driver tells of the set that was trained on, or of the one that a probe was tested on."""
+        about = DataDescription(
+            name=image_set.name,
+            description=image_set.description,
+            num_images=len(image_set),
+            num_bad_images=image_set.num_bad_images,
+            image_shape=image_set.image_shape,
+            class_names=image_set.class_names,
+            digest=fingerprint(image_set),
+        )
+        self._data_path.write_text(json.dumps(asdict(about)))
+
+    @property
+    def holds_data(self) -> bool:
+        """Whether the workers got so far as to describe their data."""
+        return self._data_path.is_file()
+
+    def data(self) -> DataDescription:
+        """What the workers told of their data."""
+        return from_values(DataDescription, json.loads(self._data_path.read_text()))
+
+    @property
+    def _data_path(self) -> Path:
+        return self.path / "data.json"
+
+    @property
+    def workers_path(self) -> Path:
+        """Which processes worked on the run, one JSON object for each start of a worker."""
+        return self.path / "workers.jsonl"
+
+    @property
+    def _launch_path(self) -> Path:
+        return self.path / "launch"
+
+    def note_launch(self) -> str:
+        """Leaves a word that only those know who see this folder, and returns it."""
+        word = uuid.uuid4().hex
+        self._launch_path.write_text(word)
+        return word
+
+    def require_launch(self, word: str) -> None:
+        """Checks that this is the folder where the driver left the word, and not another of its name.
+
+        Raises:
+            StorageError: if it is not, on this machine.
+        """
+        deadline = time.monotonic() + _VISIBLE_WITHIN_S
+        while not (self._launch_path.is_file() and self._launch_path.read_text() == word):
+            if time.monotonic() > deadline:
+                raise StorageError(
+                    f"output_dir: {self.path} on {socket.gethostname()} is not the folder that the driver writes to; "
+                    "allowed: a folder on storage that all nodes of the cluster share"
+                )
+            time.sleep(0.1)
+
+    def note_worker(self, rank: int, world_size: int, node: str) -> None:
+        """Adds this process to the workers of the run."""
+        about = {
+            "rank": rank,
+            "world_size": world_size,
+            "node": node,
+            "pid": os.getpid(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        with self.workers_path.open("a") as file:
+            file.write(json.dumps(about) + "\n")
+
+    def workers(self) -> list[dict[str, Any]]:
+        """The starts of workers so far, oldest first."""
+        return _json_lines(self.workers_path)
+
+    def note_failure(self, rank: int, error: BaseException) -> None:
+        """Keeps what this process failed with."""
+        about = {
+            "rank": rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "error": first_line(error),
+            "traceback": "".join(traceback.format_exception(error)),
+        }
+        with self.failures_path.open("a") as file:
+            file.write(json.dumps(about) + "\n")
+
+    def failures(self) -> list[dict[str, Any]]:
+        """What workers failed with so far, oldest first; one that was killed could not say."""
+        return _json_lines(self.failures_path)
+
+    def crash_path(self, rank: int) -> Path:
+        """Where a worker's process says at which line it was when a signal killed it, if the signal lets it."""
+        return self.path / f"crash-{rank}.txt"
+
+    def fatal_signal(self, rank: int) -> signal.Signals | None:
+        """The signal that killed a worker's process; None if it could not say."""
+        said = _text(self.crash_path(rank)).partition("\n")[0].removeprefix("Fatal Python error: ")
+        return _FATAL.get(said.replace("-", " "))
+
+    def tell(self, level: str, message: str) -> None:
+        """Says something to whoever follows the run."""
+        self.append_record({"time": time.time(), "message": masked(f"{level}: {message}")})
+
+    def append_record(self, record: Mapping[str, Any]) -> None:
+        """Adds a line to the figures.
+
+        Raises:
+            StorageError: if the folder was removed.
+        """
+        try:
+            with self.metrics_path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+        except FileNotFoundError as error:
+            raise self.removal() from error
+
+    def records(self) -> list[dict[str, Any]]:
+        """All figures so far, without messages."""
+        return [record for record in _json_lines(self.metrics_path) if _has_figures(record)]
+
+    def messages(self) -> list[tuple[float, str]]:
+        """Time and text of what was said so far."""
+        return [(record["time"], record["message"]) for record in _json_lines(self.metrics_path) if "message" in record]
+
+    def histograms(self) -> list[NormHistogram]:
+        """How the norms were distributed, oldest first."""
+        return [NormHistogram(**record["norms"]) for record in self.records() if "norms" in record]
+
+    def forget_records_from(self, step: int) -> None:
+        """Drops figures of steps that will be taken again; what was told stays."""
+        found = _json_lines(self.metrics_path)
+        kept = [record for record in found if not _has_figures(record) or record["step"] < step]
+        _write_whole(self.metrics_path, "".join(json.dumps(record) + "\n" for record in kept))
+
+    @property
+    def _outcome_path(self) -> Path:
+        return self.path / "outcome"
+
+    def write_outcome(self, outcome: str) -> None:
+        """Says how the workers ended: "finished" or "stopped"."""
+        _write_whole(self._outcome_path, outcome)
+
+    def outcome(self) -> str | None:
+        """How the workers ended; None if they did not say, or their word cannot be read."""
+        word = _text(self._outcome_path)
+        return word if word in ("finished", "stopped") else None
+
+    @property
+    def _error_path(self) -> Path:
+        return self.path / "error.json"
+
+    def write_error(self, error: UserError) -> None:
+        """Keeps an error that the user can mend, for the driver to tell."""
+        _write_whole(self._error_path, json.dumps({"message": str(error), "exit_code": error.exit_code}))
+
+    def error(self) -> UserError | None:
+        """The error that a worker told, if any."""
+        if not self._error_path.exists():
+            return None
+        kinds = {kind.exit_code: kind for kind in (ConfigError, DataError, StorageError)}
+        try:
+            told = json.loads(_text(self._error_path))
+            return kinds.get(told["exit_code"], UserError)(told["message"])
+        except (ValueError, KeyError, TypeError):
+            return StorageError(f"{self._error_path} cannot be read, so why the run failed is not known")
+
+
+def _has_figures(record: Mapping[str, Any]) -> bool:
+    return isinstance(record.get("metrics"), dict) and isinstance(record.get("step"), int)
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file, one a line; what a crash or a disk left of other lines is left out."""
+    found: list[dict[str, Any]] = []
+    for line in _text(path).split("\n")[:-1]:
+        with contextlib.suppress(ValueError):
+            if isinstance(record := json.loads(line), dict):
+                found.append(record)
+    return found
+
+
+def _text(path: Path) -> str:
+    """What a file says, whatever its bytes are; nothing if there is none."""
+    try:
+        return path.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Writes a file so that a crash leaves the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary.write_text(text)
+    os.replace(temporary, path)

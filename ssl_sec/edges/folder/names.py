@@ -1,0 +1,69 @@
+"""What a run is called where no name is given, and the tags by which it is found again."""
+
+import itertools
+import re
+from pathlib import Path
+
+from ssl_sec.edges.masking import masked_values
+from ssl_sec.errors import StorageError
+from ssl_sec.networks.config import TimmConfig
+from ssl_sec.recipes.config import TrackingConfig, TrainingConfig
+from ssl_sec.recipes.face.config import FaceConfig
+from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+
+UNTRAINED = "random"
+
+
+def run_name_of(config: TrainingConfig) -> str:
+    """Data set, encoder, loss unless it is NT-Xent, constraint and seed: ``cifar10-resnet18-sec-s0``."""
+    tags = what_tags(config)
+    loss = [] if tags["loss"] == "ntxent" else [tags["loss"]]
+    # MLflow's list has room for 24 letters: the width of the encoder is left to its tag.
+    parts = [tags["data"], _encoder(config), *loss, tags["constraint"], f"s{config.seed}"]
+    return "-".join(re.sub(r"[^\w.]+", "_", part).strip("_") for part in parts)
+
+
+def what_tags(config: TrainingConfig) -> dict[str, str]:
+    """What a training run is, in a few words."""
+    name, width = _encoder(config), getattr(config.encoder, "width", 1.0)
+    assert isinstance(config, PretrainConfig | MetricLearningConfig | FaceConfig)
+    length = config.steps if isinstance(config, MetricLearningConfig) else config.epochs
+    return {
+        "data": config.data.title,
+        "encoder": name if width == 1 else f"{name}x{width:g}",
+        "loss": config.loss.name,
+        "constraint": config.constraint.name if length > 0 else UNTRAINED,
+        "seed": str(config.seed),
+    }
+
+
+def own_tags(tracking: TrackingConfig) -> dict[str, str]:
+    """The tags that the user asks for, without secrets."""
+    return {key: str(value) for key, value in masked_values(tracking.tags or {}).items()}
+
+
+def _encoder(config: TrainingConfig) -> str:
+    return config.encoder.model if isinstance(config.encoder, TimmConfig) else config.encoder.name
+
+
+def claimed(folder: Path, name: str) -> str:
+    """Makes a new folder for a run; its name has a number where others have the name already.
+
+    Args:
+        folder: of the recipe's runs.
+        name: that is wanted.
+
+    Raises:
+        StorageError: if no folder can be made there.
+    """
+    for count in itertools.count(1):
+        candidate = name if count == 1 else f"{name}-{count}"
+        try:
+            (folder / candidate).mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise StorageError(f"output_dir: {folder / candidate} cannot be written: {error.strerror}") from error
+        return candidate
+    raise AssertionError("counting does not end")

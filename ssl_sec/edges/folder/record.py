@@ -1,0 +1,59 @@
+"""A run as MLflow tells of it, from the run's folder."""
+
+import hashlib
+import json
+
+from mlflow.entities import Dataset, DatasetInput, Metric, Param, Run, RunData, RunInfo, RunInputs, RunTag
+
+from ssl_sec.edges.folder.finding import id_of, tags_of
+from ssl_sec.edges.folder.folder import DataDescription, RunFolder
+from ssl_sec.edges.folder.stored_config import stored_values
+from ssl_sec.settings import flattened
+
+_UNKNOWN = "none"
+
+
+def run_record(folder: RunFolder, data_title: str) -> Run:
+    """The run with its parameters, last figures, tags and data; without an id if MLflow never had it.
+
+    Args:
+        folder: of the run.
+        data_title: what its data are called.
+    """
+    figures = {key: (value, record["step"]) for record in folder.records() for key, value in record["metrics"].items()}
+    status = {"finished": "FINISHED", "stopped": "KILLED"}.get(folder.outcome() or "", "FAILED")
+    return Run(
+        RunInfo(
+            run_id=id_of(folder) or _UNKNOWN,
+            experiment_id=_UNKNOWN,
+            user_id="",
+            status=status,
+            start_time=0,
+            end_time=None,
+            lifecycle_stage="active",
+            run_name=folder.path.name,
+        ),
+        RunData(
+            metrics=[Metric(key, value, 0, step) for key, (value, step) in figures.items()],
+            params=[Param(key, str(value)) for key, value in flattened(stored_values(folder.config_path)).items()],
+            tags=[RunTag(key, value) for key, value in tags_of(folder).items()],
+        ),
+        RunInputs([DatasetInput(data_set(folder.data(), data_title), [])]),
+    )
+
+
+def data_set(data: DataDescription, title: str) -> Dataset:
+    """The data of a run, with their counts; without a digest of the images, with one of these.
+
+    Args:
+        data: as the run's workers found them.
+        title: what they are called.
+    """
+    profile = {"images": data.num_images, "bad_images": data.num_bad_images, "classes": len(data.class_names)}
+    return Dataset(
+        name=f"{title}/{data.name.rpartition('/')[2]}",
+        digest=data.digest or hashlib.sha256(f"{data.description}:{profile}".encode()).hexdigest()[:8],
+        source_type="ssl_sec",
+        source=data.description,
+        profile=json.dumps(profile),
+    )

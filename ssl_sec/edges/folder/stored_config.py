@@ -1,0 +1,51 @@
+"""A run's configuration as its folder and MLflow keep it, `config.yaml`; also those that version 0.1 wrote."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ssl_sec.edges.masking import HIDDEN, masked
+from ssl_sec.errors import ConfigError, StorageError, first_line
+
+
+def stored_values(path: Path) -> dict[str, Any]:
+    """The values of a stored configuration, under the keys of this version.
+
+    Raises:
+        StorageError: if the file cannot be read, or holds no configuration.
+    """
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise StorageError(f"{path} cannot be read: {first_line(error)}") from error
+    if not isinstance(values, dict):
+        raise StorageError(f"{path} holds no configuration of a run")
+    probe = values.get("probe")
+    if isinstance(probe, dict) and "decay_epochs" in probe:
+        values["probe"] = _with_shares(probe)
+    return {str(key): value for key, value in values.items()}
+
+
+def _with_shares(probe: dict[str, Any]) -> dict[str, Any]:
+    """A probe's settings of version 0.1, whose decays were epochs; those that were never reached divided nothing."""
+    settings = dict(probe)
+    epochs, decays = settings["epochs"], settings.pop("decay_epochs")
+    return {**settings, "decay_at": [decay / epochs for decay in decays if decay < epochs]}
+
+
+def with_credentials(uri: str, key: str) -> str:
+    """A store's address whose credentials were not kept with the run: they are in the environment.
+
+    Raises:
+        ConfigError: if they are not.
+    """
+    known = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if HIDDEN not in uri:
+        return uri
+    if masked(known) != uri:
+        raise ConfigError(
+            f"{key}: the run was meant for {uri}; give its credentials by MLFLOW_TRACKING_URI or {key}=..."
+        )
+    return known

@@ -1,0 +1,1 @@
+"""What the runs gave, beside what the papers report."""

@@ -1,0 +1,1 @@
+"""A run from its configuration to its end: driver, workers, runtimes, sweeps."""

@@ -1,0 +1,131 @@
+"""One recipe under several changes and seeds, each run probed, in one table.
+
+An arm changes the recipe: `loss=triplet`, `constraint.eta=0.5`, or several such, `loss=triplet+constraint=sec`. A name
+alone is an option of the group `constraint`, or `random`, which keeps the encoder as it was initialised: what the
+network's architecture gives without training.
+"""
+
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ssl_sec.edges.composition.compose import compose, options
+from ssl_sec.edges.config import AblateConfig
+from ssl_sec.edges.folder.names import own_tags
+from ssl_sec.edges.machine import announce
+from ssl_sec.edges.run.driver import Finished, new_name, run_pretraining
+from ssl_sec.edges.run.summary import how_to_look
+from ssl_sec.edges.run.sweeps import Sweep
+from ssl_sec.edges.tables import in_table
+from ssl_sec.edges.tracking.tracker import tracking_uri
+from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.settings import from_values
+
+_COLUMNS = {"probe/top1": "probe top-1 %", "probe/top5": "probe top-5 %", "probe/knn_top1": "kNN top-1 %"}
+_RANDOM = "random"
+# Keys that each run of the sweep has its own values of.
+_OURS = {"seed": "seeds=[...]", "run_name": "recipe=<name>", "arms": "one list", "seeds": "one list"}
+
+Results = Mapping[str, Sequence[Mapping[str, float]]]
+
+
+def run_ablation(overrides: Sequence[str]) -> str:
+    """Runs every arm with every seed and returns the table.
+
+    Args:
+        overrides: of the pretraining, and `arms=[...]` and `seeds=[...]`.
+
+    Raises:
+        UserError: for what the user can mend; no run is started if the arms or the recipe are wrong.
+    """
+    values = compose("ablate", overrides)
+    asked = from_values(AblateConfig, {key: values[key] for key in ("arms", "seeds")})
+    arms, seeds = asked.arms, asked.seeds
+    shared = [override for override in overrides if override.partition("=")[0] not in ("arms", "seeds")]
+    from_values(PretrainConfig, compose("pretrain", shared))  # what is wrong without the arms is none of theirs
+    configs = {(arm, seed): _config(shared, arm, seed) for seed in seeds for arm in arms}
+    announce(next(iter(configs.values())).runtime)
+    results: dict[str, list[Mapping[str, float]]] = {arm: [] for arm in arms}
+    finished: Finished | None = None
+    sweep = _sweep(next(iter(configs.values())), arms, seeds)
+    with sweep.ended_after(results, lambda: _table({arm: runs for arm, runs in results.items() if runs})):
+        for (arm, _), config in configs.items():
+            tags = {**(config.tracking.tags or {}), "arm": arm}
+            tracking = replace(config.tracking, parent_run=sweep.run_id or config.tracking.parent_run, tags=tags)
+            finished = run_pretraining(replace(config, tracking=tracking))
+            results[arm].append(finished.metrics)
+    assert finished is not None
+    _keep(results, seeds, finished.folder.path.parent)
+    return "\n".join(["", _table(results), "", how_to_look(finished, at_all=True)])
+
+
+def _sweep(config: PretrainConfig, arms: Sequence[str], seeds: Sequence[int]) -> Sweep:
+    """The run in MLflow that all others belong to."""
+    output_dir = Path(config.output_dir).expanduser().resolve()
+    return Sweep.start(
+        tracking_uri(config.tracking, output_dir),
+        experiment=config.tracking.experiment or config.recipe_name,
+        name=new_name(f"{config.recipe_name}-ablation"),
+        values={"arms": list(arms), "seeds": list(seeds)},
+        output_dir=output_dir,
+        tags={
+            **own_tags(config.tracking),
+            "recipe": config.recipe_name,
+            "data": config.data.title,
+            "job": "ablate",
+        },
+    )
+
+
+def _config(shared: Sequence[str], arm: str, seed: int) -> PretrainConfig:
+    changes = [change for part in re.split(r"\+(?!\d)", arm) for change in _changes(arm, part)]  # 1e+5 is a number
+    try:
+        return from_values(
+            PretrainConfig,
+            compose("pretrain", [*shared, *changes, f"seed={seed}", "run_name=null", "probe.enabled=true"]),
+        )
+    except ConfigError as error:
+        raise ConfigError(f"arms: {arm}: {error}") from None
+
+
+def _changes(arm: str, part: str) -> list[str]:
+    """The overrides of a part of an arm.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    key, is_override, _ = part.partition("=")
+    if key in _OURS:
+        raise ConfigError(f"arms: found {arm!r}; {key} is no arm's: give {_OURS[key]}")
+    if is_override:
+        return [part]
+    allowed = {_RANDOM, *options()["constraint"]}
+    if part not in allowed:
+        raise ConfigError(
+            f"arms: found {part!r}; {nearest(part, allowed)}, or an override of any group or key, such as loss=triplet"
+        )
+    return ["constraint=none", "epochs=0"] if part == _RANDOM else [f"constraint={part}"]
+
+
+def _table(results: Results) -> str:
+    if not results:
+        return ""
+    of = "arm" if any("=" in arm for arm in results) else "constraint"
+    rows = [[arm, *(_cell([run[key] for run in runs]) for key in _COLUMNS)] for arm, runs in results.items()]
+    num_seeds = max(map(len, results.values()))
+    table = in_table(rows, [of, *_COLUMNS.values()])
+    return table if num_seeds == 1 else f"{table}\n(mean ± standard deviation over {num_seeds} seeds)"
+
+
+def _cell(values: Sequence[float]) -> str:
+    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.2f}{spread}"
+
+
+def _keep(results: Results, seeds: Sequence[int], folder: Path) -> None:
+    told = {"seeds": list(seeds), "results": {arm: [dict(run) for run in runs] for arm, runs in results.items()}}
+    (folder / f"{new_name('ablation')}.json").write_text(json.dumps(told, indent=1))

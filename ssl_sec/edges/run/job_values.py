@@ -1,0 +1,234 @@
+"""What a job runs with: what was typed, on top of what belongs to the run that it is about.
+
+A resumed run has its own configuration, and a probe the settings that its pretraining had for it.
+"""
+
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from ssl_sec.edges.composition.compose import TrainingJob, compose, composed_yaml, groups
+from ssl_sec.edges.folder.stored_config import stored_values, with_credentials
+from ssl_sec.edges.masking import HIDDEN
+from ssl_sec.edges.overrides import assigned
+from ssl_sec.errors import ConfigError
+from ssl_sec.settings import flattened, from_values, to_values
+
+if TYPE_CHECKING:
+    from ssl_sec.recipes.config import TrackingConfig
+
+logger = logging.getLogger("ssl_sec")
+
+# Keys whose value names a run: its id may read as a number, and its path may hold what Hydra reads as grammar.
+_WORDS = ("run", "resume", "folder")
+_RESUME = ("true", "false", "auto", "null")
+
+
+def values_of(job: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """The values that a job runs with.
+
+    Args:
+        job: names the primary config.
+        overrides: in Hydra's grammar; `resume=<folder, name or id>` stands for the configuration of that run.
+
+    Raises:
+        UserError: for a key, a value or a run that does not exist.
+    """
+    overrides = quoted(overrides)
+    resumed = resumed_run(job, overrides)
+    if resumed is not None:
+        return _resumed_values(job, resumed, [each for each in overrides if not each.startswith("resume=")])
+    if job == "probe" and _value_of("run", overrides) is not None:
+        return _probe_values(overrides)
+    return compose(job, overrides)
+
+
+def resumed_run(job: str, overrides: Sequence[str]) -> str | None:
+    """The folder, name or id that `resume` was given; None if it says true, false or auto."""
+    word = _value_of("resume", quoted(overrides))
+    return word if job in get_args(TrainingJob) and word is not None and word.lower() not in _RESUME else None
+
+
+def shown_values(job: str, overrides: Sequence[str]) -> str:
+    """The same as YAML; keys that must be given and are not stay `???`."""
+    overrides = quoted(overrides)
+    is_of_a_run = job == "probe" and _value_of("run", overrides) is not None
+    if is_of_a_run or resumed_run(job, overrides) is not None:
+        return yaml.safe_dump(values_of(job, overrides), sort_keys=False)
+    return composed_yaml(job, overrides)
+
+
+def quoted(overrides: Sequence[str]) -> list[str]:
+    """The overrides, with those that name a run quoted for Hydra."""
+    return [_quoted(override) for override in overrides]
+
+
+def _quoted(override: str) -> str:
+    key, sign, word = override.partition("=")
+    if key not in _WORDS or not sign or not word or word[0] in "'\"" or word.lower() in _RESUME:
+        return override
+    return assigned(key, word)
+
+
+def _value_of(key: str, overrides: Sequence[str]) -> str | None:
+    """The last value given for a top-level key."""
+    given = [override for override in overrides if override.startswith(f"{key}=")]
+    value = _parsed(given[-1]).value() if given else None
+    return None if value is None else str(value)
+
+
+def _parsed(text: str) -> Override:
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise ConfigError(f"{text!r}: not understood; give key=value, or --help") from error
+    if override.is_sweep_override() or override.is_delete():
+        raise ConfigError(f"{text!r}: found several values or none, must be one: key=value")
+    return override
+
+
+def _resumed_values(job: str, word: str, typed: Sequence[str]) -> dict[str, Any]:
+    """The configuration of the run that the word means, with what was typed beside it."""
+    from ssl_sec.edges.folder.finding import find_folder, job_of  # with torch
+
+    output_dir = _value_of("output_dir", typed) or "runs"
+    folder = find_folder("resume", word, Path(output_dir).expanduser().resolve(), job)
+    found = job_of(folder)
+    if found is not None and found != job:
+        raise ConfigError(f"resume: {folder.path} holds a run of jobs.{found}; allowed: a run of jobs.{job}")
+    stored = stored_values(folder.config_path)
+    recipe_folder = folder.path.parent
+    place = {"output_dir": str(recipe_folder.parent), "recipe": recipe_folder.name, "run_name": folder.path.name}
+    if (stored.get("recipe"), stored.get("run_name")) != (place["recipe"], place["run_name"]):
+        raise ConfigError(
+            f"resume: {folder.path} is not named as the run was, {stored.get('recipe')}/{stored.get('run_name')}; "
+            "allowed: its folder under the old names, in any output_dir"
+        )
+    values = _with_typed(job, {**stored, **place, "resume": True}, typed)
+    values["output_dir"] = str(Path(values["output_dir"]).expanduser().resolve())
+    for key, known in place.items():
+        if values[key] != known:
+            raise ConfigError(f"{key}: found {values[key]!r}, but the run to resume has {known!r}")
+    _refuse_hidden(values)
+    from ssl_sec.edges.run.worker import CONFIGS  # with all recipes
+
+    training = next(each for each in get_args(TrainingJob) if each == job)
+    return to_values(from_values(CONFIGS[training], values))
+
+
+def _refuse_hidden(values: dict[str, Any]) -> None:
+    """Takes the store's credentials from the environment, and refuses others that were not kept with the run."""
+    for key, value in flattened(values).items():
+        if key == "tracking.uri" and value is not None and HIDDEN in value:
+            values["tracking"] = {**values["tracking"], "uri": with_credentials(value, "tracking.uri")}
+        elif HIDDEN in str(value):
+            raise ConfigError(f"{key}: its credentials were not kept with the run; give the value again: {key}=...")
+
+
+def _with_typed(job: str, stored: Mapping[str, Any], typed: Sequence[str]) -> dict[str, Any]:
+    """Stored values with what was typed: options of groups whole, other keys one by one."""
+    known = groups(job)
+    parsed = {text: _parsed(text) for text in typed}
+    for text, override in parsed.items():
+        if override.get_key_element() == "experiment":
+            raise ConfigError(
+                f"{text}: a resumed run has its own configuration; allowed: resume=... without experiment"
+            )
+    chosen = [override.get_key_element() for override in parsed.values() if override.get_key_element() in known]
+    values = dict(stored)
+    for group in chosen:
+        of_group = [text for text in typed if text.startswith((f"{group}=", f"{group}."))]
+        values[group] = compose(job, of_group)[group]
+    for override in parsed.values():
+        path = override.get_key_element().lstrip("+").split(".")
+        if path[0] not in chosen:
+            _put(values, path, override.value())
+    return values
+
+
+def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    key, *rest = path
+    if not rest:
+        values[key] = value
+        return
+    inner = values.get(key)
+    values[key] = dict(inner) if isinstance(inner, Mapping) else {}
+    _put(values[key], rest, value)
+
+
+def _probe_values(overrides: Sequence[str]) -> dict[str, Any]:
+    """A probe with the settings of the run that it probes, but for those that were typed."""
+    compose("probe", overrides)  # a misspelled key is found before the imports
+    from ssl_sec.recipes.probing.config import ProbeJobConfig
+
+    overrides = [*_runtime_here(overrides), *overrides]
+    values = compose("probe", overrides)
+    tracking = from_values(ProbeJobConfig, values).tracking  # what is wrong by itself is found before the run
+    typed = [override for override in overrides if override.startswith(("probe=", "probe."))]
+    if any(override.startswith("probe=") for override in typed):
+        return values
+    stored = _stored_probe(values, tracking)
+    if "probe" in stored:
+        values["probe"] = _with_typed("probe", {"probe": stored["probe"]}, typed)["probe"]
+    return values
+
+
+def _stored_probe(values: Mapping[str, Any], tracking: "TrackingConfig") -> Mapping[str, Any]:
+    """The configuration of the pretraining that is probed; empty for a run that cannot be, as the job will say."""
+    from ssl_sec.edges.folder.finding import trained_folder  # with torch
+
+    folder = trained_folder(values["run"], ("pretrain",))
+    if folder is not None:
+        return stored_values(folder.config_path)
+    from ssl_sec.edges.tracking.runs import find_run  # with MLflow
+
+    store, run = find_run(values["run"], tracking, values["output_dir"], ("pretrain",))
+    with tempfile.TemporaryDirectory() as downloads:
+        path = store.download(run, "config.yaml", Path(downloads)) if run.job == "pretrain" else None
+        return {} if path is None else stored_values(path)
+
+
+def _runtime_here(overrides: Sequence[str]) -> list[str]:
+    """One process where there is no cluster and at most one GPU, where that is faster; unless a runtime was typed."""
+    import torch
+
+    from ssl_sec.training.config import LocalConfig, RayConfig
+
+    only_ray = {field.name for field in fields(RayConfig)} - {field.name for field in fields(LocalConfig)}
+    typed = [override.partition("=")[0] for override in overrides]
+    if "runtime" in typed or any(key.removeprefix("runtime.") in only_ray for key in typed if "." in key):
+        return []
+    if cluster_address() is not None:
+        why, runtime = f"there is a Ray cluster at {cluster_address()}", "ray"
+    elif (num_gpus := torch.cuda.device_count()) > 1:
+        why, runtime = f"this machine has {num_gpus} GPUs", "ray"
+    else:
+        why, runtime = "there is no Ray cluster and at most one GPU", "local"
+    logger.info("runtime=%s: %s", runtime, why)
+    return [f"runtime={runtime}"]
+
+
+def cluster_address() -> str | None:
+    """The Ray cluster that a job on this machine would join; None if it would start Ray."""
+    if "RAY_ADDRESS" in os.environ:
+        return os.environ["RAY_ADDRESS"]
+    # Where `ray start` notes it; the file outlives a cluster that was killed.
+    temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    noted = Path(temporary) / "ray" / "ray_current_cluster"
+    try:
+        address = noted.read_text().strip()
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host, int(port)), timeout=2).close()
+    except (OSError, ValueError):
+        return None
+    return address

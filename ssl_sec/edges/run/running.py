@@ -1,0 +1,291 @@
+"""Which process runs what in an output folder: each run has one, and a run whose process is gone is closed in MLflow.
+
+A process that runs something holds a lock in `<output_dir>/.running`, on a file that names the process. The lock ends
+with the process, however it dies; a file that nobody locks any more is a run that its process could not end.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+from mlflow.tracking import MlflowClient
+
+from ssl_sec.edges.folder.finding import id_of
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.folder.stored_config import with_credentials
+from ssl_sec.edges.masking import masked
+from ssl_sec.edges.run.supervision import tell_supervisor
+from ssl_sec.edges.tracking.tracker import TrackedRun, connected
+from ssl_sec.errors import ConfigError, StorageError
+
+logger = logging.getLogger(__name__)
+
+_FOLDER = ".running"
+# A process that was killed a moment ago may still hold its lock.
+_FREE_WITHIN_S = 5.0
+# File systems without locks say so; runs are then not kept apart.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+# Processes that are forked from this one, as loaders are, may outlive it and must not hold its locks.
+_held: set[int] = set()
+
+
+def _let_go() -> None:
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+@contextmanager
+def running(folder: RunFolder) -> Iterator[None]:
+    """Keeps a run to this process until the block ends.
+
+    Raises:
+        ConfigError: if another process has it.
+        StorageError: if the output folder cannot be written.
+    """
+    path = _lock_path(folder)
+    record = {"folder": str(folder.path), **_this_process()}
+    descriptor, before = _taken(path, str(folder.path), folder.path, record)
+    try:
+        yield
+    except BaseException:
+        # A run that was refused, because the folder holds another one, has not ended that one.
+        if before is not None:
+            _write_record(descriptor, before)
+        else:
+            path.unlink(missing_ok=True)
+        raise
+    else:
+        path.unlink(missing_ok=True)
+    finally:
+        _given_back(path, descriptor)
+
+
+class OpenRun:
+    """A run in MLflow without a folder, as a sweep has: if this process cannot end it, a later job does.
+
+    Args:
+        output_dir: whose later jobs look after it.
+        uri: of its store.
+        run_id: in MLflow.
+
+    Raises:
+        StorageError: if the output folder cannot be written.
+    """
+
+    def __init__(self, output_dir: Path, uri: str, run_id: str) -> None:
+        self._path = output_dir.resolve() / _FOLDER / run_id
+        self._record = {"uri": masked(uri), "run_id": run_id, **_this_process()}
+        self._descriptor, _ = _taken(self._path, run_id, output_dir, self._record)
+
+    def ended(self) -> None:
+        """Takes note that the run has ended in MLflow."""
+        self._path.unlink(missing_ok=True)
+        _given_back(self._path, self._descriptor)
+
+    def not_told(self, status: str, reason: str | None) -> None:
+        """Leaves it to a later job to tell MLflow how the run ended."""
+        _write_record(self._descriptor, {**self._record, "status": status, "reason": reason})
+        _given_back(self._path, self._descriptor)
+
+
+def _taken(path: Path, what: str, written_to: Path, record: Mapping[str, Any]) -> tuple[int, Mapping[str, Any] | None]:
+    """Locks a file and writes who holds it; returns its descriptor, and what an earlier process left in it."""
+    try:
+        descriptor = _waited_for(path, what)
+        _held.add(descriptor)
+        before = _record_of(descriptor)
+        _write_record(descriptor, record)
+    except OSError as error:
+        raise StorageError(f"output_dir: {written_to} cannot be written: {error.strerror}") from error
+    tell_supervisor(path)
+    return descriptor, before
+
+
+def _given_back(path: Path, descriptor: int) -> None:
+    _held.discard(descriptor)
+    os.close(descriptor)
+    with contextlib.suppress(OSError):  # others run
+        path.parent.rmdir()
+
+
+def close_abandoned(folder: RunFolder, client: MlflowClient, uri: str) -> threading.Thread:
+    """Closes runs in MLflow whose processes on this machine are gone, beside the run that has begun.
+
+    Args:
+        folder: of the run that has begun; others of its output folder are looked at.
+        client: of the store.
+        uri: of the store; runs of other stores are left to others.
+
+    Returns:
+        The thread that does so; it ends with the process.
+    """
+    thread = threading.Thread(
+        target=_close_all, args=(_lock_path(folder).parent, client, masked(uri)), name="close-abandoned", daemon=True
+    )
+    thread.start()
+    return thread
+
+
+def _close_all(locks: Path, client: MlflowClient, uri: str) -> None:
+    for path in sorted(locks.glob("*")):
+        try:
+            record = json.loads(path.read_text())
+            if record["host"] == socket.gethostname() and _stored_at(record) in (uri, None):
+                close(path, client, f"its process ({record['pid']} on {record['host']}) ended without a word")
+        except Exception:  # the next job tries again
+            logger.debug("%s", path, exc_info=True)
+
+
+def close(lock: Path, client: MlflowClient, reason: str) -> bool:
+    """Ends a run in MLflow if its process is gone: as FAILED, unless the process left word of another end.
+
+    Args:
+        lock: the file that the process had locked.
+        client: of the run's store.
+        reason: why it ended, as far as the process left no word.
+
+    Returns:
+        Whether the run was open.
+
+    Raises:
+        MlflowException: if the store cannot be used; another try is possible.
+    """
+    descriptor = _locked(lock, os.O_RDWR)
+    if descriptor is None:
+        return False
+    try:
+        record = _record_of(descriptor)
+        was_open = record is not None and _end(record, client, reason)
+        lock.unlink()
+        return was_open
+    finally:
+        os.close(descriptor)
+
+
+def close_in_its_store(lock: Path, reason: str) -> bool:
+    """Ends a run in whichever store it has; see `close`.
+
+    Raises:
+        ConfigError: if the store asks for credentials that this process does not have.
+        MlflowException: if the store cannot be used.
+    """
+    uri = _stored_at(json.loads(lock.read_text()))
+    return uri is not None and close(lock, connected(with_credentials(uri, "tracking.uri")), reason)
+
+
+def _end(record: Mapping[str, Any], client: MlflowClient, reason: str) -> bool:
+    run_id = record["run_id"] if "run_id" in record else id_of(RunFolder(Path(record["folder"])))
+    if run_id is None:
+        return False
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            return False
+        raise
+    if run.info.status != "RUNNING":
+        return False
+    status, reason = (record["status"], record["reason"]) if "status" in record else ("FAILED", reason)
+    TrackedRun(client, run_id, run.info.experiment_id).end(status, reason)
+    logger.info(
+        "run %s is %s in MLflow now: %s", record.get("folder", run.info.run_name), status, reason or "told late"
+    )
+    return True
+
+
+def _stored_at(record: Mapping[str, Any]) -> str | None:
+    """The address of a run's store, without credentials; None if it has none."""
+    if "uri" in record:
+        return record["uri"]
+    folder = RunFolder(Path(record["folder"]))
+    if not folder.identity_path.is_file():
+        return None
+    return json.loads(folder.identity_path.read_text())["uri"]
+
+
+def _lock_path(folder: RunFolder) -> Path:
+    # Names may be as long as those of files, and output folders may have several paths.
+    name = hashlib.sha256(os.fsencode(Path(folder.path.parent.name, folder.path.name))).hexdigest()[:24]
+    return folder.path.parent.parent / _FOLDER / name
+
+
+def _waited_for(path: Path, what: str) -> int:
+    deadline = time.monotonic() + _FREE_WITHIN_S
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = _locked(path, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            descriptor = os.open(path, os.O_RDWR)
+        if descriptor is not None:
+            return descriptor
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"run_name: {what} is in use: {_holder(path)} runs it; allowed: another run_name, or to wait "
+                "for its end"
+            )
+        time.sleep(0.1)
+
+
+def _locked(path: Path, flags: int) -> int | None:
+    """The file, open and locked, or None if another process has it or it has just been removed."""
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _record_of(descriptor: int) -> Mapping[str, Any] | None:
+    try:
+        return json.loads(os.pread(descriptor, 1 << 16, 0))
+    except ValueError:
+        return None
+
+
+def _write_record(descriptor: int, record: Mapping[str, Any]) -> None:
+    content = json.dumps(record).encode()
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, content, 0)
+
+
+def _this_process() -> dict[str, Any]:
+    return {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+
+
+def _holder(path: Path) -> str:
+    try:
+        record = json.loads(path.read_text())
+        return f"process {record['pid']} on {record['host']} (since {record['since']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,81 @@
+"""What a job prints at its end."""
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ssl_sec.edges.run.driver import Finished
+from ssl_sec.edges.tracking.pages import run_page, scores_page
+
+# Figures by metric name, in words.
+FIGURES = {
+    "train/loss": "last loss",
+    "val/knn_top1": "kNN top-1 on held-out training images (%)",
+    "val/rankme": "RankMe",
+    "val/recall_at_1": "Recall@1 on held-out training classes (%)",
+    "train/recall_at_1": "Recall@1 on training classes (%)",
+    "val/verification_accuracy": "verification accuracy on held-out training people (%)",
+    "train/verification_accuracy": "verification accuracy on training people (%)",
+    **{
+        f"retrieval/recall_at_{k}": f"Recall@{k} on the test classes (%)"
+        for k in (1, 2, 4, 8, 10, 20, 30, 40, 50, 100, 1000)
+    },
+    "retrieval/nmi": "NMI on the test classes (%)",
+    "retrieval/f1": "pairwise F1 on the test classes (%)",
+    "retrieval/test_norm_mean": "mean norm of the test embeddings",
+    "retrieval/test_norm_variance": "variance of their norms",
+    "probe/top1": "linear probe top-1 on the test set (%)",
+    "probe/top5": "linear probe top-5 on the test set (%)",
+    "probe/knn_top1": "kNN top-1 on the test set (%)",
+    "probe/learning_rate": "learning rate of the probe, chosen on held-out training images",
+}
+
+# Figures of face benchmarks by what follows a title in their names, in words that follow it too.
+_FACE_FIGURES = {
+    "accuracy": "accuracy",
+    "accuracy_max": "accuracy by the greatest cosine",
+    "accuracy_hik": "accuracy by HIK-SVM",
+    "eer": "EER",
+    r"tar_at_far_([\d.e-]+)": "TAR at FAR = {}",
+    r"dir_at_far_([\d.e-]+)": "DIR at rank 1 and FAR = {}",
+    r"([\d.e]+)_rank1": "rank-1 among {} distractors",
+}
+
+
+def summary(finished: Finished) -> str:
+    """Results, folder, and how to look at the run in MLflow."""
+    metrics = finished.metrics
+    figures = [f"{label}: {metrics[key]:.4g}" for key, label in FIGURES.items() if key in metrics]
+    figures += _face_figures(metrics)
+    run = [f"MLflow run: {finished.run_id}"] if finished.run_id else ["MLflow run: none; see the warning above"]
+    return "\n".join([*figures, f"folder: {finished.folder.path}", *run, how_to_look(finished)])
+
+
+def _face_figures(metrics: Mapping[str, float]) -> Iterator[str]:
+    """A line for each figure of a face benchmark, with its spread over folds or trials."""
+    for key, value in metrics.items():
+        for name, words in _FACE_FIGURES.items():
+            if found := re.fullmatch(f"face/(.+?)_{name}", key):
+                title, *numbers = found.groups()
+                told, mean, std = f"{value:.4g}", metrics.get(f"{key}_mean"), metrics.get(f"{key}_std")
+                if std is not None:
+                    told += f" ± {std:.2g}" if mean is None else f" ({mean:.4g} - {std:.2g})"
+                yield f"{title} {words.format(*numbers)} (%): {told}"
+
+
+def how_to_look(finished: Finished, *, at_all: bool = False) -> str:
+    """The command that starts the MLflow UI, and the address of the run's page, or of all runs of its experiment."""
+    path = ""
+    if finished.experiment_id and finished.run_id:
+        number = finished.experiment_id
+        path = scores_page(number) if at_all else run_page(number, finished.run_id)
+    if finished.uri.startswith(("http://", "https://")):
+        return f"MLflow UI: {finished.uri}{path}"
+    program = Path(sys.executable).parent / "mlflow"
+    near = os.path.relpath(program)
+    shown = "mlflow" if not program.exists() else str(program) if near.startswith("..") else near
+    command = shlex.join([shown, "ui", "--backend-store-uri", finished.uri])
+    return f"MLflow UI: {command}\n           then open http://127.0.0.1:5000{path}"

@@ -1,0 +1,212 @@
+"""What one worker does, on any runtime: it reports and saves to the run's folder."""
+
+import contextlib
+import json
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ssl_sec.collectives import wait_for_workers
+from ssl_sec.edges.folder.folder import SCORES, RunFolder
+from ssl_sec.edges.folder.stored_config import stored_values
+from ssl_sec.edges.run.cpu import keep_freed_memory, schedule_as_batch
+from ssl_sec.errors import Stopped, UserError, out_of_memory
+from ssl_sec.networks import Encoder
+from ssl_sec.recipes.config import TrainingConfig
+from ssl_sec.recipes.face.config import FaceConfig
+from ssl_sec.recipes.face.recipe import recognise_faces
+from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
+from ssl_sec.recipes.metric_learning.recipe import learn_metric
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.pretraining.recipe import pretrain
+from ssl_sec.recipes.probing.config import ProbeJobConfig
+from ssl_sec.recipes.probing.recipe import linear_evaluation
+from ssl_sec.settings import from_values
+from ssl_sec.training.checkpoint import CheckpointWriter, newest_checkpoint, save_part, without_held_rows
+from ssl_sec.training.norms import NormHistogram
+from ssl_sec.training.step import Request, say
+
+logger = logging.getLogger(__name__)
+
+Job = Literal["pretrain", "probe", "metric_learning", "face"]
+RecipeConfig = PretrainConfig | MetricLearningConfig | FaceConfig
+JobConfig = RecipeConfig | ProbeJobConfig
+CONFIGS: Mapping[Job, type[JobConfig]] = {
+    "pretrain": PretrainConfig,
+    "probe": ProbeJobConfig,
+    "metric_learning": MetricLearningConfig,
+    "face": FaceConfig,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worker:
+    """This process among those of a run.
+
+    Attributes:
+        rank: its number.
+        world_size: the number of workers.
+        device: its own.
+        node: the machine, or the cluster's name for it.
+        leaving: whether machines of the run are about to be taken away; asked at reported steps.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    node: str = field(default_factory=socket.gethostname)
+    leaving: Callable[[], bool] = lambda: False
+
+
+class FolderRuntime:
+    """The Runtime that training sees: figures and checkpoints of rank 0 go to the run's folder.
+
+    Args:
+        worker: this one.
+        folder: of the run.
+        keep_last: checkpoints to keep, beside the one with the best score.
+    """
+
+    def __init__(self, worker: Worker, folder: RunFolder, keep_last: int = 1) -> None:
+        self.rank = worker.rank
+        self.world_size = worker.world_size
+        self.device = worker.device
+        self._folder = folder
+        self._leaving = worker.leaving
+        self._leaving_told = False
+        self._writer = CheckpointWriter(folder.checkpoints_path, keep_last)
+        self._score: tuple[int, float] | None = None
+
+    def report(self, step: int, metrics: Mapping[str, float], norms: NormHistogram | None = None) -> None:
+        """Adds a line to the run's figures."""
+        if self.rank == 0:
+            histogram = {} if norms is None else {"norms": asdict(norms)}
+            self._folder.append_record({"step": step, "metrics": dict(metrics), **histogram})
+            for score in SCORES:
+                if score in metrics:
+                    self._score = step, metrics[score]
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Writes a checkpoint: what this worker alone holds at once, the rest in the background."""
+        state, held = without_held_rows(state)
+        if held:
+            save_part(self._folder.checkpoints_path, step, held)
+            wait_for_workers()
+        if self.rank == 0:
+            judged = self._score is not None and self._score[0] == step - 1
+            self._writer.save(step, state, self._score[1] if self._score is not None and judged else None)
+
+    def close(self) -> None:
+        """Waits until all is written."""
+        self._writer.close()
+
+    def request(self) -> Request:
+        """What the driver asks for; while machines are about to leave, a save at each look."""
+        if self.rank > 0:
+            return Request.NONE
+        leaving = self._leaving()
+        if self._folder.stop_path.exists():
+            return Request.STOP
+        if leaving and not self._leaving_told:
+            logger.warning("a machine of this run is about to be taken away; every reported step is saved from now on")
+            self._leaving_told = True
+        asked = self._folder.save_path.exists()
+        self._folder.save_path.unlink(missing_ok=True)
+        return Request.SAVE if asked or leaving else Request.NONE
+
+
+def work(job: Job, values: Mapping[str, Any], folder_path: str, worker: Worker) -> None:
+    """Does a job on this worker, and tells in the run's folder how it ended.
+
+    Args:
+        job: which.
+        values: its configuration.
+        folder_path: the run's folder, absolute, on storage that all workers share.
+        worker: this one.
+    """
+    folder = RunFolder(Path(folder_path))
+    if folder.error() is not None:
+        return  # the driver tells it; starting again cannot mend it
+    folder.note_worker(worker.rank, worker.world_size, worker.node)
+    if worker.device.type == "cpu":
+        keep_freed_memory()
+        if worker.world_size > 1:
+            schedule_as_batch()
+    else:
+        torch.backends.cudnn.benchmark = True  # all batches have one size
+    try:
+        config = from_values(CONFIGS[job], values)
+        if isinstance(config, ProbeJobConfig):
+            _probe(config, folder, FolderRuntime(worker, folder))
+        else:
+            _train(config, folder, FolderRuntime(worker, folder, config.checkpoint.keep_last))
+    except Stopped:
+        folder.write_outcome("stopped")
+    except UserError as error:
+        with contextlib.suppress(FileNotFoundError):  # the folder was removed
+            folder.write_error(error)
+        raise  # the other workers may wait for this one: the cluster must end them
+    except FloatingPointError as error:
+        # The objective is the same on all workers, so that all are here.
+        folder.write_error(UserError(f"training diverged: {error}; {_last_checkpoint(folder)}"))
+    except Exception as error:
+        folder.note_failure(worker.rank, error)
+        needs_more = out_of_memory(error)
+        if needs_more is None:
+            raise
+        folder.write_error(needs_more)
+        raise needs_more from error
+    else:
+        folder.write_outcome("finished")
+
+
+def _last_checkpoint(folder: RunFolder) -> str:
+    found = newest_checkpoint(folder.checkpoints_path).path
+    return "no checkpoint was saved" if found is None else f"the last good checkpoint is {found}"
+
+
+def _train(config: RecipeConfig, folder: RunFolder, runtime: FolderRuntime) -> None:
+    say(runtime, "loading %s", config.data.name)
+    try:
+        if isinstance(config, PretrainConfig):
+            pretrain(config, runtime, folder)
+        elif isinstance(config, MetricLearningConfig):
+            learn_metric(config, runtime, folder)
+        else:
+            recognise_faces(config, runtime, folder)
+    finally:
+        runtime.close()
+
+
+def _probe(config: ProbeJobConfig, folder: RunFolder, runtime: FolderRuntime) -> None:
+    """Probes the encoder that the driver laid into the folder, beside its run's configuration."""
+    trained = from_values(PretrainConfig, stored_values(folder.path / "pretrain.yaml"))
+    data = config.data or trained.data
+    say(runtime, "loading %s and the encoder", data.name)
+    test_set = data.open("test")
+    if runtime.rank == 0:
+        folder.describe_data(test_set)
+    encoder = load_encoder(trained, test_set.image_shape, folder.encoder_path).to(runtime.device)
+    findings = linear_evaluation(encoder, data, config.probe, config.runtime, runtime)
+    last_step = 2 * config.probe.epochs
+    runtime.report(last_step, findings.metrics())
+    if runtime.rank == 0:
+        confusion = {"confusion": findings.probe.confusion.tolist(), "class_names": list(findings.class_names)}
+        (folder.path / "confusion.json").write_text(json.dumps(confusion))
+
+
+def load_encoder(trained: TrainingConfig, image_shape: tuple[int, ...], weights: Path) -> Encoder:
+    """The encoder of a run, with its final weights."""
+    channels, height, width = image_shape
+    return replace(trained.encoder, weights=str(weights)).build(channels, min(height, width))
+
+
+def load_head(trained: TrainingConfig, num_features: int, weights: Path) -> nn.Module:
+    """The head of a run, with its final weights."""
+    return replace(trained.head, weights=str(weights)).build(num_features, trained.seed)

@@ -1,0 +1,301 @@
+"""The job server of a Ray cluster: jobs are sent, followed and stopped.
+
+It imports no more than Ray's client, so that a look at the jobs is quick.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlparse
+
+import requests
+from ray._private.services import canonicalize_bootstrap_address_or_die  # what the client does first
+from ray.exceptions import AuthenticationError, RayError
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+
+from ssl_sec.edges.masking import masked
+from ssl_sec.edges.packaging import COMMIT_VARIABLE, JOB_ID_VARIABLE, checkout, command, commit, packaged
+from ssl_sec.edges.tables import in_table
+from ssl_sec.edges.tracking.provenance import write_code_state
+from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
+
+# How long a driver has to save after it was told to stop; Ray's own is 3 s.
+_STOP_WITHIN_S = 300
+_POLL_S = 1.0
+# How long a cluster has to answer the first question; Ray's client itself asks for most of a minute, or for ever.
+_ANSWER_WITHIN_S = 5.0
+# How long a connection may be lost while a job is followed.
+_LOST_FOR_S = 60.0
+_START_ONE = "start one with `ray start --head`, or name one: --address http://<head>:8265"
+_ENDED = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED)
+
+
+def entrypoint(job: str, arguments: Sequence[str], python: str = "python") -> str:
+    """The command line that prints which Python it takes, and runs a job with it.
+
+    The job comes from a checkout that was sent, or from a package that is installed.
+    """
+    named = f'echo "python: $(command -v {shlex.quote(python)})"'
+    return f"{named}; {shlex.join(['exec', python, '-m', 'ssl_sec', job, *arguments])}"
+
+
+class ConnectionLost(StorageError):
+    """A cluster that answered before does not answer."""
+
+
+class Cluster:
+    """The job server of a Ray cluster.
+
+    Args:
+        address: of the dashboard, http://host:8265; None takes RAY_API_SERVER_ADDRESS, RAY_ADDRESS or a cluster here.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        for name in ("ray", "ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        address = address or os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS") or _found_here()
+        try:
+            _require_answer(address)
+            with _ray_address(address):
+                self._client = JobSubmissionClient(address)
+        except AuthenticationError as error:
+            raise ConfigError(
+                f"the Ray cluster at {address} asks for another token; give the one it was started "
+                "with: RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=<file>"
+            ) from error
+        except (OSError, RuntimeError, ValueError, KeyError, RayError) as error:
+            raise ConfigError(f"no Ray cluster at {address} ({_reason(error)}); {_START_ONE}") from error
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[None]:
+        """Turns a connection that is lost into one line."""
+        try:
+            yield
+        except requests.RequestException as error:
+            raise ConnectionLost(
+                f"the Ray cluster at {self.address} does not answer any more ({_reason(error)}); a job may still run: "
+                f"`{command('submit')} list`"
+            ) from error
+
+    @property
+    def address(self) -> str:
+        """Of the dashboard."""
+        return self._client.get_address()
+
+    def submit(
+        self,
+        entrypoint: str,
+        job_id: str,
+        metadata: Mapping[str, str],
+        environment: Mapping[str, str],
+        files: Mapping[str, str] | None = None,
+    ) -> None:
+        """Sends the checkout, where there is one, and starts a command on the cluster.
+
+        Args:
+            entrypoint: the command.
+            job_id: of the new job.
+            metadata: what the dashboard shows; `job_name` is its column "Name".
+            environment: variables of the job.
+            files: more files for the job's working folder, their text by their name.
+
+        Raises:
+            ConfigError: if the checkout is too large, or the cluster cannot be reached.
+            UserError: if the cluster refuses the job.
+        """
+        root = checkout()
+        variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WITHIN_S), JOB_ID_VARIABLE: job_id, **environment}
+        if is_this_machine(self.address):
+            # The Python that submits, as if its environment were activated; not there, if a port is forwarded.
+            variables["PATH"] = f"{Path(sys.executable).parent}:${{PATH}}"
+        if root is not None and (found := commit(root)) is not None:
+            variables[COMMIT_VARIABLE] = found
+        with packaged(root, files or {}) as folder:
+            if root is not None and folder is not None:
+                write_code_state(root, folder)
+            working_dir = {} if folder is None else {"working_dir": str(folder)}
+            self._submit(entrypoint, job_id, metadata, {**working_dir, "env_vars": variables})
+
+    def submit_beside(self, entrypoint: str, job_id: str, metadata: Mapping[str, str], parent: str) -> None:
+        """Starts a command with the code and the environment of another job."""
+        runtime_env = dict(self.details(parent).runtime_env or {})
+        runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), JOB_ID_VARIABLE: job_id}
+        self._submit(entrypoint, job_id, metadata, runtime_env)
+
+    def _submit(
+        self, entrypoint: str, job_id: str, metadata: Mapping[str, str], runtime_env: dict[str, object]
+    ) -> None:
+        try:
+            with self._connected():
+                self._client.submit_job(
+                    entrypoint=entrypoint, submission_id=job_id, metadata=dict(metadata), runtime_env=runtime_env
+                )
+        except RuntimeError as error:
+            raise UserError(f"the cluster at {self.address} refused the job: {first_line(error)}") from error
+
+    def details(self, job_id: str) -> JobDetails:
+        """What the cluster knows of a job.
+
+        Raises:
+            ConfigError: if it knows none of that id.
+        """
+        try:
+            with self._connected():
+                return self._client.get_job_info(job_id)
+        except RuntimeError as error:
+            known = ", ".join(str(job.submission_id) for job in self.jobs()[:10]) or "there are none"
+            raise ConfigError(
+                f"job: found {job_id!r}, which {self.address} does not know; newest jobs: {known}"
+            ) from error
+
+    def jobs(self) -> list[JobDetails]:
+        """All jobs that were submitted, newest first."""
+        with self._connected():
+            listed = [job for job in self._client.list_jobs() if job.submission_id is not None]
+        return sorted(listed, key=lambda job: job.start_time or 0, reverse=True)
+
+    def logs(self, job_id: str) -> str:
+        """What a job printed so far."""
+        self.details(job_id)
+        with self._connected():
+            return self._client.get_job_logs(job_id)
+
+    def stop(self, job_id: str) -> JobDetails:
+        """Asks a job to save and stop; its details at its end."""
+        self.details(job_id)
+        self.ask_to_stop(job_id)
+        while (details := self.details(job_id)).status not in _ENDED:
+            time.sleep(_POLL_S)
+        return details
+
+    def ask_to_stop(self, job_id: str) -> None:
+        """Asks a job to save and stop."""
+        with self._connected():
+            self._client.stop_job(job_id)
+
+    def follow(self, job_id: str, write: Callable[[str], object]) -> JobDetails:
+        """Hands on what a job prints until it ends; a connection that breaks is taken up again."""
+        num_written = 0
+
+        async def tail() -> None:
+            nonlocal num_written
+            position = 0  # each connection begins at the beginning
+            async for text in self._client.tail_job_logs(job_id):
+                new = text[max(0, num_written - position) :]
+                position += len(text)
+                num_written += len(new)
+                write(masked(new))
+
+        last_answer = time.monotonic()
+        while True:
+            with contextlib.suppress(RuntimeError, OSError, requests.RequestException):
+                asyncio.run(tail())
+            try:
+                details = self.details(job_id)
+                last_answer = time.monotonic()
+                if details.status in _ENDED:
+                    write(masked(self.logs(job_id)[num_written:]))
+                    return details
+            except ConnectionLost:
+                if time.monotonic() > last_answer + _LOST_FOR_S:
+                    raise
+            time.sleep(_POLL_S)
+
+
+def _found_here() -> str:
+    """The address of the cluster on this machine, or of the last one that was started here.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    try:
+        return canonicalize_bootstrap_address_or_die("auto")
+    except ConnectionError as error:
+        raise ConfigError(f"no Ray cluster was found on this machine; {_START_ONE}") from error
+
+
+def _require_answer(address: str) -> None:
+    """Asks an address whether something answers there.
+
+    Raises:
+        OSError: if nothing does in time.
+    """
+    url = urlparse(address if "://" in address else f"ray://{address}")
+    if url.scheme in ("http", "https"):
+        requests.get(f"{address.rstrip('/')}/api/version", timeout=_ANSWER_WITHIN_S)
+    elif url.hostname and url.port:
+        socket.create_connection((url.hostname, url.port), timeout=_ANSWER_WITHIN_S).close()
+
+
+@contextlib.contextmanager
+def _ray_address(address: str) -> Iterator[None]:
+    """Makes Ray's client take this address and not, as it would, that of the environment first."""
+    name = "RAY_API_SERVER_ADDRESS"
+    before = os.environ.get(name)
+    os.environ[name] = address
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong with a connection, in a few words."""
+    if isinstance(error, requests.Timeout | TimeoutError):
+        return f"no answer within {_ANSWER_WITHIN_S:g} s"
+    if isinstance(error, requests.JSONDecodeError | KeyError):
+        return "what answers there is not Ray"
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    system = [cause.strerror for cause in causes if isinstance(cause, OSError) and cause.strerror]
+    return system[-1] if system else first_line(error)
+
+
+def exit_code(details: JobDetails) -> int:
+    """A job's end as an exit code: its driver's; 130 if it was stopped, which is no success."""
+    if details.status == JobStatus.SUCCEEDED:
+        return 0
+    if details.status == JobStatus.STOPPED:
+        return Stopped.exit_code
+    return details.driver_exit_code or 1
+
+
+def is_this_machine(address: str) -> bool:
+    """Whether a dashboard's address is on this machine's loopback."""
+    return urlparse(address).hostname in ("127.0.0.1", "localhost", "::1")
+
+
+def as_table(jobs: Sequence[JobDetails]) -> str:
+    """Jobs with their states."""
+    rows = [
+        [
+            job.submission_id,
+            job.status.value.lower(),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime((job.start_time or 0) / 1000)),
+            _duration(job),
+            (job.metadata or {}).get("recipe", ""),
+            (job.metadata or {}).get("parent", ""),
+        ]
+        for job in jobs
+    ]
+    return in_table(rows, ["job", "state", "started", "took", "recipe", "part of"]) if rows else "no jobs"
+
+
+def _duration(job: JobDetails) -> str:
+    seconds = ((job.end_time or time.time() * 1000) - (job.start_time or 0)) / 1000
+    minutes, seconds_left = divmod(round(seconds), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{hours}:{minutes_left:02d}:{seconds_left:02d}"

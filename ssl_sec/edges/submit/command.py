@@ -1,0 +1,137 @@
+"""The command line of jobs.submit."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ssl_sec.edges.composition.config_folders import OPTION, own_configs
+from ssl_sec.edges.packaging import command
+from ssl_sec.edges.submit.cluster import Cluster, as_table, exit_code
+from ssl_sec.errors import ConfigError, nearest
+
+_JOBS = ("pretrain", "metric_learning", "face", "probe")
+_VERBS = ("status", "logs", "stop", "list")
+_EPILOG = """\
+examples:
+  python -m jobs.submit pretrain experiment=cifar10_sec_100 runtime.num_workers=8 --then probe --follow
+  python -m jobs.submit pretrain experiment=cifar10_sec_100 constraint.eta=0.1,0.25,0.5 seed=0,1,2 --parallel 4
+  python -m jobs.submit metric_learning experiment=cars196_triplet_sec data.root=/data/cars196 --follow
+  python -m jobs.submit probe run=<id, name or folder>
+  python -m jobs.submit list | status <job> | logs <job> [--follow] | stop <job>
+
+A key with several values, separated by commas, makes a sweep: one MLflow run with a child for each point.
+Exit codes: those of the job (0, 2 configuration, 3 data, 4 storage, 1 a bug), 130 if it was stopped."""
+
+
+def submit(arguments: Sequence[str]) -> int:
+    """Does what the command line says; returns the exit code.
+
+    Raises:
+        UserError: for what the user can mend.
+    """
+    options = _parser().parse_intermixed_args(list(arguments))
+    if options.what in _JOBS:
+        with own_configs(options.config_dir):
+            return _submit(options)
+    if options.what not in _VERBS:
+        raise ConfigError(f"found {options.what!r}; {nearest(options.what, (*_JOBS, *_VERBS))}")
+    cluster = Cluster(options.address)
+    if options.what == "list":
+        print(as_table(cluster.jobs()))
+        return 0
+    if len(options.overrides) != 1:
+        raise ConfigError(f"{options.what}: found {len(options.overrides)} job ids, must be one; `list` shows them")
+    (job_id,) = options.overrides
+    if options.what == "status":
+        details = cluster.details(job_id)
+        print(as_table([details]))
+        if details.message:
+            print(details.message)
+        return 0
+    if options.what == "stop":
+        print(f"{job_id}: asked to save and stop", flush=True)
+        print(f"{job_id}: {cluster.stop(job_id).status.value.lower()}")
+        return 0
+    if options.follow:
+        return _follow(cluster, job_id, detach=True)
+    print(cluster.logs(job_id), end="")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=command("submit"),
+        description="Sends a job to a Ray cluster, and looks after those that were sent.",
+        epilog=_EPILOG.replace("python -m jobs.submit", command("submit")),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", help=f"a job to send: {', '.join(_JOBS)}; or one of {', '.join(_VERBS)}")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        help=f"group=option and key=value, which {command('<job>')} --help explains; or a job id",
+    )
+    parser.add_argument(
+        "--address", help="of the cluster's dashboard, http://<head>:8265; default: RAY_ADDRESS, or this machine"
+    )
+    parser.add_argument("--then", metavar="JOB", help='what follows a pretraining: probe, or "probe probe.epochs=50"')
+    parser.add_argument(
+        OPTION, metavar="FOLDER", help="experiments and options of your own, which are sent; so are those in ./configs"
+    )
+    parser.add_argument("--name", help="of the run; default: made from the time and the seed")
+    parser.add_argument(
+        "--python",
+        default="python",
+        metavar="PATH",
+        help="that runs the job; default: on this machine the one that runs this command, else python in the PATH of "
+        "the cluster's head; the first line that the job prints names it",
+    )
+    parser.add_argument(
+        "--parallel", type=int, default=1, metavar="N", help="points of a sweep that run at once; default: 1"
+    )
+    parser.add_argument(
+        "--follow", action="store_true", help="show what the job prints until it ends; Ctrl-C stops the job"
+    )
+    parser.add_argument("--detach", action="store_true", help="with --follow: Ctrl-C leaves the job running")
+    return parser
+
+
+def _submit(options: argparse.Namespace) -> int:
+    # What sending needs takes ten times as long to import as a look at the jobs.
+    from ssl_sec.edges.submit.submission import Order, check, send
+
+    order = Order(
+        job=options.what,
+        overrides=tuple(options.overrides),
+        name=options.name,
+        then=options.then,
+        parallel=options.parallel,
+        python=options.python,
+    )
+    check(order)  # what is wrong is told before a cluster is looked for
+    cluster = Cluster(options.address)
+    sent = send(order, cluster)
+    print(f"job: {sent.job_id}")
+    print(f"dashboard: {sent.dashboard}")
+    print(f"MLflow: {sent.mlflow}", flush=True)
+    if options.follow:
+        return _follow(cluster, sent.job_id, options.detach)
+    print(f"follow it: {command('submit')} logs {sent.job_id} --follow")
+    return 0
+
+
+def _follow(cluster: Cluster, job_id: str, detach: bool) -> int:
+    try:
+        details = cluster.follow(job_id, _print)
+    except KeyboardInterrupt:
+        if detach:
+            print(f"\n{job_id} goes on; follow it: {command('submit')} logs {job_id} --follow", file=sys.stderr)
+            return 130
+        print(f"\nstopping {job_id}: its state is saved first (Ctrl-C again leaves it to itself)", file=sys.stderr)
+        details = cluster.stop(job_id)
+    print(f"{job_id}: {details.status.value.lower()}", file=sys.stderr)
+    return exit_code(details)
+
+
+def _print(text: str) -> None:
+    print(text, end="", flush=True)

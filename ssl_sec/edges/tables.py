@@ -1,0 +1,12 @@
+"""Tables in plain text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def in_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
+    """Rows of cells as a table of aligned columns."""
+    cells = [list(header), *[[str(cell) for cell in row] for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

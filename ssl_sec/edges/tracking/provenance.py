@@ -1,0 +1,144 @@
+"""What code made a run: the commit, what differs from it, the command line and the installed packages."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import distributions
+from pathlib import Path
+
+from ssl_sec.edges.masking import masked, masked_code, masked_command
+from ssl_sec.edges.packaging import CODE_STATE, COMMIT_VARIABLE, JOB_ID_VARIABLE, TRAVELS, checkout
+
+COMMIT_TAG = "mlflow.source.git.commit"  # MLflow's own; importing it would take seconds
+DIRTY_TAG = "git.dirty"
+COMMAND_TAG = "command"
+WHERE_TAG = "ran_on"
+
+_DIFF_LIMIT = 2**20
+_CODE_SUFFIXES = (".py", ".yaml", ".yml", ".sh", ".toml")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeState:
+    """The state of a checkout.
+
+    Attributes:
+        commit: the one that is checked out.
+        diff: what differs from it in tracked files, and new files of code, as a patch; without secrets, and cut off
+            where it is very long. Empty if nothing differs.
+    """
+
+    commit: str
+    diff: str
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether the code is not that of the commit."""
+        return bool(self.diff)
+
+
+def code_state(root: Path | None = None) -> CodeState | None:
+    """The state of a checkout, or what was sent along with a job of a cluster; None where neither is known.
+
+    Args:
+        root: of the checkout; None takes the one that this package runs from.
+    """
+    root = root or checkout()
+    if root is None:
+        return None
+    sent = root / CODE_STATE
+    if sent.is_file():
+        return CodeState(**json.loads(sent.read_text()))
+    top = _git(root, "rev-parse", "--show-toplevel")
+    commit = _git(root, "rev-parse", "HEAD")
+    if not commit or not top or Path(top.strip()).resolve() != root.resolve():
+        return None  # unpacked or installed below some other repository, whose commit says nothing of this code
+    changed = _git(root, "diff", "HEAD", "--no-color", "--no-ext-diff") or ""
+    listed = _git(root, "ls-files", "-z", "-o", "--exclude-standard", "--", *TRAVELS) or ""
+    new = [name for name in listed.split("\0") if name.endswith(_CODE_SUFFIXES)]
+    diff = masked_code(changed + "".join(_new_file(root, name) for name in new))
+    if len(diff) > _DIFF_LIMIT:
+        diff = f"{diff[:_DIFF_LIMIT]}\n[cut off here: the whole has {len(diff)} characters]\n"
+    return CodeState(commit=commit.strip(), diff=diff)
+
+
+def write_code_state(root: Path, folder: Path) -> None:
+    """Lays the state of a checkout beside the files of it that are sent to a cluster."""
+    state = code_state(root)
+    if state is not None:
+        (folder / CODE_STATE).write_text(json.dumps(asdict(state)))
+
+
+def process_tags(state: CodeState | None = None) -> dict[str, str]:
+    """What MLflow is to know of this process: its command line without secrets, where it runs, and its code.
+
+    Args:
+        state: of the code; None looks.
+    """
+    program, *arguments = sys.orig_argv
+    tags = {COMMAND_TAG: masked_command([Path(program).name, *arguments]), WHERE_TAG: _place()}
+    state = state or code_state()
+    if state is not None:
+        return {**tags, COMMIT_TAG: state.commit, DIRTY_TAG: str(state.is_dirty).lower()}
+    commit = os.environ.get(COMMIT_VARIABLE, "")
+    return {**tags, COMMIT_TAG: commit} if commit else tags
+
+
+def keep_code(folder: Path) -> dict[str, str]:
+    """Leaves the installed packages, and what differs from the commit, in a run's folder; returns `process_tags`.
+
+    A resume with other code leaves its own file beside those of the starts before.
+    """
+    state = code_state()
+    (folder / "packages.txt").write_text(_installed_packages())
+    kept = sorted(folder.glob("code*.diff"))
+    if state is not None and state.is_dirty and all(path.read_text() != state.diff for path in kept):
+        count = len(kept) + 1
+        (folder / ("code.diff" if count == 1 else f"code-{count}.diff")).write_text(state.diff)
+    return process_tags(state)
+
+
+def code_files(folder: Path) -> list[Path]:
+    """What `keep_code` left."""
+    return [path for path in (folder / "packages.txt", *sorted(folder.glob("code*.diff"))) if path.is_file()]
+
+
+def _place() -> str:
+    """Which machine and which job of a cluster this process is."""
+    parts = [socket.gethostname()]
+    known: Mapping[str, str] = {"Ray job": JOB_ID_VARIABLE, "Slurm job": "SLURM_JOB_ID"}
+    parts += [f"{what} {os.environ[name]}" for what, name in known.items() if os.environ.get(name)]
+    address = os.environ.get("RAY_ADDRESS")
+    return ", ".join([*parts, *([f"Ray cluster {masked(address)}"] if address else [])])
+
+
+@cache
+def _installed_packages() -> str:
+    """The installed packages with their versions, one a line, as pip takes them."""
+    found = {each.metadata["Name"] or "": each.version for each in distributions()}
+    return "".join(f"{name}=={version}\n" for name, version in sorted(found.items(), key=lambda one: one[0].lower()))
+
+
+def _new_file(root: Path, name: str) -> str:
+    """A file that git does not track, as a patch that makes it."""
+    try:
+        lines = (root / name).read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    head = (
+        f"diff --git a/{name} b/{name}\nnew file mode 100644\n--- /dev/null\n+++ b/{name}\n@@ -0,0 +1,{len(lines)} @@\n"
+    )
+    return head + "".join(f"+{line}\n" for line in lines)
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(root), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None

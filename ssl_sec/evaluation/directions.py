@@ -1,0 +1,267 @@
+"""Directions of embeddings: cosines of pairs, how far they move, how classes spread."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from ssl_sec.errors import DataError
+from ssl_sec.losses.geometry import directions, norms
+from ssl_sec.seeding import derived_seed
+
+
+def class_divergences(
+    embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"]
+) -> tuple[Int64[Tensor, " classes"], Float[Tensor, " classes"]]:
+    """How widely each class is spread: the trace of its scatter matrix, the mean of ‖x − μ_k‖² (SFT, Eq. 11).
+
+    Args:
+        embeddings: of any norm; SFT takes unit rows.
+        labels: the class of each row.
+
+    Returns:
+        The labels that occur, ascending, and the divergence of each, ≥ 0.
+    """
+    classes, means, numbers, sizes = _class_means(embeddings, labels)
+    squares = (embeddings - means[numbers]).square().sum(1)
+    return classes, squares.new_zeros(len(classes)).index_add(0, numbers, squares) / sizes
+
+
+def within_class_energy(
+    embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], energy: float = 0.99
+) -> float:
+    """r_w: the share of the spread within classes that lies where the class means lie (SFT, Eqs. 7 and 8).
+
+    trace(Uᵀ S_w U) / trace(S_w), with S_w the mean of the classes' scatter matrices and U the fewest leading
+    eigenvectors of S_c, the mean of μ_k μ_kᵀ, that hold a share of its trace. Near 0, rotating and translating
+    between classes are the same.
+
+    Args:
+        embeddings: of any norm; SFT takes unit rows.
+        labels: the class of each row.
+        energy: the share of the means' energy that U holds, in (0, 1].
+
+    Returns:
+        r_w in [0, 1]; 0 where no class is spread at all.
+    """
+    if not 0 < energy <= 1:
+        raise ValueError(f"energy: found {energy}, must be in (0, 1]")
+    _, means, numbers, sizes = _class_means(embeddings, labels)
+    values, vectors = torch.linalg.eigh(means.T @ means)
+    values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
+    # Rounding must not ask for an axis more.
+    before = values.cumsum(0) - values
+    axes = vectors[:, before < energy * values.sum() * (1 - 1e-6)]
+    # S_w is a sum over rows, each with the weight 1 / (C N_k).
+    residuals = (embeddings - means[numbers]) / sizes[numbers].sqrt().unsqueeze(1)
+    total = residuals.square().sum().item()
+    return (residuals @ axes).square().sum().item() / total if total else 0.0
+
+
+def _class_means(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The classes that occur, their means, the number of each row's class and the sizes of the classes."""
+    classes, numbers, counts = labels.unique(return_inverse=True, return_counts=True)
+    sums = embeddings.new_zeros(len(classes), embeddings.shape[1]).index_add(0, numbers, embeddings)
+    sizes = counts.to(embeddings.dtype)
+    return classes, sums / sizes.unsqueeze(1), numbers, sizes
+
+
+# Pairs whose embeddings are gathered at once: few, so that they stay in the processor's cache.
+_PAIRS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """How a quantity is distributed; plain lists and numbers, so that JSON can hold it.
+
+    Attributes:
+        edges: bounds of the bins, ascending, one more than there are bins.
+        counts: number of values in each bin.
+        mean: of the values, not of the bins; None without a value.
+        variance: mean squared distance from the mean; None without a value.
+    """
+
+    edges: list[float]
+    counts: list[int]
+    mean: float | None
+    variance: float | None
+
+    def __post_init__(self) -> None:
+        assert len(self.edges) == len(self.counts) + 1, "a histogram has one edge more than bins"
+
+
+@dataclass(frozen=True)
+class CosineDistributions:
+    """How alike the directions of images of one class are, and of different classes (SEC, Fig. 5b-d).
+
+    Attributes:
+        positives: cos θ_ap of pairs of one class, in equal bins over [-1, 1].
+        negatives: cos θ_an of pairs of two classes, in the same bins.
+        differences: cos θ_ap − cos θ_an of triplets, in equal bins over [-2, 2].
+        violations: share of those triplets with cos θ_ap ≤ cos θ_an, in [0, 1]; None without a triplet.
+    """
+
+    positives: Distribution
+    negatives: Distribution
+    differences: Distribution
+    violations: float | None
+
+
+@dataclass(frozen=True)
+class DirectionChanges:
+    """How far the directions of the embeddings moved between two steps (SEC, Fig. 7).
+
+    Attributes:
+        first_step: the global step of the earlier embeddings.
+        last_step: that of the later ones.
+        changes: 1 − cos between the two directions of each image.
+    """
+
+    first_step: int
+    last_step: int
+    changes: Distribution
+
+
+@dataclass(frozen=True)
+class ClassSpread:
+    """How widely the directions of each class are spread, and where to (SFT, Section 4.2).
+
+    Attributes:
+        classes: the labels that occur, ascending.
+        divergences: of each class, in [0, 1] (SFT, Eq. 11); 0 for a class of one image.
+        within_class_energy: r_w, in [0, 1] (SFT, Eq. 8).
+    """
+
+    classes: list[int]
+    divergences: list[float]
+    within_class_energy: float
+
+    def __post_init__(self) -> None:
+        assert len(self.classes) == len(self.divergences), "each class has one divergence"
+
+
+def cosine_distributions(
+    embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor, " images"], seed: int, max_pairs: int = 200_000
+) -> CosineDistributions:
+    """Cosines between pairs of images of one class and of two, and their differences over triplets.
+
+    All positive pairs are taken if they are no more than `max_pairs`, else that many are drawn, each with the same
+    chance and with replacement; the negative pairs and the triplets likewise. Memory grows with the images and with
+    `max_pairs`, not with the number of pairs there are.
+
+    Args:
+        embeddings: one row for each image, of any norm.
+        labels: class of each image.
+        seed: decides which pairs and triplets are drawn.
+        max_pairs: how many of each kind at most, ≥ 1.
+
+    Raises:
+        DataError: for a row without a direction.
+    """
+    order = labels.cpu().argsort(stable=True)
+    # The rows of a class stand side by side, from `firsts` up to `ends`, so that a partner is found by counting.
+    unit = _directions(embeddings)[order]
+    rows = torch.arange(len(unit))
+    _, numbers, sizes = labels.cpu()[order].unique_consecutive(return_inverse=True, return_counts=True)
+    ends = sizes.cumsum(0)[numbers]
+    sizes = sizes[numbers]
+    firsts, num_others = ends - sizes, len(unit) - sizes
+    generator = torch.Generator().manual_seed(derived_seed(seed, "cosines"))
+
+    # Of the two orders of a pair, the one that is ascending counts.
+    anchors, ranks = _combinations(ends - 1 - rows, max_pairs, generator)
+    positives = _cosines(unit, anchors, anchors + 1 + ranks)
+    anchors, ranks = _combinations(len(unit) - ends, max_pairs, generator)
+    negatives = _cosines(unit, anchors, ends[anchors] + ranks)
+
+    anchors, ranks = _combinations((sizes - 1) * num_others, max_pairs, generator)
+    positive, negative = firsts[anchors] + ranks // num_others[anchors], ranks % num_others[anchors]
+    positive += positive >= anchors
+    negative += sizes[anchors] * (negative >= firsts[anchors])
+    differences = _cosines(unit, anchors, positive) - _cosines(unit, anchors, negative)
+    return CosineDistributions(
+        _distribution(positives, -1.0, 1.0, 100),
+        _distribution(negatives, -1.0, 1.0, 100),
+        _distribution(differences, -2.0, 2.0, 200),
+        (differences <= 0).double().mean().item() if len(differences) else None,
+    )
+
+
+def direction_changes(
+    before: Float[Tensor, "images dim"],
+    after: Float[Tensor, "images dim"],
+    first_step: int,
+    last_step: int,
+    num_bins: int = 400,
+) -> DirectionChanges:
+    """How far each image's direction moved: 1 − cos θ = ½ ‖f̂_after − f̂_before‖², in [0, 2] (SEC, appendix C.2).
+
+    The paper names no measure of its "direction variation"; this one is bounded and grows with the angle.
+
+    Args:
+        before: embeddings at the earlier step, of any norm.
+        after: embeddings of the same images at the later step.
+        first_step: the earlier global step.
+        last_step: the later one.
+        num_bins: equal bins from the smallest to the largest change, ≥ 1.
+
+    Raises:
+        DataError: for a row without a direction.
+    """
+    # 1 − cos would lose small changes to rounding.
+    changes = (_directions(after) - _directions(before)).square().sum(1) / 2
+    low, high = (changes.min().item(), changes.max().item()) if len(changes) else (0.0, 1.0)
+    # Changes that are all the same still need bins with a width.
+    return DirectionChanges(first_step, last_step, _distribution(changes, low, max(high, low + 1e-6), num_bins))
+
+
+def class_spread(embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor, " images"]) -> ClassSpread:
+    """The divergence of each class and r_w, of the directions of the embeddings.
+
+    Args:
+        embeddings: one row for each image, of any norm.
+        labels: class of each image.
+
+    Raises:
+        DataError: for a row without a direction.
+    """
+    unit, labels = _directions(embeddings), labels.cpu()
+    classes, divergences = class_divergences(unit, labels)
+    return ClassSpread(classes.tolist(), divergences.tolist(), within_class_energy(unit, labels))
+
+
+def _directions(embeddings: Tensor) -> Tensor:
+    embeddings = embeddings.detach().cpu()
+    lengths = norms(embeddings)
+    num_without = int((~(lengths.isfinite() & (lengths > 0))).sum())
+    if num_without:
+        raise DataError(
+            f"embeddings: found {num_without} of {len(embeddings)} rows that are zero or not finite; allowed: rows "
+            "with a direction"
+        )
+    return directions(embeddings)
+
+
+def _combinations(numbers: Tensor, most: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Anchors and, counted from 0, which of an anchor's `numbers` combinations; all of them, or `most` drawn ones."""
+    ends = numbers.cumsum(0)
+    total = int(numbers.sum())
+    drawn = torch.arange(total) if total <= most else torch.randint(total, (most,), generator=generator)
+    anchors = torch.searchsorted(ends, drawn, right=True)
+    return anchors, drawn - (ends - numbers)[anchors]
+
+
+def _cosines(unit: Tensor, rows: Tensor, others: Tensor) -> Tensor:
+    chunks = zip(rows.split(_PAIRS_AT_ONCE), others.split(_PAIRS_AT_ONCE), strict=True)
+    # Rounding must not lead out of the bins.
+    return torch.cat([torch.linalg.vecdot(unit[row], unit[other]) for row, other in chunks]).clamp(-1, 1)
+
+
+def _distribution(values: Tensor, low: float, high: float, num_bins: int) -> Distribution:
+    values = values.double()
+    counts, edges = np.histogram(values.numpy(), bins=num_bins, range=(low, high))
+    if not len(values):
+        return Distribution(edges.tolist(), counts.tolist(), None, None)
+    return Distribution(edges.tolist(), counts.tolist(), values.mean().item(), values.var(correction=0).item())

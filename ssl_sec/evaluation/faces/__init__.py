@@ -1,0 +1,1 @@
+"""What embeddings of faces are worth: verification, identification, templates, videos."""

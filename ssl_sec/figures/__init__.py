@@ -1,0 +1,1 @@
+"""Figures: matplotlib's, from numbers; nothing below them draws."""

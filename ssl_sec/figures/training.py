@@ -1,0 +1,362 @@
+"""What a run shows: curves, the distribution of norms, the features in two dimensions, the confusions.
+
+Every function that draws returns a matplotlib `Figure` that belongs to nobody: no pyplot, no global state, nothing
+written.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+from torch import Tensor
+from torch.nn import functional
+
+from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid, arm_look, draw_distribution, message, percentages_between
+from ssl_sec.seeding import derived_seed
+from ssl_sec.training.norms import NormHistogram
+
+# Tol's muted set with a darker grey: told apart with every common colour blindness. Two markers for each colour
+# name 20 classes.
+_CLASS_COLOURS = (
+    "#332288",
+    "#CC6677",
+    "#117733",
+    "#88CCEE",
+    "#DDCC77",
+    "#882255",
+    "#44AA99",
+    "#AA4499",
+    "#999933",
+    "#777777",
+)
+_CLASS_MARKERS = ("o", "^")
+_MOST_NAMED_CLASSES = len(_CLASS_COLOURS) * len(_CLASS_MARKERS)
+# A legend of more would cover what it explains.
+_MOST_ARMS_IN_AXES = 3
+
+# How the metrics that every run has are called on an axis; another is called by its own name.
+_AXIS_LABELS = {
+    "train/loss": "total loss",
+    "train/metric_loss": "metric loss",
+    "train/constraint": "constraint (squared norm)",
+    "train/eta": "constraint's weight η",
+    "train/lr": "learning rate",
+    "train/norm_mean": "embedding norm (L2)",
+    "train/norm_variance": "variance of the embedding norm",
+    "train/images_per_s": "throughput (images/s)",
+    "train/recall_at_1": "training Recall@1 (%)",
+    "train/verification_accuracy": "training verification accuracy (%)",
+    "train/verification_eer": "training equal error rate (%)",
+    "val/verification_accuracy": "validation verification accuracy (%)",
+    "val/verification_eer": "validation equal error rate (%)",
+    "train/loss_lower_bound": "least loss at the scale (NormFace, Prop. 2)",
+    "train/scale": "scale of the logits",
+    "val/knn_top1": "kNN top-1 accuracy (%)",
+    "val/recall_at_1": "validation Recall@1 (%)",
+    "val/rankme": "effective rank (RankMe)",
+    "retrieval/recall_at_1": "test Recall@1 (%)",
+    "retrieval/nmi": "test NMI (%)",
+    "retrieval/f1": "test F1 (%)",
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric over the steps, of one run or as the mean of several.
+
+    Attributes:
+        steps: ascending.
+        values: one for each step; not finite where there is a gap.
+        deviations: standard deviation over runs at each step; None for a single run.
+    """
+
+    steps: list[int]
+    values: list[float]
+    deviations: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        assert len(self.steps) == len(self.values), "a curve has one value for each step"
+
+
+def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]], title: str = "") -> Figure:
+    """A small plot for each metric over the global steps.
+
+    `train/norm_mean` is drawn with `train/norm_std` as a band around it.
+
+    Args:
+        history: the points (step, value) of each metric; a metric without points is left out, and a value
+            that is not finite leaves a gap.
+        title: written above all of them.
+    """
+    shown = {name: dict(points) for name, points in history.items() if points}
+    deviations = shown.pop("train/norm_std", {}) if "train/norm_mean" in shown else {}
+    if not shown:
+        return message("no metric was recorded")
+    columns = min(len(shown), 3)
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(4.2 * columns, 2.8 * rows), layout="constrained")
+    figure.suptitle(title)
+    all_axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes, (name, points) in zip(all_axes, shown.items(), strict=False):
+        steps = np.array(sorted(points))
+        values = np.array([points[step] for step in steps])
+        axes.plot(steps, values, color=BLUE, linewidth=1.5, label="mean")
+        if name == "train/norm_mean" and deviations:
+            band = np.array([deviations.get(step, np.nan) for step in steps])
+            axes.fill_between(steps, values - band, values + band, color=BLUE, alpha=0.25, linewidth=0, label="± std")
+            axes.legend(frameon=False)
+        axes.set_ylabel(_AXIS_LABELS.get(name, name))
+        if axes is not all_axes[0]:
+            axes.sharex(all_axes[0])
+        _label_steps(axes)
+        add_grid(axes)
+    for axes in all_axes[len(shown) :]:
+        axes.remove()
+    return figure
+
+
+def norm_histograms_figure(histograms: Sequence[NormHistogram], num_bins: int = 80) -> Figure:
+    """How the distribution of the embeddings' norms moves during training.
+
+    Left, a heat map over steps and norms; right, the first and the last distribution. The recorded
+    histograms have edges of their own and are brought to common bins, as if evenly filled.
+
+    Args:
+        histograms: in any order; of two with the same step the later one counts.
+        num_bins: common bins between the smallest and the largest edge.
+    """
+    by_step = {histogram.step: histogram for histogram in histograms if sum(histogram.counts)}
+    if not by_step:
+        return message("no norms were recorded")
+    steps = sorted(by_step)
+    edges = np.linspace(
+        min(histogram.edges[0] for histogram in by_step.values()),
+        max(histogram.edges[-1] for histogram in by_step.values()),
+        num_bins + 1,
+    )
+    percentages = np.stack([percentages_between(by_step[step].edges, by_step[step].counts, edges) for step in steps])
+    figure = Figure(figsize=(9.5, 4.2), layout="constrained")
+    heat_axes, outline_axes = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
+
+    # The square root keeps a wide distribution visible beside a narrow one, which the constraint makes.
+    mesh = heat_axes.pcolormesh(
+        _cell_bounds(steps),
+        edges,
+        np.ma.masked_equal(percentages.T, 0),
+        cmap="viridis_r",
+        norm=PowerNorm(0.5, vmin=0),
+        rasterized=True,
+    )
+    figure.colorbar(mesh, ax=heat_axes, label="share of embeddings in a bin (%)")
+    _label_steps(heat_axes)
+    heat_axes.set_ylabel("embedding norm (L2)")
+
+    ends = {steps[0]: VERMILION, steps[-1]: BLUE}
+    for step, colour in ends.items():
+        outline_axes.stairs(
+            percentages[steps.index(step)],
+            edges,
+            orientation="horizontal",
+            color=colour,
+            linewidth=1.5,
+            label=f"step {step:,}",
+        )
+    outline_axes.set_xlabel("share in a bin (%)")
+    outline_axes.legend(frameon=False)
+    add_grid(outline_axes)
+    return figure
+
+
+def norm_distributions(
+    arms: Mapping[str, Sequence[NormHistogram]], num_bins: int = 80
+) -> tuple[list[float], dict[str, list[float]]]:
+    """The distributions of several arms over common bins, each the mean of its runs' in percent.
+
+    Args:
+        arms: the histograms of each arm's runs, one or more, none empty.
+        num_bins: common bins between the smallest and the largest edge.
+
+    Returns:
+        The edges of the bins, and the share in each bin of every arm (%).
+    """
+    everything = [histogram for histograms in arms.values() for histogram in histograms]
+    low, high = min(one.edges[0] for one in everything), max(one.edges[-1] for one in everything)
+    edges = np.linspace(low, high, num_bins + 1)
+    shares = {
+        arm: np.mean([percentages_between(one.edges, one.counts, edges) for one in histograms], axis=0).tolist()
+        for arm, histograms in arms.items()
+    }
+    return edges.tolist(), shares
+
+
+def norm_distributions_figure(edges: Sequence[float], shares: Mapping[str, Sequence[float]], title: str) -> Figure:
+    """How the norms of several arms are distributed (SEC, Figs. 1 and 5a).
+
+    Args:
+        edges: bounds of the bins, ascending, one more than there are bins.
+        shares: of each arm in each bin, in percent.
+        title: written above.
+    """
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for place, (arm, values) in enumerate(shares.items()):
+        draw_distribution(axes, values, edges, place, arm)
+    axes.set(xlabel="embedding norm (L2)", ylabel="share of embeddings in a bin (%)", title=title)
+    if len(shares) <= _MOST_ARMS_IN_AXES:
+        axes.legend(frameon=False)
+    else:
+        figure.legend(loc="outside lower center", frameon=False, ncols=2)
+    add_grid(axes)
+    return figure
+
+
+def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str) -> Figure:
+    """A small plot for each metric, with a curve for each arm and its standard deviation over runs as a band.
+
+    Args:
+        panels: metric -> arm -> curve; a metric without curves is left out.
+        title: written above all of them.
+    """
+    shown = {metric: curves for metric, curves in panels.items() if curves}
+    if not shown:
+        return message("the runs have no curves")
+    arms = list(dict.fromkeys(arm for curves in shown.values() for arm in curves))
+    columns = min(len(shown), 3)
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(max(4.2 * columns, 6.0), 2.8 * rows + 0.6), layout="constrained")
+    figure.suptitle(title)
+    all_axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    handles = {}
+    for axes, (metric, curves) in zip(all_axes, shown.items(), strict=False):
+        for arm, curve in curves.items():
+            colour, style = arm_look(arms.index(arm))
+            # Few points are marked, since a single one would not show as a line.
+            marker = "o" if len(curve.steps) <= 12 else None
+            look = {"color": colour, "linestyle": style, "marker": marker, "markersize": 3.5, "linewidth": 1.5}
+            (handles[arm],) = axes.plot(curve.steps, curve.values, **look)
+            if curve.deviations is not None:
+                values, deviations = np.array(curve.values), np.array(curve.deviations)
+                band = (values - deviations, values + deviations)
+                axes.fill_between(curve.steps, *band, color=colour, alpha=0.2, linewidth=0)
+        axes.set_ylabel(_AXIS_LABELS.get(metric, metric))
+        _label_steps(axes)
+        add_grid(axes)
+    for axes in all_axes[len(shown) :]:
+        axes.remove()
+    shown_arms = [arm for arm in arms if arm in handles]
+    legend = {"loc": "outside lower center", "frameon": False, "ncols": min(len(shown_arms), columns + 1)}
+    figure.legend([handles[arm] for arm in shown_arms], shown_arms, **legend)
+    return figure
+
+
+def features_figure(
+    features: Float[Tensor, "images dim"],
+    labels: Int64[Tensor, " images"],
+    class_names: Sequence[str],
+    seed: int,
+    max_points: int = 2000,
+) -> Figure:
+    """The directions of the features in two dimensions by t-SNE, coloured by class.
+
+    With more than 20 classes a colour bar over the class's number takes the legend's place. Fewer than five
+    images, a single dimension or features that are all the same or not finite give a figure that says so.
+
+    Args:
+        features: one row for each image, of any norm.
+        labels: class of each image.
+        class_names: name of each class.
+        seed: decides which images are shown, and starts t-SNE.
+        max_points: how many images are shown at most.
+    """
+    generator = torch.Generator().manual_seed(derived_seed(seed, "t-SNE"))
+    chosen = torch.randperm(len(labels), generator=generator)[:max_points]
+    directions = functional.normalize(features.detach().cpu()[chosen].float(), dim=1).numpy()
+    point_labels = labels.cpu()[chosen].numpy()
+    if len(chosen) < 5 or directions.shape[1] < 2:
+        return message(f"{len(chosen)} images of {directions.shape[1]} features are too few for t-SNE")
+    if not np.isfinite(directions).all() or directions.std(axis=0).max() < 1e-6:
+        return message("the features are not finite, or all have the same direction")
+    from sklearn.manifold import TSNE  # scikit-learn takes a second to import
+
+    # Half of scikit-learn's default of iterations: a run waits for this picture at its end, and it hardly changes.
+    points = TSNE(
+        perplexity=min(30.0, (len(chosen) - 1) / 3),
+        init="pca",
+        learning_rate="auto",
+        max_iter=500,
+        random_state=seed % 2**32,
+    ).fit_transform(directions)
+
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    axes = figure.subplots()
+    if len(class_names) <= _MOST_NAMED_CLASSES:
+        for label, name in enumerate(class_names):
+            axes.scatter(
+                *points[point_labels == label].T,
+                s=14,
+                color=_CLASS_COLOURS[label % len(_CLASS_COLOURS)],
+                marker=_CLASS_MARKERS[label // len(_CLASS_COLOURS)],
+                linewidth=0,
+                alpha=0.8,
+                label=name,
+            )
+        figure.legend(loc="outside right center", frameon=False, markerscale=2)
+    else:
+        dots = axes.scatter(*points.T, s=14, c=point_labels, cmap="viridis", linewidth=0)
+        figure.colorbar(dots, ax=axes, label="number of the class")
+    axes.set(xlabel="t-SNE 1 (no unit)", ylabel="t-SNE 2 (no unit)", aspect="equal", adjustable="datalim")
+    axes.set_title(f"{len(chosen):,} images of {len(np.unique(point_labels))} classes")
+    add_grid(axes)
+    return figure
+
+
+def confusion_figure(confusion: Int64[Tensor, "classes classes"], class_names: Sequence[str]) -> Figure:
+    """Where the images of each class end up, in percent of that class.
+
+    Up to 20 classes have their percentages written into the cells, but for those that round to 0.
+
+    Args:
+        confusion: number of images by true class (row) and predicted class (column).
+        class_names: name of each class.
+    """
+    num_classes = len(confusion)
+    assert len(class_names) == num_classes, f"{len(class_names)} names for {num_classes} classes"
+    counts = confusion.cpu().numpy()
+    percentages = 100 * counts / counts.sum(axis=1, keepdims=True).clip(min=1)
+    side_inches = min(max(0.55 * num_classes, 5.0), 15.0)
+    figure = Figure(figsize=(side_inches + 1, side_inches), layout="constrained")
+    axes = figure.subplots()
+    # The square root shows confusions of a few percent beside a diagonal near 100.
+    image = axes.imshow(percentages, cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=100), interpolation="nearest")
+    figure.colorbar(image, ax=axes, label="share of the true class (%)", shrink=0.8, aspect=30)
+    named = range(0, num_classes, -(-num_classes // 100))
+    font_size = 9 if num_classes <= _MOST_NAMED_CLASSES else 6
+    axes.set_xticks(named, [class_names[label] for label in named], rotation=90, fontsize=font_size)
+    axes.set_yticks(named, [class_names[label] for label in named], fontsize=font_size)
+    axes.set(xlabel="predicted class", ylabel="true class")
+    if num_classes <= _MOST_NAMED_CLASSES:
+        for row, column in np.argwhere(percentages >= 0.5):
+            share = percentages[row, column]
+            colour = "white" if share > 35 else "black"
+            axes.text(column, row, f"{share:.0f}", ha="center", va="center", color=colour, fontsize=9)
+    return figure
+
+
+def _cell_bounds(steps: Sequence[int]) -> np.ndarray:
+    """Bounds of cells around `steps`: halfway between neighbours, and as far beyond the first and last."""
+    if len(steps) == 1:
+        return np.array([steps[0] - 0.5, steps[0] + 0.5])
+    middles = (np.array(steps[:-1]) + np.array(steps[1:])) / 2
+    return np.array([2 * steps[0] - middles[0], *middles, 2 * steps[-1] - middles[-1]])
+
+
+def _label_steps(axes: Axes) -> None:
+    axes.set_xlabel("global step")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))

@@ -1,0 +1,1 @@
+"""Backbones: each returns the network and its number of features."""

@@ -1,0 +1,386 @@
+"""The encoders and heads as values of a run; each builds its module."""
+
+import os
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from torch import nn
+
+from ssl_sec.networks import (
+    Encoder,
+    bn_inception,
+    freeze_batch_norm,
+    googlenet,
+    ir,
+    light_cnn,
+    load_head_weights,
+    load_weights,
+    resnet,
+    sphereface_net,
+    timm_backbone,
+)
+from ssl_sec.networks.architecture import Architecture, OwnNetwork, TimmModel, TorchvisionGoogLeNet, TorchvisionResNet
+from ssl_sec.networks.backbones.bn_inception import CAFFE_MEAN, CAFFE_STD
+from ssl_sec.networks.backbones.face_maps import FACE_MEAN, FACE_STD
+from ssl_sec.networks.backbones.googlenet import GOOGLENET_MEAN, GOOGLENET_STD
+from ssl_sec.networks.backbones.ir import IRName
+from ssl_sec.networks.backbones.timm import timm_arguments, timm_scaling
+from ssl_sec.networks.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead, MaxoutHead, ProjectionHead
+from ssl_sec.settings import (
+    BelowOne,
+    Local,
+    NotEmpty,
+    Range,
+    Settings,
+    check,
+)
+
+Width = Annotated[float, Range(gt=0, le=64)]
+Dim = Annotated[int, Range(ge=1, le=2**20)]
+
+
+def check_memory(key: str, found: object, module: nn.Module) -> None:
+    """Raises a ConfigError if this machine cannot hold a module's weights, their gradients and momenta."""
+    needed = 3 * sum(each.numel() * each.element_size() for each in module.parameters())
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    allowed = f"less: training its layers needs {needed / 2**30:.0f} GiB, and this machine has {there / 2**30:.0f}"
+    check(needed <= there, key, found, allowed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EncoderConfig(Settings, key="encoder"):
+    """What every encoder has.
+
+    Attributes:
+        weights: a .safetensors file or a state dict that the backbone starts from; None starts from random weights.
+        mean: subtracted from the pixels, which are in [0, 1]: one value, or one for each channel. None takes what the
+            encoder's published weights expect, and 0 where there are none.
+        std: what the pixels are then divided by, > 0, likewise; None takes what the published weights expect, and 1
+            where there are none.
+        freeze_batch_norm: true: the backbone's batch norms keep the statistics and the weights that they start with.
+    """
+
+    weights: Local | None = None
+    mean: Annotated[tuple[Annotated[float, Range(ge=-1000, le=1000)], ...], NotEmpty()] | None = None
+    std: Annotated[tuple[Annotated[float, Range(ge=1e-6, le=1000)], ...], NotEmpty()] | None = None
+    freeze_batch_norm: bool = False
+
+    def build(self, num_channels: int, image_size_px: int) -> Encoder:
+        """The encoder for images of one size, with the weights it is to start from."""
+        mean, std = self._published_scaling()
+        mean, std = mean if self.mean is None else self.mean, std if self.std is None else self.std
+        for key, values in (("encoder.mean", mean), ("encoder.std", std)):
+            check(
+                len(values) in (1, num_channels), key, values, f"one value, or one for each of {num_channels} channels"
+            )
+        backbone, num_features = self._backbone(num_channels, image_size_px)
+        if self.weights is not None:
+            load_weights(backbone, Path(self.weights).expanduser())
+        if self.freeze_batch_norm:
+            check(self._has_weights, "encoder.freeze_batch_norm", True, "together with encoder.weights=<file>")
+            backbone = freeze_batch_norm(backbone)
+        return Encoder(backbone, num_features, mean, std)
+
+    @abstractmethod
+    def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
+        """The backbone as others name it."""
+
+    @property
+    def _has_weights(self) -> bool:
+        """Whether it starts from weights; the running statistics of others are not worth freezing."""
+        return self.weights is not None
+
+    def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation that the published weights expect."""
+        return (0.0,), (1.0,)
+
+    @abstractmethod
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WidthConfig(_EncoderConfig):
+    """What encoders have whose layers may be wider or narrower than the published ones.
+
+    Attributes:
+        width: of the layers, as a multiple of the published ones'.
+    """
+
+    width: Width = 1.0
+
+    def build(self, num_channels: int, image_size_px: int) -> Encoder:
+        """The encoder for images of one size, with the weights it is to start from."""
+        with torch.device("meta"):
+            backbone, _ = self._backbone(num_channels, image_size_px)
+        check_memory("encoder.width", self.width, backbone)
+        return super().build(num_channels, image_size_px)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNetConfig(_WidthConfig):
+    """A ResNet; see `ssl_sec.networks.backbones.resnet`.
+
+    Attributes:
+        stem: "cifar", a 3 x 3 convolution of stride 1 for small images, or "imagenet", one of 7 x 7 with pooling.
+    """
+
+    name: Literal["resnet18", "resnet34", "resnet50"]
+    stem: Literal["cifar", "imagenet"] = "cifar"
+
+    @property
+    def _depth(self) -> int:
+        return int(self.name.removeprefix("resnet"))
+
+    def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
+        """The ResNet in torchvision's words."""
+        return TorchvisionResNet(depth=self._depth, stem=self.stem, width=self.width, num_channels=num_channels)
+
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
+        return resnet(self._depth, self.stem, self.width, num_channels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BNInceptionConfig(_EncoderConfig):
+    """BN-Inception; see `ssl_sec.networks.backbones.bn_inception`."""
+
+    name: Literal["bn_inception"] = "bn_inception"
+
+    def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
+        """What no other library has."""
+        return OwnNetwork(title="BN-Inception")
+
+    def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return CAFFE_MEAN, CAFFE_STD
+
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
+        return bn_inception(num_channels, image_size_px)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoogLeNetConfig(_EncoderConfig):
+    """torchvision's GoogLeNet; see `ssl_sec.networks.backbones.googlenet`."""
+
+    name: Literal["googlenet"] = "googlenet"
+
+    def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
+        """The GoogLeNet in torchvision's words."""
+        return TorchvisionGoogLeNet(num_channels=num_channels)
+
+    def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return GOOGLENET_MEAN, GOOGLENET_STD
+
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
+        return googlenet(num_channels, image_size_px)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IRConfig(_WidthConfig):
+    """An improved residual network of face recognition; see `ssl_sec.networks.backbones.ir`."""
+
+    name: IRName
+
+    def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
+        """What no installed library has."""
+        kind, _, depth = self.name.upper().partition("IR")
+        return OwnNetwork(title=f"{kind.replace('_', '-')}IR-{depth} of ArcFace, width {self.width:g}")
+
+    def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return FACE_MEAN, FACE_STD
+
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
+        return ir(self.name, self.width, num_channels, image_size_px)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SphereFaceNetConfig(_WidthConfig):
+    """SphereFace's residual CNN; see `ssl_sec.networks.backbones.sphereface`.
+
+    Attributes:
+        units: numbers of residual units of the four stages, each ≥ 0.
+        width: multiplies the channels of every layer, > 0.
+    """
+
+    name: Literal["sphereface_net"] = "sphereface_net"
+    units: tuple[Annotated[int, Range(ge=0, le=1000)], ...] = (3, 4, 6, 3)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(len(self.units) == 4, "encoder.units", list(self.units), "four numbers ≥ 0")
+        check(not self.freeze_batch_norm, "encoder.freeze_batch_norm", True, "false: sphereface_net has no batch norm")
+
+    def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
+        """What no installed library has."""
+        return OwnNetwork(title=f"SphereFace's CNN of {list(self.units)} residual units, width {self.width:g}")
+
+    def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return FACE_MEAN, FACE_STD
+
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
+        return sphereface_net(self.units, self.width, num_channels, image_size_px)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LightCNNConfig(_WidthConfig):
+    """Light CNN-9, whose last layer is the head `maxout`; see `ssl_sec.networks.backbones.light_cnn`."""
+
+    name: Literal["light_cnn"] = "light_cnn"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(not self.freeze_batch_norm, "encoder.freeze_batch_norm", True, "false: light_cnn has no batch norm")
+
+    def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
+        """What no installed library has."""
+        return OwnNetwork(title=f"Light CNN-9, width {self.width:g}")
+
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
+        return light_cnn(self.width, num_channels, image_size_px)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelsConfig(_EncoderConfig):
+    """The pixels themselves as features, the floor that an encoder has to beat."""
+
+    name: Literal["pixels"] = "pixels"
+
+    def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
+        """Nothing that has weights."""
+        return OwnNetwork(title="the pixels")
+
+    def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return FACE_MEAN, FACE_STD
+
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
+        return nn.Flatten(), num_channels * image_size_px**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimmConfig(_EncoderConfig):
+    """Any timm model by name.
+
+    Attributes:
+        model: timm's name of the model, with the tag of its weights after a point or without.
+        pretrained: true: timm downloads its weights, unless `weights` are given.
+    """
+
+    name: Literal["timm"] = "timm"
+    model: str
+    pretrained: bool = False
+
+    def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
+        """The model by its name."""
+        return TimmModel(model=self.model, arguments=timm_arguments(self.model, num_channels, image_size_px))
+
+    @property
+    def _has_weights(self) -> bool:
+        return self.pretrained or super()._has_weights
+
+    def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return timm_scaling(self.model) if self.pretrained else super()._published_scaling()
+
+    def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
+        return timm_backbone(self.model, self.pretrained and self.weights is None, num_channels, image_size_px)
+
+
+EncoderConfig = (
+    ResNetConfig
+    | BNInceptionConfig
+    | GoogLeNetConfig
+    | IRConfig
+    | SphereFaceNetConfig
+    | LightCNNConfig
+    | PixelsConfig
+    | TimmConfig
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _HeadConfig(Settings, key="head"):
+    """What every head has.
+
+    Attributes:
+        dim: dimensions of the embeddings, > 0.
+        weights: a file that the head starts from: a head that a run left, or, for fc_bn, weights of InsightFace's
+            iresnet.
+    """
+
+    dim: Dim
+    weights: Local | None = None
+
+    def build(self, num_features: int, seed: int) -> nn.Module:
+        """The head for an encoder's features, with the weights it is to start from; the seed is of its dropout."""
+        with torch.device("meta"):
+            check_memory("head.dim", self.dim, self._head(num_features, seed))
+        head = self._head(num_features, seed)
+        if self.weights is not None:
+            load_head_weights(head, Path(self.weights).expanduser())
+        return head
+
+    @abstractmethod
+    def _head(self, num_features: int, seed: int) -> nn.Module: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPHeadConfig(_HeadConfig):
+    """The projection MLP; see `ssl_sec.networks.heads`.
+
+    Attributes:
+        num_layers: linear layers, with batch norm and ReLU between them.
+        hidden_dim: width of the hidden layers; None takes that of the features.
+    """
+
+    name: Literal["mlp"] = "mlp"
+    num_layers: Literal[2, 3] = 2
+    hidden_dim: Dim | None = None
+    dim: Dim = 128
+
+    def _head(self, num_features: int, seed: int) -> ProjectionHead:
+        return ProjectionHead(num_features, self.hidden_dim or num_features, self.dim, self.num_layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearHeadConfig(_HeadConfig):
+    """A linear layer (fc), batch norm before (bn_fc) or behind it (fc_bn), or the maximum of two layers (maxout).
+
+    Attributes:
+        dropout: probability with which an entry of the embeddings, or of the features before fc_bn, is 0 in training.
+    """
+
+    name: Literal["bn_fc", "fc", "fc_bn", "maxout"]
+    dim: Dim = 512
+    dropout: BelowOne = 0.0
+
+    def _head(
+        self, num_features: int, seed: int
+    ) -> BatchNormLinearHead | LinearHead | LinearBatchNormHead | MaxoutHead:
+        match self.name:
+            case "bn_fc":
+                return BatchNormLinearHead(num_features, self.dim, self.dropout, seed)
+            case "fc":
+                return LinearHead(num_features, self.dim, self.dropout, seed)
+            case "fc_bn":
+                return LinearBatchNormHead(num_features, self.dim, self.dropout, seed)
+            case "maxout":
+                return MaxoutHead(num_features, self.dim, self.dropout, seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdentityHeadConfig(_HeadConfig):
+    """The features are the embeddings; `dim` is their number."""
+
+    name: Literal["identity"] = "identity"
+
+    def _head(self, num_features: int, seed: int) -> nn.Identity:
+        check(
+            self.dim == num_features,
+            "head.dim",
+            self.dim,
+            f"{num_features}, the number of features, with head=identity",
+        )
+        return nn.Identity()
+
+
+HeadConfig = MLPHeadConfig | LinearHeadConfig | IdentityHeadConfig

@@ -1,0 +1,163 @@
+"""Heads: features -> raw embeddings, which losses normalise and the norm constraint sees as they are."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ssl_sec.networks.backbones.light_cnn import MFM_BIAS, max_feature_map
+from ssl_sec.networks.dropout import GlobalDropout
+from ssl_sec.networks.initialisation import caffe_xavier_
+
+
+class ProjectionHead(nn.Module):
+    """SimCLR's projection MLP: (linear, batch norm, ReLU) for each hidden layer, then a linear layer.
+
+    No batch norm stands after the last layer: it would hold the norms of the embeddings, which are what the
+    spherical constraint acts on.
+
+    Args:
+        num_features: width of the encoder's features.
+        hidden_dim: width of the hidden layers.
+        dim: width of the embeddings.
+        num_layers: linear layers, 2 or 3.
+    """
+
+    def __init__(self, num_features: int, hidden_dim: int, dim: int = 128, num_layers: int = 2) -> None:
+        super().__init__()
+        widths = [num_features, *[hidden_dim] * (num_layers - 1)]
+        layers: list[nn.Module] = []
+        for inputs, outputs in zip(widths[:-1], widths[1:], strict=True):
+            layers += [nn.Linear(inputs, outputs, bias=False), nn.BatchNorm1d(outputs), nn.ReLU(inplace=True)]
+        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], dim))
+
+    def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
+        """Raw embeddings."""
+        return self.layers(features)
+
+
+class LinearHead(nn.Module):
+    """One linear layer, the head of SEC's multi-similarity runs without a constraint (appendix B.1).
+
+    Args:
+        num_features: width of the encoder's features.
+        dim: width of the embeddings.
+        dropout: probability with which an entry of the embeddings is 0 in training.
+        seed: of the dropout.
+    """
+
+    def __init__(self, num_features: int, dim: int = 512, dropout: float = 0.0, seed: int = 0) -> None:
+        super().__init__()
+        self.fc = nn.Linear(num_features, dim)
+        self.dropout = GlobalDropout(dropout, dim, seed)
+
+    def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
+        """Raw embeddings."""
+        return self.dropout(self.fc(features))
+
+
+class BatchNormLinearHead(nn.Module):
+    """Batch norm, then a linear layer: the head of SEC's other metric learning (appendix B.1).
+
+    Args:
+        num_features: width of the encoder's features.
+        dim: width of the embeddings.
+        dropout: probability with which an entry of the embeddings is 0 in training.
+        seed: of the dropout.
+    """
+
+    def __init__(self, num_features: int, dim: int = 512, dropout: float = 0.0, seed: int = 0) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm1d(num_features)
+        self.fc = nn.Linear(num_features, dim)
+        self.dropout = GlobalDropout(dropout, dim, seed)
+
+    def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
+        """Raw embeddings."""
+        return self.dropout(self.fc(self.bn(features)))
+
+
+class LinearBatchNormHead(nn.Module):
+    """Dropout, a linear layer, batch norm: the output E of face recognition (ArcFace), behind an IR network.
+
+    The scale of the batch norm is fixed at 1, so that ‖f‖² is dim + ‖β‖² in the mean over a batch of training, β being
+    its shift. The norm of a single row is free: the spherical constraint, which sees these rows, can still act on it.
+
+    Parameter names are those of InsightFace's iresnet.
+
+    Args:
+        num_features: width of the encoder's features.
+        dim: width of the embeddings.
+        dropout: probability with which an entry of the features is 0 in training.
+        seed: of the dropout.
+    """
+
+    def __init__(self, num_features: int, dim: int = 512, dropout: float = 0.0, seed: int = 0) -> None:
+        super().__init__()
+        self.fc = nn.Linear(num_features, dim)
+        self.features = nn.BatchNorm1d(dim)
+        self.features.weight.requires_grad_(False)
+        self.dropout = GlobalDropout(dropout, num_features, seed)
+
+    def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
+        """Raw embeddings."""
+        return self.features(self.fc(self.dropout(features)))
+
+
+class MaxoutHead(nn.Module):
+    """The elementwise maximum of two linear layers: the last layer of Wu et al. 2015, behind `encoders.light_cnn`.
+
+    Args:
+        num_features: width of the encoder's features.
+        dim: width of the embeddings.
+        dropout: probability with which an entry of the embeddings is 0 in training.
+        seed: of the dropout.
+    """
+
+    def __init__(self, num_features: int, dim: int = 256, dropout: float = 0.0, seed: int = 0) -> None:
+        super().__init__()
+        self.fc = nn.Linear(num_features, 2 * dim)
+        caffe_xavier_(self.fc, MFM_BIAS)
+        self.dropout = GlobalDropout(dropout, dim, seed)
+
+    def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
+        """Raw embeddings."""
+        return self.dropout(max_feature_map(self.fc(features)))
+
+
+def building(head: nn.Module) -> str:
+    """Python that makes `head` of torch alone, in evaluation the same with the same key names, weights yet to come.
+
+    It uses the modules `torch` and `collections`.
+
+    Args:
+        head: one of this module's.
+    """
+    lines: list[str] = []
+    kind = "torch.nn.Sequential"
+    if isinstance(head, MaxoutHead):
+        kind = "Maxout"
+        lines += [
+            "class Maxout(torch.nn.Sequential):",
+            "    def forward(self, features):",
+            "        return torch.maximum(*super().forward(features).chunk(2, dim=1))",
+            "",
+        ]
+    # Every head applies its layers in the order in which it has them; dropout is nothing in evaluation.
+    layers = [
+        f"{name}={_layer(layer)}" for name, layer in head.named_children() if not isinstance(layer, GlobalDropout)
+    ]
+    return "\n".join([*lines, f"head = {kind}(collections.OrderedDict({', '.join(layers)}))"])
+
+
+def _layer(layer: nn.Module) -> str:
+    match layer:
+        case nn.Linear():
+            bias = "" if layer.bias is not None else ", bias=False"
+            return f"torch.nn.Linear({layer.in_features}, {layer.out_features}{bias})"
+        case nn.BatchNorm1d():
+            return f"torch.nn.BatchNorm1d({layer.num_features})"
+        case nn.ReLU():
+            return "torch.nn.ReLU()"
+        case nn.Sequential():
+            return f"torch.nn.Sequential({', '.join(_layer(each) for each in layer)})"
+        case _:
+            raise AssertionError(f"no head has a {type(layer).__name__}")

@@ -1,0 +1,115 @@
+"""What every training run is: the part of its configuration that all recipes share."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import torch
+
+from ssl_sec.data.config import DataConfig
+from ssl_sec.networks.config import EncoderConfig, HeadConfig
+from ssl_sec.settings import (
+    Count,
+    Local,
+    Name,
+    Range,
+    Seed,
+    Settings,
+    check,
+)
+from ssl_sec.training.config import ConstraintConfig, RayConfig, RuntimeConfig
+
+# The tags that a run has of itself, which `tracking.tags` leaves alone.
+RUN_TAGS = (
+    "job", "recipe", "data", "encoder", "loss", "constraint", "seed", "folder", "command", "git.dirty", "ran_on",
+    "ended", "probe.protocol", "ray.job_id", "ssl_sec.version",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(Settings, key="checkpoint"):
+    """When checkpoints are saved, and how many stay.
+
+    Attributes:
+        every_epochs: a checkpoint is saved after so many epochs, and at the end.
+        keep_last: so many of the newest stay; older ones are deleted.
+    """
+
+    every_epochs: Count = 5
+    keep_last: Count = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """Where figures go.
+
+    Attributes:
+        uri: of the MLflow server; None takes MLFLOW_TRACKING_URI, or sqlite in the output folder.
+        experiment: in MLflow; None takes the recipe's name, or the data set's where there is no recipe.
+        register_model: whether the encoder becomes a registered model.
+        system_metrics: whether the use of the driver's machine (processor, memory, disk, network, GPUs) is followed.
+        parent_run: the MLflow run that this one belongs to, a sweep's.
+        tags: further tags of the run.
+    """
+
+    uri: str | None = None
+    experiment: str | None = None
+    register_model: bool = True
+    system_metrics: bool = True
+    parent_run: str | None = None
+    tags: dict[str, str | bool | int | float] | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.tags or {}:
+            key = f"tracking.tags.{name}"
+            check(re.fullmatch(r"[\w.:/ -]{1,250}", name) is not None, key, name, "letters, digits and _ - . : /")
+            own = name in RUN_TAGS or name.startswith("mlflow.")
+            check(not own, key, name, f"another name: {', '.join(RUN_TAGS)} and mlflow.* are set by the job")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(Settings):
+    """What every training run has.
+
+    Attributes:
+        recipe: names the experiment in MLflow, the folder of its runs and the registered model; None takes the name of
+            the data set.
+        run_name: name of the run and its folder; None makes one of data set, encoder, constraint and seed.
+        output_dir: where run folders are made.
+        resume: true resumes the run of this name where it stopped; auto starts it where there is none. On a command
+            line, resume=<folder, name or id> stands for the run's own configuration.
+        seed: seed of weights, order and augmentation, ≥ 0.
+        global_batch_size: images of all workers together in a step.
+        log_every_steps: steps between two reports of the loss, ≥ 1; None for 50 on GPUs, which a report waits for, and
+            10 on CPUs.
+    """
+
+    recipe: Name | None = None
+    data: DataConfig
+    encoder: EncoderConfig
+    head: HeadConfig
+    constraint: ConstraintConfig
+    runtime: RuntimeConfig
+    global_batch_size: Annotated[int, Range(ge=2, le=2**20)]
+    seed: Seed = 0
+    run_name: Name | None = None
+    output_dir: Local = "runs"
+    resume: bool | Literal["auto"] = False
+    log_every_steps: Count | None = None
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.resume:
+            check(self.run_name is not None, "resume", self.resume, "given together with the run_name to take up")
+        if isinstance(self.runtime, RayConfig):
+            self.runtime.check_shares(self.global_batch_size)
+
+    @property
+    def recipe_name(self) -> str:
+        """The recipe, or the data set where none is given."""
+        return self.recipe or self.data.title
+
+    def steps_between_reports(self, device: torch.device) -> int:
+        """How often the loss is reported on a device."""
+        return self.log_every_steps or (50 if device.type == "cuda" else 10)

@@ -1,0 +1,90 @@
+"""What a run of face recognition is; see `ssl_sec.recipes.config`."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from ssl_sec.augment.config import FlipConfig
+from ssl_sec.data.config import ClassSamplerConfig, ShuffledSamplerConfig
+from ssl_sec.errors import ConfigError
+from ssl_sec.losses.config import ClassLossConfig, NoTransformConfig, PairLossConfig, TransformConfig
+from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
+from ssl_sec.recipes.face.test_set_config import BenchmarkConfig, FalseAcceptRate
+from ssl_sec.settings import BelowOne, Count, Range, Settings, check
+from ssl_sec.training.config import EpochSGDConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerificationMonitorConfig(Settings, key="monitor"):
+    """Verification while the embedding trains; the benchmarks are never looked at.
+
+    Attributes:
+        every_epochs: epochs between two measurements, ≥ 1.
+        max_pairs: so many pairs of one person are watched, and as many of two, ≥ 10.
+    """
+
+    every_epochs: Count = 1
+    max_pairs: Annotated[int, Range(ge=10)] = 3000
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaceEvaluationConfig(Settings, key="evaluation"):
+    """How the benchmarks are measured, once, after the last step.
+
+    Attributes:
+        flips: an image's embedding is that of itself alone ("none"), or with that of its mirror image the sum of their
+            directions ("sum_of_directions": each is normalised before) or of the raw two ("sum_of_embeddings").
+        pca: to how many components embeddings of pairs are reduced, fitted on the other folds, 1 to `head.dim`; None
+            for all.
+        fars: the false accept rates at which true accept rates are reported, each in (0, 1).
+    """
+
+    flips: Literal["none", "sum_of_directions", "sum_of_embeddings"] = "sum_of_directions"
+    pca: Count | None = None
+    fars: tuple[FalseAcceptRate, ...] = (1e-3, 1e-2, 1e-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaceConfig(TrainingConfig):
+    """A run of face recognition.
+
+    Attributes:
+        sampler: which images make up a batch.
+        epochs: passes over the training images, parts of one allowed; 0 evaluates the network as it starts.
+        benchmarks: what is measured at the end, each with a title of its own.
+        leave_out_tested: true: people whom a benchmark names are left out of the training set.
+        held_out_share: share of the people who are watched instead of trained on, in [0, 1); 0 trains on all and
+            watches those.
+        share_classes_from: so many classes or more are shared out among the workers, each with the templates of some.
+    """
+
+    augment: FlipConfig
+    loss: ClassLossConfig | PairLossConfig
+    sampler: ShuffledSamplerConfig | ClassSamplerConfig
+    optimiser: EpochSGDConfig
+    epochs: Annotated[float, Range(ge=0, le=10**9)]
+    benchmarks: tuple[BenchmarkConfig, ...] = ()
+    leave_out_tested: bool = True
+    held_out_share: BelowOne = 0.0
+    share_classes_from: Annotated[int, Range(ge=2)] = 50_000
+    transform: TransformConfig = field(default_factory=NoTransformConfig)
+    monitor: VerificationMonitorConfig = field(default_factory=VerificationMonitorConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluation: FaceEvaluationConfig = field(default_factory=FaceEvaluationConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        titles = [benchmark.figures_title for benchmark in self.benchmarks]
+        for title in titles:
+            check(titles.count(title) == 1, "benchmarks.title", title, "another for each benchmark")
+            # What else stands in a figure's name, MLflow refuses.
+            plain = re.fullmatch(r"[\w.\- ]+", title) is not None
+            check(plain, "benchmarks.title", title, "letters, digits, spaces, and any of _ - .")
+        pca, dim = self.evaluation.pca, self.head.dim
+        if pca is not None:
+            check(pca <= dim, "evaluation.pca", pca, f"1 to {dim}, the dimension of the embeddings (head.dim)")
+        if isinstance(self.loss, PairLossConfig) and isinstance(self.sampler, ShuffledSamplerConfig):
+            raise ConfigError(
+                f"sampler: found 'shuffled', must be 'classes' with loss={self.loss.name}, "
+                "which needs two images of a person"
+            )

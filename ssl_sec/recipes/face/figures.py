@@ -1,0 +1,143 @@
+"""What a run of face recognition shows of its benchmarks: ROCs, scores, and the pairs that it gets most wrong.
+
+Figures are made as in `diagnostics`. A score is the cosine of a pair of images, templates or videos.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, UInt8
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from torch import Tensor
+
+from ssl_sec.evaluation.faces.roc import equal_error_rate, tar_at_far
+from ssl_sec.evaluation.faces.verification import best_threshold
+from ssl_sec.figures.drawing import add_grid, arm_look, draw_distribution
+
+
+class Verification(NamedTuple):
+    """How alike the pairs of a benchmark are.
+
+    Attributes:
+        scores: of the pairs, in [-1, 1], or NaN.
+        same: whether they are of one person; there are pairs of both kinds.
+    """
+
+    scores: Float[Tensor, " pairs"]
+    same: Bool[Tensor, " pairs"]
+
+
+class HardPairs(NamedTuple):
+    """Some pairs of images, the hardest first.
+
+    Attributes:
+        first: the first image of each, grey or RGB, 0-255.
+        second: the other.
+        scores: of the pairs.
+    """
+
+    first: UInt8[Tensor, "pairs channels height width"]
+    second: UInt8[Tensor, "pairs channels height width"]
+    scores: Float[Tensor, " pairs"]
+
+
+def roc_figure(benchmarks: Mapping[str, Verification], title: str) -> Figure:
+    """True accept rate over false accept rate, from what one impostor among all of a benchmark makes.
+
+    Args:
+        benchmarks: by what each is called; one or more.
+        title: written above.
+    """
+    figure = Figure(figsize=(7, 4.6), layout="constrained")
+    axes = figure.subplots()
+    lowest = 100.0
+    for place, (name, (scores, same)) in enumerate(benchmarks.items()):
+        num_impostors = int((~same).sum())
+        accepted = np.unique(np.geomspace(1, num_impostors, 500).round())
+        # Half an impostor more, as so many of so few may round to a little less.
+        rates = tar_at_far(scores, same, [min((count + 0.5) / num_impostors, 1.0) for count in accepted.tolist()])
+        true = 100 * np.array(list(rates.values()))
+        colour, style = arm_look(place)
+        label = f"{name}: EER {100 * equal_error_rate(scores, same):.2f} %"
+        look = {"color": colour, "linestyle": style, "linewidth": 1.5, "drawstyle": "steps-post"}
+        axes.plot(accepted / num_impostors, true, label=label, **look)
+        lowest = min(lowest, float(true[0]))
+    axes.set(xlabel="false accept rate (share of the impostors)", ylabel="true accept rate (%)", title=title)
+    axes.set(xscale="log", xlim=(None, 1), ylim=(max(lowest - 0.05 * (100 - lowest) - 0.5, 0), 100.5))
+    axes.legend(loc="lower right", frameon=False)
+    add_grid(axes)
+    return figure
+
+
+def scores_figure(benchmarks: Mapping[str, Verification], title: str, num_bins: int = 100) -> Figure:
+    """Scores of pairs of one person and of two, and the threshold that parts most of them, in a panel each.
+
+    Args:
+        benchmarks: by what each is called; one or more.
+        title: written above all of them.
+        num_bins: equal bins from the least score of all to the greatest.
+    """
+    columns = min(len(benchmarks), 3)
+    rows = -(-len(benchmarks) // columns)
+    figure = Figure(figsize=(max(4.6 * columns, 6.5), 3.4 * rows + 0.4), layout="constrained")
+    figure.suptitle(title)
+    all_axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    held = torch.cat([scores[scores.isfinite()] for scores, _ in benchmarks.values()])
+    low, high = (float(held.min()), float(held.max())) if len(held) else (-1.0, 1.0)
+    # Scores that are all the same still need bins with a width.
+    edges = np.linspace(low, max(high, low + 1e-3), num_bins + 1)
+    for axes, (name, (scores, same)) in zip(all_axes, benchmarks.items(), strict=False):
+        is_finite = scores.isfinite()
+        scores, same = scores[is_finite].double(), same[is_finite]
+        for place, (kind, chosen) in enumerate((("two people", scores[~same]), ("one person", scores[same]))):
+            counts, _ = np.histogram(chosen.numpy(), edges)
+            spread = f": {chosen.mean().item():z.2f} ± {chosen.std(correction=0):.2f}" if len(chosen) else ": none"
+            draw_distribution(axes, (100 * counts / max(len(chosen), 1)).tolist(), edges.tolist(), place, kind + spread)
+        threshold = best_threshold(scores, same)
+        share = ((scores > threshold) == same).double().mean() if len(same) else torch.tensor(0.0)
+        # Where all is best said to be of one kind, it lies beyond the scores.
+        place = min(max(threshold, low), high)
+        label = f"threshold {place:z.2f}: {100 * share:.2f} % right"
+        axes.axvline(place, ymax=0.74, color="0.3", linewidth=1, label=label)
+        axes.set(xlabel="cosine of the pair (no unit)", ylabel="share of pairs in a bin (%)", title=name)
+        # Above is room for the legend.
+        axes.set(xlim=(edges[0] - 0.02, edges[-1] + 0.02), ylim=(0, axes.get_ylim()[1] * 1.35))
+        axes.legend(loc="upper left", frameon=False, fontsize=8)
+        add_grid(axes)
+    for axes in all_axes[len(benchmarks) :]:
+        axes.remove()
+    return figure
+
+
+def hardest_pairs_figure(different: HardPairs, same: HardPairs, title: str) -> Figure:
+    """The pairs of two people that are most alike and those of one that are least, one image above the other.
+
+    Args:
+        different: pairs of two people.
+        same: pairs of one.
+        title: written above all of them.
+    """
+    columns = max(len(different.scores), len(same.scores))
+    height, width = different.first.shape[2:]
+    cell_inches = 1.2
+    size = (max(cell_inches * columns, 4.0), 4 * cell_inches * height / width + 1.2)
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(h_pad=0.02, hspace=0))
+    figure.suptitle(title)
+    above, below = figure.subfigures(2, 1, squeeze=False)[:, 0]
+    _show_pairs(above, different, columns, "two people, most alike")
+    _show_pairs(below, same, columns, "one person, least alike")
+    return figure
+
+
+def _show_pairs(figure: SubFigure, pairs: HardPairs, columns: int, title: str) -> None:
+    figure.suptitle(f"{title} (cosine)", fontsize=10)
+    grid = figure.subplots(2, columns, squeeze=False)
+    for axes in grid.flatten():
+        axes.set_axis_off()
+    for column, score in enumerate(pairs.scores.tolist()):
+        grid[0, column].set_title(f"{score:.2f}", fontsize=9)
+        for axes, images in zip(grid[:, column], (pairs.first, pairs.second), strict=True):
+            axes.imshow(images[column].permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=255)

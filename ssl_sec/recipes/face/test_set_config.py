@@ -1,0 +1,291 @@
+"""Which benchmarks a run of face recognition is measured on, and where their files are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from ssl_sec.data.faces.config import PairsConfig
+from ssl_sec.data.faces.listed_images import frames_of_videos, open_listed, paths_by_stem
+from ssl_sec.data.faces.lists import (
+    OpenSetTrial,
+    read_blufr,
+    read_megaface_list,
+    read_template_faces,
+    read_template_pairs,
+    read_video_pairs,
+)
+from ssl_sec.data.faces.pairs import UNKNOWN, VerificationPairs, require_both_kinds
+from ssl_sec.data.folders import image_paths
+from ssl_sec.errors import DataError, printable
+from ssl_sec.evaluation.faces.identification import random_open_set_trials
+from ssl_sec.recipes.face.test_sets import (
+    Benchmark,
+    MegaFaceBenchmark,
+    OpenSetBenchmark,
+    PairsBenchmark,
+    TemplatesBenchmark,
+    VideosBenchmark,
+)
+from ssl_sec.settings import Count, CountOrZero, Local, Name, NotEmpty, Range, Seed, Settings
+
+FalseAcceptRate = Annotated[float, Range(gt=0, lt=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BenchmarkConfig(Settings, key="benchmarks"):
+    """What every benchmark but pairs has; its images have the size and the channels of the training images.
+
+    Attributes:
+        title: what figures call the benchmark.
+        resident_limit_mib: images that are no larger once decoded are kept in memory.
+    """
+
+    title: Name
+    resident_limit_mib: CountOrZero = 4096
+
+    @property
+    def figures_title(self) -> str:
+        """What figures call it."""
+        return self.title
+
+
+@dataclass(frozen=True, kw_only=True)
+class BLUFRConfig(_BenchmarkConfig):
+    """LFW by BLUFR; see `ssl_sec.recipes.face.test_sets.OpenSetBenchmark`.
+
+    Attributes:
+        root: the folder of LFW's images, in folders of each person's.
+        lists: BLUFR's `blufr_lfw_config.mat`; None draws trials of its kind, over any people, as the others say.
+        seed: seed of the draws.
+        num_trials: trials that are drawn, ≥ 1.
+        num_gallery: people in the gallery of a drawn trial, ≥ 1.
+        num_training_people: people whom a drawn trial leaves out, ≥ 0.
+    """
+
+    name: Literal["blufr"] = "blufr"
+    title: Name = "blufr"
+    root: Local
+    lists: Local | None = None
+    seed: Seed = 0
+    num_trials: Annotated[int, Range(ge=1, le=1000)] = 10
+    num_gallery: Count = 1000
+    num_training_people: CountOrZero = 1500
+
+    def open(self, image_size_px: int, num_channels: int) -> OpenSetBenchmark:
+        """The images and the trials."""
+        root, where = Path(self.root).expanduser(), f"benchmarks.root of {self.title}, image"
+        if self.lists is None:
+            # An image beside the folders is nobody's.
+            paths = [path for path in image_paths(root) if "/" in path]
+            names, labels = _numbered([path.rpartition("/")[0] for path in paths])
+            drawn = random_open_set_trials(
+                labels,
+                self.seed,
+                num_trials=self.num_trials,
+                num_gallery=self.num_gallery,
+                num_training_people=self.num_training_people,
+            )
+            trials = tuple(drawn)
+        else:
+            where = _each(self.lists, "image")
+            protocol = read_blufr(Path(self.lists).expanduser())
+            paths, trials = paths_by_stem(protocol.images, root, where), protocol.trials
+            numbers, labels = protocol.labels.unique(return_inverse=True)
+            names = tuple(map(str, numbers.tolist()))
+        _require_known_and_unknown(trials, labels, f"benchmark {self.title}")
+        people = frozenset(printable(path.rpartition("/")[0]) for path in paths) - {""}
+        images = open_listed(
+            paths, labels, names, root, where, self.title, image_size_px, num_channels, self.resident_limit_mib
+        )
+        return OpenSetBenchmark(images=images, trials=trials, people=people)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegaFaceConfig(_BenchmarkConfig):
+    """MegaFace's Challenge 1; see `ssl_sec.recipes.face.test_sets.MegaFaceBenchmark`.
+
+    Attributes:
+        probes: the list of the images that are looked for, FaceScrub's, with their people.
+        probes_root: the folder of the probes.
+        distractors: the list of the distractors.
+        distractors_root: the folder of the distractors.
+        sizes: numbers of distractors, each ≥ 1.
+        seed: seed of which distractors those are.
+    """
+
+    name: Literal["megaface"] = "megaface"
+    title: Name = "megaface"
+    probes: Local
+    probes_root: Local
+    distractors: Local
+    distractors_root: Local
+    sizes: Annotated[tuple[Count, ...], NotEmpty()] = (10**3, 10**4, 10**5, 10**6)
+    seed: Seed = 0
+
+    def open(self, image_size_px: int, num_channels: int) -> MegaFaceBenchmark:
+        """The probes and the distractors."""
+        probes = read_megaface_list(Path(self.probes).expanduser())
+        names, labels = _numbered(probes.ids)
+        if len(names) == len(probes.ids):
+            raise DataError(
+                f"{printable(self.probes)}: {len(probes.paths)} images of {len(names)} people; needed: two of one"
+            )
+        distractors = read_megaface_list(Path(self.distractors).expanduser()).paths
+        if len(distractors) < max(self.sizes):
+            raise DataError(
+                f"{printable(self.distractors)}: {len(distractors)} images, but benchmarks.sizes asks for "
+                f"{max(self.sizes)}"
+            )
+        image_format = (image_size_px, num_channels, self.resident_limit_mib)
+        return MegaFaceBenchmark(
+            probes=open_listed(
+                probes.paths,
+                labels,
+                names,
+                Path(self.probes_root).expanduser(),
+                _each(self.probes, "image"),
+                f"{self.title}/probes",
+                *image_format,
+            ),
+            distractors=open_listed(
+                distractors,
+                torch.zeros(len(distractors), dtype=torch.int64),
+                (UNKNOWN,),
+                Path(self.distractors_root).expanduser(),
+                _each(self.distractors, "image"),
+                f"{self.title}/distractors",
+                *image_format,
+            ),
+            sizes=self.sizes,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplatesConfig(_BenchmarkConfig):
+    """IJB-C's verification, or IJB-B's; see `ssl_sec.recipes.face.test_sets.TemplatesBenchmark`.
+
+    Attributes:
+        faces: the list of the images with their templates and media, `ijbc_face_tid_mid.txt`.
+        pairs: the list of the pairs of templates, `ijbc_template_pair_label.txt`.
+        root: the folder of the images.
+        fars: the false accept rates at which true accept rates are reported, each in (0, 1).
+    """
+
+    name: Literal["templates"] = "templates"
+    title: Name = "ijbc"
+    faces: Local
+    pairs: Local
+    root: Local
+    fars: tuple[FalseAcceptRate, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+
+    def open(self, image_size_px: int, num_channels: int) -> TemplatesBenchmark:
+        """The faces and the pairs."""
+        faces = read_template_faces(Path(self.faces).expanduser())
+        pairs = read_template_pairs(Path(self.pairs).expanduser())
+        require_both_kinds(pairs.same, printable(self.pairs))
+        faceless = (~torch.isin(torch.stack([pairs.first, pairs.second], 1), faces.templates.unique())).nonzero()
+        if len(faceless):
+            line, side = faceless[0].tolist()
+            raise DataError(
+                f"{_each(self.pairs, 'line')} {line + 1}: no face of template {int(pairs[side][line])} in "
+                f"{printable(self.faces)}"
+            )
+        images = open_listed(
+            faces.paths,
+            torch.zeros(len(faces.paths), dtype=torch.int64),
+            (UNKNOWN,),
+            Path(self.root).expanduser(),
+            _each(self.faces, "line"),
+            self.title,
+            image_size_px,
+            num_channels,
+            self.resident_limit_mib,
+        )
+        return TemplatesBenchmark(images=images, faces=faces, pairs=pairs, fars=self.fars)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideosConfig(_BenchmarkConfig):
+    """YouTube Faces; see `ssl_sec.recipes.face.test_sets.VideosBenchmark`.
+
+    Attributes:
+        splits: YouTube Faces' `splits.txt`.
+        root: the folder of the videos, <person>/<number>/, each with the images of its frames.
+    """
+
+    name: Literal["videos"] = "videos"
+    title: Name = "ytf"
+    splits: Local
+    root: Local
+
+    def open(self, image_size_px: int, num_channels: int) -> VideosBenchmark:
+        """The frames and the pairs."""
+        pairs = read_video_pairs(Path(self.splits).expanduser())
+        require_both_kinds(pairs.same, printable(self.splits))
+        _require_folds(pairs.folds, printable(self.splits))
+        for split in pairs.folds.unique():
+            # An SVM learns from them.
+            require_both_kinds(pairs.same[pairs.folds != split], f"{printable(self.splits)} without split {split}")
+        root = Path(self.root).expanduser()
+        paths, video = frames_of_videos(pairs.videos, root, printable(self.splits))
+        frames = open_listed(
+            paths,
+            video,
+            pairs.videos,
+            root,
+            _each(self.splits, "frame"),
+            self.title,
+            image_size_px,
+            num_channels,
+            self.resident_limit_mib,
+        )
+        return VideosBenchmark(frames=frames, pairs=pairs)
+
+
+BenchmarkConfig = PairsConfig | BLUFRConfig | MegaFaceConfig | TemplatesConfig | VideosConfig
+
+
+def open_benchmark(config: BenchmarkConfig, image_size_px: int, num_channels: int) -> Benchmark:
+    """Reads a benchmark's files, as the training images are: resized to the same side, with as many channels.
+
+    Raises:
+        MissingDataError: a list or a folder is not there.
+        DataError: a list is malformed, or it names an image that is not there.
+    """
+    opened = config.open(image_size_px, num_channels)
+    if isinstance(opened, VerificationPairs):
+        _require_folds(opened.folds, f"benchmark {opened.name}")
+        return PairsBenchmark(pairs=opened)
+    return opened
+
+
+def _numbered(people: Sequence[str]) -> tuple[tuple[str, ...], Int64[Tensor, " images"]]:
+    """The names of those on some images, and the number of each image's."""
+    numbers = {person: number for number, person in enumerate(dict.fromkeys(people))}
+    return tuple(map(printable, numbers)), torch.tensor([numbers[person] for person in people], dtype=torch.int64)
+
+
+def _each(path: str, unit: str) -> str:
+    """What errors call an entry of a list, before its number."""
+    return f"{printable(path)} {unit}"
+
+
+def _require_folds(folds: Int64[Tensor, " pairs"], where: str) -> None:
+    if len(folds.unique()) < 2:
+        raise DataError(f"{where}: all pairs are in one fold; needed: two or more, as the others choose a threshold")
+
+
+def _require_known_and_unknown(trials: Sequence[OpenSetTrial], labels: Int64[Tensor, " images"], where: str) -> None:
+    for number, (gallery, probes) in enumerate(trials, start=1):
+        num_known = int(torch.isin(labels[probes], labels[gallery]).sum())
+        if not 0 < num_known < len(probes):
+            raise DataError(
+                f"{where}: trial {number} looks up {num_known} images of people in the gallery and "
+                f"{len(probes) - num_known} of others; needed: 1 or more of each"
+            )

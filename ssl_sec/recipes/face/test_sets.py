@@ -1,0 +1,284 @@
+"""Benchmarks of face recognition: which images each needs, and what it tells of their embeddings."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from ssl_sec.data.faces.lists import OpenSetTrial, TemplateFaces, TemplatePairs, VideoPairs
+from ssl_sec.data.faces.pairs import VerificationPairs
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.evaluation.arrays import rounded, unit_rows
+from ssl_sec.evaluation.faces.identification import (
+    all_pairs_tar_at_far,
+    open_set_identification,
+    rank_k_identification,
+    shuffled,
+)
+from ssl_sec.evaluation.faces.roc import equal_error_rate, tar_at_far
+from ssl_sec.evaluation.faces.templates import pool_templates, template_scores
+from ssl_sec.evaluation.faces.verification import FoldedAccuracy, kfold_accuracy, kfold_accuracy_of_scores
+from ssl_sec.evaluation.faces.videos import hik_svm_kfold_accuracy, score_histogram, video_score_max, video_score_mean
+from ssl_sec.losses.geometry import norms
+
+# The embeddings of some images of a set, on the CPU; every worker asks for the same.
+Embed = Callable[[ImageSet, Int64[Tensor, " images"]], Float[Tensor, "images dim"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocols:
+    """How benchmarks are measured.
+
+    Attributes:
+        pca: to how many components embeddings of pairs are reduced; None for all.
+        fars: the false accept rates at which true ones are told.
+    """
+
+    pca: int | None = None
+    fars: tuple[float, ...] = (1e-3,)
+
+
+@runtime_checkable
+class Benchmark(Protocol):
+    """A benchmark whose files were read."""
+
+    @property
+    def people(self) -> frozenset[str]:
+        """Names of those in it, as training sets name their classes; empty if they are unknown."""
+        ...
+
+    def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
+        """What the papers report, in percent, by the last words of the metrics' names.
+
+        Args:
+            embed: embeddings of the images; every worker asks for the same.
+            protocols: how it is measured.
+            keep: a file for what pictures are drawn from; None on all workers but one.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsBenchmark:
+    """Verification of pairs.
+
+    Attributes:
+        pairs: with their images.
+    """
+
+    pairs: VerificationPairs
+
+    @property
+    def people(self) -> frozenset[str]:
+        """Names of those in it; empty if they are unknown."""
+        return self.pairs.people
+
+    def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
+        """Accuracy over the folds, equal error rate, TAR at FAR, and the norms of the embeddings."""
+        pairs = self.pairs
+        embeddings = embed(pairs.images, torch.arange(len(pairs.images)))
+        first, second = embeddings[pairs.first], embeddings[pairs.second]
+        accuracy = kfold_accuracy(first, second, pairs.same, pairs.folds, protocols.pca)
+        scores = cosines(first, second)
+        if keep is not None:
+            _keep_scores(keep, scores, pairs.same, embeddings, _hardest(pairs, scores))
+        return {
+            **_accuracies("accuracy", accuracy),
+            "eer": 100 * equal_error_rate(scores, pairs.same),
+            **accept_rates(tar_at_far(scores, pairs.same, protocols.fars)),
+            "norm_mean": float(norms(embeddings).mean()),
+            "norm_std": float(norms(embeddings).std(correction=0)),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenSetBenchmark:
+    """BLUFR: all pairs of the images of a trial, and probes whose person the gallery may lack (Liao et al. 2014).
+
+    Attributes:
+        images: their labels are the people.
+        trials: which of them are gallery and which probes.
+        people: names of those on the images.
+    """
+
+    images: ImageSet
+    trials: tuple[OpenSetTrial, ...]
+    people: frozenset[str]
+
+    def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
+        """TAR at FAR = 0.1 %, and DIR at rank 1 and FAR = 1 %: over the trials the mean less the standard deviation."""
+        embeddings = embed(self.images, torch.arange(len(self.images)))
+        labels = self.images.labels
+        rates: defaultdict[str, list[float]] = defaultdict(list)
+        for trial in self.trials:
+            tested = torch.cat([trial.gallery, trial.probes])
+            for far, rate in all_pairs_tar_at_far(embeddings[tested], labels[tested], _VERIFICATION_FARS).items():
+                rates[f"tar_at_far_{power_of_ten(far)}"].append(100 * rate)
+            for far, rate in open_set_identification(embeddings, labels, trial, _IDENTIFICATION_FARS).items():
+                rates[f"dir_at_far_{power_of_ten(far)}"].append(100 * rate)
+        figures: dict[str, float] = {}
+        for name, values in rates.items():
+            # The sample's, as BLUFR's own code takes it.
+            mean, std = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+            figures |= {name: mean - std, f"{name}_mean": mean, f"{name}_std": std}
+        return figures
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegaFaceBenchmark:
+    """Identification among distractors (Kemelmacher-Shlizerman et al. 2016; SEC, Table 4).
+
+    Attributes:
+        probes: their labels are the people.
+        distractors: images of others.
+        sizes: numbers of distractors.
+        seed: which distractors each of them has; those of a smaller one are among those of a greater.
+    """
+
+    probes: ImageSet
+    distractors: ImageSet
+    sizes: tuple[int, ...]
+    seed: int
+
+    @property
+    def people(self) -> frozenset[str]:
+        """Names of those who are looked for."""
+        return frozenset(self.probes.class_names)
+
+    def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
+        """Rank-1 identification rate among each number of distractors."""
+        probes = embed(self.probes, torch.arange(len(self.probes)))
+        chosen = shuffled(len(self.distractors), self.seed)[: max(self.sizes)]
+        chunks = (embed(self.distractors, indices) for indices in chosen.split(_DISTRACTORS_AT_ONCE))
+        rates = rank_k_identification(probes, self.probes.labels, chunks, self.sizes)
+        return {f"{power_of_ten(size)}_rank1": 100 * by_rank[1] for size, by_rank in rates.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplatesBenchmark:
+    """Verification of templates, sets of images of one person (IJB-C, Maze et al. 2018; SFT, Table 4).
+
+    Attributes:
+        images: the faces.
+        faces: the template and the medium of each, in the same order.
+        pairs: of templates.
+        fars: the false accept rates at which true ones are told; those of the other benchmarks are far greater.
+    """
+
+    images: ImageSet
+    faces: TemplateFaces
+    pairs: TemplatePairs
+    fars: tuple[float, ...]
+
+    @property
+    def people(self) -> frozenset[str]:
+        """Unknown: templates have numbers only."""
+        return frozenset()
+
+    def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
+        """TAR at FAR."""
+        embeddings = embed(self.images, torch.arange(len(self.images)))
+        ids, pooled = pool_templates(embeddings, self.faces.templates, self.faces.media)
+        scores = template_scores(ids, pooled, self.pairs.first, self.pairs.second)
+        if keep is not None:
+            _keep_scores(keep, scores, self.pairs.same, embeddings)
+        return accept_rates(tar_at_far(scores, self.pairs.same, self.fars))
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideosBenchmark:
+    """Verification of videos (YouTube Faces, Wolf et al. 2011; NormFace, Table 5).
+
+    Attributes:
+        frames: one video after the other; their labels are the videos.
+        pairs: of videos.
+    """
+
+    frames: ImageSet
+    pairs: VideoPairs
+
+    @property
+    def people(self) -> frozenset[str]:
+        """Names of those in the videos, the folders of which theirs hold."""
+        return frozenset(video.rpartition("/")[0] for video in self.pairs.videos) - {""}
+
+    def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
+        """Accuracy by the mean cosine of two videos' frames, by the greatest and by HIK-SVM; of the mean, more."""
+        embeddings = embed(self.frames, torch.arange(len(self.frames)))
+        videos = embeddings.split(self.frames.labels.bincount().tolist())
+        first, second, same, folds = self.pairs[1:]
+        compared = [(videos[one], videos[other]) for one, other in zip(first.tolist(), second.tolist(), strict=True)]
+        means = torch.tensor([video_score_mean(*pair) for pair in compared], dtype=torch.float64)
+        greatest = torch.tensor([video_score_max(*pair) for pair in compared])
+        histograms = torch.stack([score_histogram(*pair) for pair in compared])
+        if keep is not None:
+            _keep_scores(keep, means, same, embeddings)
+        return {
+            **_accuracies("accuracy", kfold_accuracy_of_scores(means, same, folds)),
+            **_accuracies("accuracy_max", kfold_accuracy_of_scores(greatest, same, folds)),
+            **_accuracies("accuracy_hik", hik_svm_kfold_accuracy(histograms, same, folds)),
+            "eer": 100 * equal_error_rate(means, same),
+            **accept_rates(tar_at_far(means, same, protocols.fars)),
+        }
+
+
+def cosines(first: Float[Tensor, "pairs dim"], second: Float[Tensor, "pairs dim"]) -> Float[Tensor, " pairs"]:
+    """Of embeddings of any norm, rounded so that pairs that are equally alike score the same."""
+    return rounded((unit_rows(first.double()) * unit_rows(second.double())).sum(1))
+
+
+def accept_rates(rates: dict[float, float]) -> dict[str, float]:
+    """True accept rates in percent, by the last words of the metrics' names."""
+    return {f"tar_at_far_{power_of_ten(far)}": 100 * rate for far, rate in rates.items()}
+
+
+def power_of_ten(value: float | int) -> str:
+    """A number as metrics name it: 1e-3, 5e-2, 1e6."""
+    digits, _, exponent = f"{value:e}".partition("e")
+    return f"{float(digits):g}e{int(exponent)}"
+
+
+def _accuracies(name: str, accuracy: FoldedAccuracy) -> dict[str, float]:
+    return {name: 100 * accuracy.mean, f"{name}_std": 100 * accuracy.std}
+
+
+def _keep_scores(
+    path: Path,
+    scores: Float[Tensor, " pairs"],
+    same: Bool[Tensor, " pairs"],
+    embeddings: Float[Tensor, "images dim"],
+    hardest: dict[str, Tensor] | None = None,
+) -> None:
+    torch.save({"scores": scores, "same": same, "norms": norms(embeddings), **(hardest or {})}, path)
+
+
+def _hardest(pairs: VerificationPairs, scores: Float[Tensor, " pairs"]) -> dict[str, Tensor]:
+    """The pairs that the embedding gets most wrong, as pixels, with their scores."""
+    alike = scores.argsort(descending=True)
+    hardest = {
+        "different": alike[~pairs.same[alike]][:_HARDEST],
+        "same": alike.flip(0)[pairs.same[alike.flip(0)]][:_HARDEST],
+    }
+    shown: dict[str, Tensor] = {}
+    for name, chosen in hardest.items():
+        shown[f"{name}_scores"] = scores[chosen]
+        for side, positions in (("first", pairs.first), ("second", pairs.second)):
+            shown[f"{name}_{side}"] = pairs.images.read(positions[chosen]).images.cpu()
+    return shown
+
+
+# Of each kind, shown in a picture.
+_HARDEST = 6
+
+# What BLUFR reports.
+_VERIFICATION_FARS = (1e-3,)
+_IDENTIFICATION_FARS = (1e-2,)
+
+# Embedded before they are compared: 64 MiB at 512 dimensions.
+_DISTRACTORS_AT_ONCE = 32_768

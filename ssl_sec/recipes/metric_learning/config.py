@@ -1,0 +1,84 @@
+"""What a run of deep metric learning is."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from ssl_sec.augment.config import CropConfig
+from ssl_sec.data.config import SamplerConfig
+from ssl_sec.losses.config import NoTransformConfig, PairLossConfig, TransformConfig
+from ssl_sec.recipes.config import TrainingConfig
+from ssl_sec.settings import (
+    BelowOne,
+    Count,
+    CountOrZero,
+    NotEmpty,
+    Range,
+    Settings,
+)
+from ssl_sec.training.config import SteppedOptimiserConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrievalMonitorConfig(Settings, key="monitor"):
+    """Recall@1 and norms while the embedding trains; the test classes are never looked at.
+
+    Attributes:
+        every_steps: steps between two measurements, ≥ 1.
+        max_images: so many images are watched, ≥ 2.
+    """
+
+    every_steps: Count = 1000
+    max_images: Annotated[int, Range(ge=2)] = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCheckpointConfig(Settings, key="checkpoint"):
+    """When checkpoints are saved, and how many stay.
+
+    Attributes:
+        every_steps: a checkpoint is saved after so many steps, and at the end.
+        keep_last: so many of the newest stay; older ones are deleted.
+    """
+
+    every_steps: Count = 500
+    keep_last: Count = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrievalConfig(Settings, key="evaluation"):
+    """What is measured on the test classes, once, after the last step.
+
+    Attributes:
+        ks: the K of Recall@K, each ≥ 1.
+        clustering: true: k-means, NMI and F1 are computed; In-Shop reports none.
+        seed: seed of k-means.
+    """
+
+    ks: Annotated[tuple[Count, ...], NotEmpty()] = (1, 2, 4, 8)
+    clustering: bool = True
+    seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricLearningConfig(TrainingConfig):
+    """A run of deep metric learning.
+
+    Attributes:
+        transform: generates rows of other classes, or not.
+        sampler: which images make up a batch.
+        steps: steps of training; 0 evaluates the encoder as it starts.
+        held_out_share: share of the training classes that are watched instead of trained on, in [0, 1); 0 trains on all
+            of them, as the papers do, and watches those.
+        evaluation: what is measured on the test classes.
+    """
+
+    augment: CropConfig
+    loss: PairLossConfig
+    sampler: SamplerConfig
+    optimiser: SteppedOptimiserConfig
+    steps: CountOrZero
+    held_out_share: BelowOne = 0.1
+    transform: TransformConfig = field(default_factory=NoTransformConfig)
+    monitor: RetrievalMonitorConfig = field(default_factory=RetrievalMonitorConfig)
+    checkpoint: StepCheckpointConfig = field(default_factory=StepCheckpointConfig)
+    evaluation: RetrievalConfig = field(default_factory=RetrievalConfig)

@@ -1,0 +1,216 @@
+"""Deep metric learning from a config, on one worker of any runtime; measured on classes that were never trained on."""
+
+from functools import partial
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ssl_sec.augment.views import Views, already_cropped
+from ssl_sec.data.class_splits import hold_out_classes
+from ssl_sec.data.crops import RandomResizedCrop, row_draws
+from ssl_sec.data.image_set import EncodedImages, ImageSet, on_device, subset, with_crop
+from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
+from ssl_sec.evaluation.features import extract_features
+from ssl_sec.evaluation.retrieval import nearest, recall_at_k
+from ssl_sec.evaluation.splits import stratified_sample
+from ssl_sec.losses.geometry import norms
+from ssl_sec.networks import save_weights
+from ssl_sec.recipes.assembly import RunStore, assembled, initialised, taken_up
+from ssl_sec.recipes.metric_learning.config import MetricLearningConfig, RetrievalConfig
+from ssl_sec.seeding import derived_seed
+from ssl_sec.training.objective import Objective
+from ssl_sec.training.step import Cadence, Recipe, Runtime, say, train
+
+# Test images whose neighbours are kept for a picture, and how many neighbours of each.
+_EXAMPLES, _NEIGHBOURS = 8, 4
+
+
+@runtime_checkable
+class EmbeddingStore(RunStore, Protocol):
+    """Where a run keeps what outlives it, its head too."""
+
+    @property
+    def head_path(self) -> Path:
+        """Where the head's weights are left."""
+        ...
+
+    @property
+    def examples_path(self) -> Path:
+        """Where some test images and their neighbours are left."""
+        ...
+
+    def watched_path(self, steps_taken: int) -> Path:
+        """Where the embeddings of the watched images after so many steps are left."""
+        ...
+
+
+def learn_metric(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -> None:
+    """Trains the embedding that `config` describes, measures it on the test classes, and leaves it in the store.
+
+    Args:
+        config: the run, the same on every worker.
+        runtime: this worker's.
+        store: the run's, shared by all workers.
+    """
+    crop, centre = config.augment.random_crop(), config.augment.centre_crop()
+    trained_on = watched = on_device(config.data.open_by_class("train", crop), runtime.device)
+    # Opened before the training, so that a test split that is missing is told at once.
+    test = on_device(config.data.open_by_class("test", centre), runtime.device)
+    if config.held_out_share > 0:
+        trained_on, watched = hold_out_classes(trained_on, config.held_out_share, seed=0)
+    recipe = build_recipe(config, trained_on, runtime)
+    embedder = _Embedder(nn.Sequential(recipe.encoder, recipe.head), runtime, config.runtime.num_loader_workers)
+    monitor = _Monitor(config, embedder, with_crop(watched, centre), store, runtime)
+    first_step = taken_up(recipe, runtime, store)
+    if first_step == 0:
+        runtime.report(0, monitor(0))
+    cadence = Cadence(
+        log_every_steps=config.steps_between_reports(runtime.device),
+        save_every_steps=config.checkpoint.every_steps,
+        monitor_every_steps=config.monitor.every_steps,
+    )
+    train(recipe, runtime, cadence, monitor, first_step)
+    say(runtime, "measuring retrieval on %s images of the test classes", f"{len(test):,}")
+    (embeddings, labels), (trained, _) = embedder(test), embedder(with_crop(trained_on, centre))
+    if runtime.rank == 0:
+        figures = {
+            **retrieval_figures(config.evaluation, embeddings, labels, test.queries),
+            **_norm_figures("retrieval/test", embeddings),
+            **_norm_figures("retrieval/train", trained),
+        }
+        runtime.report(recipe.total_steps, figures)
+        assert isinstance(recipe.encoder.backbone, nn.Module)
+        save_weights(recipe.encoder.backbone, store.encoder_path)
+        save_weights(recipe.head, store.head_path)
+        torch.save({"features": embeddings.cpu(), "labels": labels.cpu()}, store.features_path)
+        torch.save(_examples(embeddings, test, config.seed), store.examples_path)
+
+
+def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
+    """All that the run trains, on the runtime's device; equal on every worker."""
+    _, height, width = image_set.image_shape
+    encoder, head = initialised(config, image_set, runtime)
+    sampler = config.sampler.build(image_set.labels, config.global_batch_size, config.seed)
+    eta = config.constraint.weight(sampler.steps_per_epoch, config.steps)
+    class_sizes = image_set.labels.bincount(minlength=len(image_set.class_names))
+    transform = config.transform.build(class_sizes, config.head.dim, config.seed)
+    objective = Objective(config.loss.build(), config.constraint.build(), eta, transform)
+    computation = config.runtime.on(runtime.device)
+    views: Views = already_cropped
+    if not (isinstance(image_set, EncodedImages) and isinstance(image_set.crop, RandomResizedCrop)):
+        views = config.augment.on_device(min(height, width), config.seed)
+    model = assembled(encoder, head, objective, runtime, computation)
+    return Recipe(
+        encoder=encoder,
+        head=head,
+        model=model,
+        objective=objective,
+        optimiser=config.optimiser.build(encoder, head, objective),
+        learning_rate=config.optimiser.schedule(),
+        image_set=image_set,
+        sampler=sampler,
+        views=views,
+        draws=partial(row_draws, config.seed, global_batch_size=config.global_batch_size),
+        row_labels=lambda batch, rows: batch.labels,
+        total_steps=config.steps,
+        computation=computation,
+        num_loader_workers=config.runtime.num_loader_workers,
+    )
+
+
+def retrieval_figures(
+    config: RetrievalConfig,
+    embeddings: Float[Tensor, "images dim"],
+    labels: Int64[Tensor, " images"],
+    queries: Bool[Tensor, " images"] | None = None,
+) -> dict[str, float]:
+    """What the papers report of the test classes: Recall@K, NMI and F1, in percent.
+
+    Args:
+        config: what is asked for.
+        embeddings: raw, of all images.
+        labels: their classes.
+        queries: which images are queries where the others are the gallery; None: each image is both.
+    """
+    recalls = recall_at_k(embeddings, labels, config.ks, queries)
+    figures = {f"retrieval/recall_at_{k}": 100 * share for k, share in recalls.items()}
+    if config.clustering:
+        assignments = kmeans_assignments(embeddings, len(labels.unique()), seed=config.seed)
+        nmi, f1 = nmi_f1(assignments, labels)
+        figures |= {"retrieval/nmi": 100 * nmi, "retrieval/f1": 100 * f1}
+    return figures
+
+
+def _norm_figures(name: str, embeddings: Float[Tensor, "images dim"]) -> dict[str, float]:
+    lengths = norms(embeddings)
+    return {f"{name}_norm_mean": float(lengths.mean()), f"{name}_norm_variance": float(lengths.var(correction=0))}
+
+
+class _Embedder:
+    """Embeddings and labels of whole sets, their images shared out among the workers."""
+
+    def __init__(self, network: nn.Module, runtime: Runtime, num_loader_workers: int) -> None:
+        self._network = network
+        self._runtime = runtime
+        self._num_loader_workers = num_loader_workers
+
+    def __call__(self, image_set: ImageSet) -> tuple[Float[Tensor, "images dim"], Int64[Tensor, " images"]]:
+        return extract_features(
+            self._network,
+            image_set,
+            torch.arange(len(image_set)),
+            self._runtime.device,
+            batch_size=128,
+            num_loader_workers=self._num_loader_workers,
+        )
+
+
+class _Monitor:
+    """Recall@1 of held-out classes, or of the training classes where none are held out; their embeddings are kept."""
+
+    def __init__(
+        self,
+        config: MetricLearningConfig,
+        embedder: _Embedder,
+        watched: ImageSet,
+        store: EmbeddingStore,
+        runtime: Runtime,
+    ) -> None:
+        if len(watched) > config.monitor.max_images:
+            watched = subset(watched, stratified_sample(watched.labels, config.monitor.max_images, seed=0), "watched")
+        self._watched = watched
+        self._embedder = embedder
+        self._name = "val" if config.held_out_share > 0 else "train"
+        self._store = store
+        self._runtime = runtime
+
+    def __call__(self, steps_taken: int) -> dict[str, float]:
+        say(self._runtime, "measuring Recall@1 on %s images", f"{len(self._watched):,}")
+        embeddings, labels = self._embedder(self._watched)
+        if self._runtime.rank == 0:
+            path = self._store.watched_path(steps_taken)
+            path.parent.mkdir(exist_ok=True)
+            save_file({"embeddings": embeddings.float().cpu()}, path)
+        recalls = recall_at_k(embeddings, labels, (1,))
+        return {f"{self._name}/recall_at_1": 100 * recalls[1]}
+
+
+def _examples(embeddings: Float[Tensor, "images dim"], test: ImageSet, seed: int) -> dict[str, Tensor]:
+    """Some test images with those nearest to them, as pixels, and which of these are of the image's class."""
+    queries = torch.ones(len(test), dtype=torch.bool) if test.queries is None else test.queries
+    gallery = None if test.queries is None else ~test.queries
+    candidates = queries.nonzero().flatten()
+    generator = torch.Generator().manual_seed(derived_seed(seed, "examples"))
+    chosen = candidates[torch.randperm(len(candidates), generator=generator)[:_EXAMPLES]]
+    num_listed = len(test) - 1 if gallery is None else int(gallery.sum())
+    found = nearest(embeddings, chosen, min(_NEIGHBOURS, num_listed), gallery).cpu()
+    asking, answers = test.read(chosen), test.read(found.flatten())
+    return {
+        "queries": asking.images.cpu(),
+        "neighbours": answers.images.unflatten(0, found.shape).cpu(),
+        "correct": (answers.labels.unflatten(0, found.shape) == asking.labels.unsqueeze(1)).cpu(),
+    }

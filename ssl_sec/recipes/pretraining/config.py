@@ -1,0 +1,48 @@
+"""What a pretraining run is."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from ssl_sec.augment.config import AugmentConfig
+from ssl_sec.losses.config import PairLossConfig
+from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
+from ssl_sec.recipes.probing.config import ProbeConfig
+from ssl_sec.settings import (
+    Count,
+    CountOrZero,
+    Range,
+    Settings,
+)
+from ssl_sec.training.config import OptimiserConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorConfig(Settings, key="monitor"):
+    """kNN accuracy and RankMe on training images while the encoder trains; the test set is never looked at.
+
+    Attributes:
+        every_epochs: epochs between two measurements, ≥ 1.
+        max_images: so many of the training images are watched, ≥ 20; a tenth of them are the queries.
+        neighbours: k of the kNN classifier, ≥ 1.
+    """
+
+    every_epochs: Count = 10
+    max_images: Annotated[int, Range(ge=20)] = 10_000
+    neighbours: Count = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig(TrainingConfig):
+    """A pretraining run.
+
+    Attributes:
+        epochs: passes over the training images; 0 keeps the encoder as it was initialised.
+    """
+
+    augment: AugmentConfig
+    loss: PairLossConfig
+    optimiser: OptimiserConfig
+    epochs: CountOrZero
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    probe: ProbeConfig = field(default_factory=ProbeConfig)

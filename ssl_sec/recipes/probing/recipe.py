@@ -1,0 +1,186 @@
+"""Linear evaluation from a config, on one worker of any runtime.
+
+A tenth of the training set is held out. Probes of all learning rates are trained on the rest at once, one rate is
+chosen by its accuracy on the held-out tenth, its probe is trained again on the whole training set, and the test set
+is looked at once. With few labels the chosen probe stays as it is, so that it has seen no more labels than stated.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ssl_sec.augment.config import AugmentConfig
+from ssl_sec.collectives import gather_rows, highest_of_workers
+from ssl_sec.data.config import DataConfig
+from ssl_sec.data.image_set import ImageSet, on_device, subset
+from ssl_sec.data.loading import batches
+from ssl_sec.data.samplers import ShuffledBatches, worker_rows
+from ssl_sec.errors import DataError, Stopped, printable
+from ssl_sec.evaluation.features import extract_features
+from ssl_sec.evaluation.knn import knn_top1
+from ssl_sec.evaluation.linear_probe import (
+    HELD_OUT_SHARE,
+    LinearProbes,
+    ProbeResult,
+    evaluate_probe,
+    select_learning_rate,
+    shuffled,
+    train_linear_probes,
+)
+from ssl_sec.evaluation.splits import labelled_subset, stratified_split
+from ssl_sec.networks.convolutions import lay_out
+from ssl_sec.recipes.probing.config import ProbeConfig
+from ssl_sec.seeding import derived_seed
+from ssl_sec.training.config import RuntimeConfig
+from ssl_sec.training.step import Request, Runtime, say
+
+Rows = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeFindings:
+    """What a probe reports.
+
+    Attributes:
+        probe: of the linear classifier.
+        knn_top1: of a kNN with the same training images, on the test set, in [0, 1].
+        class_names: of the data set.
+    """
+
+    probe: ProbeResult
+    knn_top1: float
+    class_names: tuple[str, ...]
+
+    def metrics(self) -> dict[str, float]:
+        """Percentages by metric name."""
+        held_out = {f"probe/held_out_top1_lr_{lr:g}": 100 * top1 for lr, top1 in self.probe.held_out_top1.items()}
+        return {
+            "probe/top1": 100 * self.probe.top1,
+            "probe/top5": 100 * self.probe.top5,
+            "probe/knn_top1": 100 * self.knn_top1,
+            "probe/learning_rate": self.probe.learning_rate,
+            **held_out,
+        }
+
+
+def linear_evaluation(
+    encoder: nn.Module, data: DataConfig, config: ProbeConfig, options: RuntimeConfig, runtime: Runtime
+) -> ProbeFindings:
+    """Probes a frozen encoder on the runtime's device; every worker gets the same findings.
+
+    Args:
+        encoder: images in [0, 1] -> features.
+        data: the whole training split is used, whatever the pretraining was limited to.
+        config: how the probe is trained.
+        options: how the network computes.
+        runtime: this worker's.
+    """
+    encoder.eval()
+    lay_out(encoder, runtime.device, options.on(runtime.device).channels_last)
+    full = replace(data, max_images=None)
+    train_set, test_set = (on_device(full.open(split), runtime.device) for split in ("train", "test"))
+    if test_set.class_names != train_set.class_names[: len(test_set.class_names)]:
+        raise DataError(
+            f"{test_set.name}: its classes ({_listed(test_set.class_names)}) are not the first of those of "
+            f"{train_set.name} ({_listed(train_set.class_names)}); a probe needs the same classes in both"
+        )
+    kept, held_out = stratified_split(train_set.labels, HELD_OUT_SHARE, seed=config.seed)
+    if config.labels_per_class is not None:
+        kept = kept[labelled_subset(train_set.labels[kept], config.labels_per_class, seed=config.seed)]
+
+    def features_of(image_set: ImageSet, indices: Tensor) -> Rows:
+        return extract_features(
+            encoder, image_set, indices, runtime.device, num_loader_workers=options.num_loader_workers
+        )
+
+    say(runtime, "computing the features of %s training images", f"{len(kept) + len(held_out):,}")
+    kept_rows, held_out_rows = features_of(train_set, kept), features_of(train_set, held_out)
+    training = _Training(
+        encoder=encoder,
+        config=config,
+        options=options,
+        runtime=runtime,
+        num_classes=len(train_set.class_names),
+    )
+    say(runtime, "training a linear probe at %d learning rates", len(config.learning_rates))
+    probes = training(subset(train_set, kept), kept_rows, config.learning_rates, first_epoch=0)
+    learning_rate, held_out_top1 = select_learning_rate(probes, *held_out_rows)
+    if config.labels_per_class is None:
+        say(runtime, "training the probe again on all labels, at the best rate")
+        everything = torch.cat([kept, held_out])
+        kept_rows = (torch.cat([kept_rows[0], held_out_rows[0]]), torch.cat([kept_rows[1], held_out_rows[1]]))
+        probes = training(subset(train_set, everything), kept_rows, (learning_rate,), first_epoch=config.epochs)
+    say(runtime, "measuring the probe and kNN on %s test images", f"{len(test_set):,}")
+    test_rows = features_of(test_set, torch.arange(len(test_set)))
+    return ProbeFindings(
+        probe=evaluate_probe(probes, learning_rate, held_out_top1, *test_rows),
+        knn_top1=knn_top1(*kept_rows, *test_rows, num_classes=len(train_set.class_names)),
+        class_names=train_set.class_names,
+    )
+
+
+def _listed(class_names: tuple[str, ...]) -> str:
+    return f"{len(class_names)}: {printable(', '.join(class_names[:8]))}{', …' if len(class_names) > 8 else ''}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Training:
+    """Trains probes on cached features or on freshly augmented images."""
+
+    encoder: nn.Module
+    config: ProbeConfig
+    options: RuntimeConfig
+    runtime: Runtime
+    num_classes: int
+
+    def __call__(self, image_set: ImageSet, rows: Rows, rates: tuple[float, ...], first_epoch: int) -> LinearProbes:
+        config, (features, labels) = self.config, rows
+        feature_batches = (
+            self._augmented(image_set)
+            if config.augment
+            else shuffled(features, labels, config.batch_size, derived_seed(config.seed, "probe"))
+        )
+        return train_linear_probes(
+            feature_batches,
+            num_classes=self.num_classes,
+            dim=features.shape[1],
+            learning_rates=rates,
+            epochs=config.epochs,
+            momentum=config.momentum,
+            decay_at=config.decay_at,
+            decay_factor=config.decay_factor,
+            device=self.runtime.device,
+            on_epoch=lambda epoch, losses: self._report(first_epoch + epoch, losses),
+        )
+
+    def _report(self, epoch: int, losses: Tensor) -> None:
+        self.runtime.report(epoch, {"probe/loss": float(losses.min()), "probe/epoch": epoch + 1})
+        if highest_of_workers(self.runtime.request(), self.runtime.device) == Request.STOP:
+            raise Stopped("stopped; a probe saves nothing on the way")
+
+    def _augmented(self, image_set: ImageSet) -> Callable[[int], Iterator[Rows]]:
+        """Features of crops and flips, drawn anew in every epoch (SimCLR, appendix B.6)."""
+        channels, height, width = image_set.image_shape
+        batch_size = min(self.config.batch_size, len(image_set) // self.runtime.world_size * self.runtime.world_size)
+        sampler = ShuffledBatches(num_images=len(image_set), global_batch_size=batch_size, seed=self.config.seed)
+        augment = AugmentConfig(colour_strength=0.0).build(
+            min(height, width), channels, self.config.seed, num_views=1, device=self.runtime.device
+        )
+        own = worker_rows(batch_size, self.runtime.rank, self.runtime.world_size)
+        dtype = next((p.dtype for p in self.encoder.parameters()), torch.float32)
+
+        def epoch_batches(epoch: int) -> Iterator[Rows]:
+            steps = range(epoch * sampler.steps_per_epoch, (epoch + 1) * sampler.steps_per_epoch)
+            flow = batches(
+                image_set,
+                (sampler.indices(step)[own] for step in steps),
+                self.runtime.device,
+                self.options.num_loader_workers,
+            )
+            for step, batch in zip(steps, flow, strict=True):
+                views = augment(batch.images, step, own, batch_size)
+                yield gather_rows(self.encoder(views.to(dtype))), gather_rows(batch.labels)
+
+        return epoch_batches

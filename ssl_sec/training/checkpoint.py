@@ -1,0 +1,347 @@
+"""Checkpoints that are whole or absent.
+
+A checkpoint is a folder `step-000001234` with the state and a manifest of its files' sizes and hashes. It is
+written under a temporary name, synced, given its manifest last and then renamed, so that a crash at any moment
+leaves either the old checkpoints or the new one beside them. On resume the newest whole one is used.
+
+The newest ones stay, and the one with the highest score, where they have scores.
+
+Tensors whose rows are shared out among the workers are in files of their own: before the state is saved, each worker
+writes the rows that it holds, and a resume reads those that it needs, whatever the number of workers was.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ssl_sec.errors import StorageError
+from ssl_sec.training.class_sharding import HeldRows
+
+_STATE = "state.pt"
+_MANIFEST = "manifest.json"
+_PARTS = "rows-*.safetensors"
+# In a part's metadata: which of all rows its first is.
+_FIRST = "first"
+# What a checkpoint takes beyond its tensors.
+_ROOM_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """The newest whole checkpoint of a folder.
+
+    Attributes:
+        path: its folder, or None if there is none.
+        skipped: newer ones that are not whole, each with the reason.
+    """
+
+    path: Path | None
+    skipped: tuple[str, ...]
+
+
+def save_checkpoint(
+    folder: Path, step: int, state: Mapping[str, Any], keep_last: int, score: float | None = None
+) -> Path:
+    """Writes the state after `step` steps and removes all but the newest `keep_last` checkpoints and the best.
+
+    Args:
+        folder: where the run's checkpoints live.
+        step: steps taken so far, ≥ 0.
+        state: nested mappings and lists of tensors, numbers and strings.
+        keep_last: how many to keep, ≥ 1.
+        score: of the state, the higher the better; None if it was not judged.
+
+    Raises:
+        StorageError: if it cannot be written; the checkpoints before it are untouched.
+    """
+    final = folder / f"step-{step:09d}"
+    if _defect(final) is None:  # a run has one state after so many steps
+        return final
+    temporary = folder / f".{final.name}.{os.getpid()}"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed and had the same number
+        folder.mkdir(exist_ok=True)
+        temporary.mkdir()
+        _check_space(folder, state)
+        with (temporary / _STATE).open("wb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        for part in _parts_folder(folder, step).glob(_PARTS):
+            part.rename(temporary / part.name)
+        files = {
+            file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in sorted(temporary.iterdir())
+        }
+        with (temporary / _MANIFEST).open("w") as file:
+            json.dump({"step": step, "score": score, "files": files}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if final.exists():  # a torn one
+            shutil.rmtree(final)
+        temporary.rename(final)
+        _sync_folder(folder)
+    except (OSError, RuntimeError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        # On a full disk torch raises a RuntimeError of its own while it handles the OSError.
+        why = error.__context__ if isinstance(error.__context__, OSError) else error
+        raise StorageError(f"checkpoint of step {step}: cannot be written to {folder}: {why}") from error
+    # Later ones were skipped on resume, as not whole: they must not count as what is kept.
+    taken = sorted(path for path in folder.glob("step-*") if path.name <= final.name)
+    best = _best(taken)
+    # The parts of a later step may be on their way.
+    parts = [path for path in folder.glob(".parts-*") if path.name <= _parts_folder(folder, step).name]
+    for old in [*taken[:-keep_last], *folder.glob(".step-*"), *parts]:
+        if old != best:
+            shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def without_held_rows(state: Any, path: tuple[str | int, ...] = ()) -> tuple[Any, dict[str, HeldRows]]:
+    """The state that all workers have in common, and the rows that this one holds, by where they stand in it."""
+    if not isinstance(state, Mapping):
+        return state, {}
+    common: dict[str | int, Any] = {}
+    held: dict[str, HeldRows] = {}
+    for key, value in state.items():  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(value, HeldRows):
+            held[json.dumps([*path, key])] = value
+        else:
+            common[key], below = without_held_rows(value, (*path, key))
+            held |= below
+    return common, held
+
+
+def save_part(folder: Path, step: int, held: Mapping[str, HeldRows]) -> None:
+    """Writes the rows that this worker holds, before one worker saves the state after `step` steps.
+
+    Args:
+        folder: where the run's checkpoints live.
+        step: steps taken so far, ≥ 0.
+        held: what `without_held_rows` found; all from the same row on.
+
+    Raises:
+        StorageError: if they cannot be written.
+    """
+    parts = _parts_folder(folder, step)
+    (first,) = {rows.first for rows in held.values()}
+    try:
+        folder.mkdir(exist_ok=True)
+        parts.mkdir(exist_ok=True)
+        final = parts / _PARTS.replace("*", f"{first:012d}")
+        temporary = parts / f".{final.name}.{os.getpid()}"
+        tensors = {name: rows.rows.detach().cpu().contiguous() for name, rows in held.items()}
+        _check_space(folder, tensors)
+        save_file(tensors, temporary, {_FIRST: str(first)})
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.rename(final)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise StorageError(f"checkpoint of step {step}: cannot be written to {folder}: {error}") from error
+
+
+class CheckpointWriter:
+    """Writes checkpoints behind the training's back: it waits for a copy of the state, not for the storage.
+
+    On a GPU the host does not wait for the copy either: what follows waits for it on the device.
+
+    One at a time; an error is raised where the next one is handed over, or by `close`.
+
+    Args:
+        folder: where the run's checkpoints live.
+        keep_last: how many to keep, ≥ 1.
+    """
+
+    def __init__(self, folder: Path, keep_last: int) -> None:
+        self._folder = folder
+        self._keep_last = keep_last
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._stream: torch.cuda.Stream | None = None
+
+    def save(self, step: int, state: Mapping[str, Any], score: float | None = None) -> None:
+        """Hands over the state after `step` steps; see `save_checkpoint`.
+
+        Raises:
+            StorageError: if the one before could not be written.
+        """
+        self.close()
+        copied, wait = self._snapshot(state)
+        self._thread = threading.Thread(target=self._write, args=(step, copied, wait, score))
+        self._thread.start()
+
+    def close(self) -> None:
+        """Waits until all is written.
+
+        Raises:
+            StorageError: if it could not be.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _snapshot(self, state: Mapping[str, Any]) -> tuple[Mapping[str, Any], Callable[[], None]]:
+        """The state on the CPU, and what waits until it is there."""
+        device = next((tensor.device for tensor in _tensors(state) if tensor.is_cuda), None)
+        if device is None:
+            return _copied(state), lambda: None
+        self._stream = self._stream or torch.cuda.Stream(device)
+        training = torch.cuda.current_stream(device)
+        self._stream.wait_stream(training)
+        with torch.cuda.stream(self._stream):
+            copied = _copied(state)
+        training.wait_stream(self._stream)  # the next step changes what is being copied
+        return copied, self._stream.record_event().synchronize
+
+    def _write(self, step: int, state: Mapping[str, Any], wait: Callable[[], None], score: float | None) -> None:
+        try:
+            wait()
+            save_checkpoint(self._folder, step, state, self._keep_last, score)
+        except BaseException as error:
+            self._failure = error
+
+
+def newest_checkpoint(folder: Path) -> Found:
+    """The newest whole checkpoint in `folder`, and why newer ones were skipped."""
+    skipped: list[str] = []
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        reason = _defect(path)
+        if reason is None:
+            return Found(path=path, skipped=tuple(skipped))
+        skipped.append(f"{path.name}: {reason}")
+    return Found(path=None, skipped=tuple(skipped))
+
+
+def load_checkpoint(path: Path, device: torch.device, held: slice | None = None) -> dict[str, Any]:
+    """The state saved in a checkpoint, its tensors on `device`; never unpickles code.
+
+    Args:
+        path: the checkpoint's folder.
+        device: of the tensors.
+        held: the rows that this worker holds of tensors that are shared out; None leaves these away.
+
+    Raises:
+        StorageError: if a file is not whole, or rows are missing.
+    """
+    reason = _defect(path)
+    if reason is not None:
+        raise StorageError(f"checkpoint {path}: {reason}")
+    state: dict[str, Any] = torch.load(path / _STATE, map_location=device, weights_only=True)
+    if held is not None:
+        if held.stop > (saved := state.get("num_classes", held.stop)):
+            raise StorageError(f"checkpoint {path}: its run had {saved} classes, and this one has {held.stop} or more")
+        for name, rows in _held_rows(path, held).items():
+            *above, key = json.loads(name)
+            place = state
+            for step in above:
+                place = place[step]
+            place[key] = rows.to(device)
+    return state
+
+
+def _held_rows(path: Path, held: slice) -> dict[str, Tensor]:
+    """Rows of the tensors that are shared out, from whichever parts hold them."""
+    pieces: dict[str, list[Tensor]] = {}
+    for part in sorted(path.glob(_PARTS)):
+        with safe_open(part, framework="pt") as file:  # pyright: ignore[reportUnknownVariableType]
+            first = int(file.metadata()[_FIRST])
+            for name in file.keys():  # noqa: SIM118  # it is no mapping
+                rows = file.get_slice(name)
+                last = first + rows.get_shape()[0]
+                if first < held.stop and held.start < last:
+                    pieces.setdefault(name, []).append(rows[max(held.start, first) - first : held.stop - first])
+    whole = {name: torch.cat(rows) for name, rows in pieces.items()}
+    if not whole or any(len(rows) != held.stop - held.start for rows in whole.values()):
+        raise StorageError(f"checkpoint {path}: it lacks templates of classes {held.start} to {held.stop - 1}")
+    return whole
+
+
+def _defect(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None if it is whole."""
+    try:
+        listed = json.loads((path / _MANIFEST).read_text())["files"]
+        expected = {str(name): (about["bytes"], about["sha256"]) for name, about in {_STATE: None, **listed}.items()}
+    except FileNotFoundError:
+        return "no manifest"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "unreadable manifest"
+    for name, (num_bytes, sha256) in expected.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != num_bytes:
+            return f"{name} has {file.stat().st_size} bytes instead of {num_bytes}"
+        if _sha256(file) != sha256:
+            return f"{name} does not match its hash"
+    return None
+
+
+def _parts_folder(folder: Path, step: int) -> Path:
+    return folder / f".parts-{step:09d}"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _copied(state: Any) -> Any:
+    """The state with its tensors copied to the CPU; from a GPU without waiting for it."""
+    if isinstance(state, torch.Tensor):
+        # Pinned memory: a copy into any other is waited for.
+        copy = torch.empty_like(state, device="cpu", pin_memory=state.is_cuda, requires_grad=False)
+        return copy.copy_(state.detach(), non_blocking=True)
+    if isinstance(state, Mapping):
+        return {key: _copied(value) for key, value in state.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(state, list):
+        return [_copied(value) for value in state]  # pyright: ignore[reportUnknownVariableType]
+    return state
+
+
+def _tensors(state: Any) -> Iterator[Tensor]:
+    """The state's tensors."""
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, Mapping | list):
+        for value in state.values() if isinstance(state, Mapping) else state:  # pyright: ignore[reportUnknownVariableType]
+            yield from _tensors(value)
+
+
+def _check_space(folder: Path, state: Mapping[str, Any]) -> None:
+    needed, free = sum(tensor.nbytes for tensor in _tensors(state)) + _ROOM_BYTES, shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(f"it needs {needed >> 20} MiB, and {free >> 20} MiB are free")
+
+
+def _best(paths: Iterable[Path]) -> Path | None:
+    """The checkpoint with the highest score, the newest of equals; None where none has one."""
+    scored: list[tuple[float, str, Path]] = []
+    for path in paths:
+        try:
+            score = json.loads((path / _MANIFEST).read_text())["score"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if isinstance(score, float | int):
+            scored.append((score, path.name, path))
+    return max(scored)[2] if scored else None

@@ -1,0 +1,327 @@
+"""The constraint, the optimisers and the runtime as values of a run."""
+
+import os
+import shutil
+from abc import abstractmethod
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Annotated, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ssl_sec.data.samplers import worker_counts, worker_rows
+from ssl_sec.errors import ConfigError
+from ssl_sec.losses import SphericalConstraint
+from ssl_sec.settings import (
+    BelowOne,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Processes,
+    Range,
+    Seconds,
+    Settings,
+    Share,
+    check,
+    wherever_possible,
+)
+from ssl_sec.training.optimisers import ParameterGroup, adam, lars, parameter_groups, sgd
+from ssl_sec.training.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp, Schedule, StepDecay
+from ssl_sec.training.step import Computation, Precision
+
+# A rate that an optimiser in float32 can take, and divide another by.
+Rate = Annotated[float, Range(ge=0, le=10**6)]
+PositiveRate = Annotated[float, Range(ge=1e-12, le=10**6)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoConstraintConfig:
+    """No norm constraint."""
+
+    name: Literal["none"] = "none"
+
+    def build(self) -> None:
+        """Nothing to build."""
+
+    def weight(self, steps_per_epoch: int, total_steps: int) -> Schedule:
+        """η = 0."""
+        return Constant(0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SphericalConfig(Settings, key="constraint"):
+    """The norm constraint and the schedule of its weight; see `ssl_sec.losses.spherical`.
+
+    Attributes:
+        name: the use, for people; what it is follows from rho and radius.
+        eta: η ≥ 0, the weight of the constraint beside the loss.
+        ramp: how η changes over the global step t of T: "constant"; "linear", η t / T (SEC, Eq. 29); "face", 0 for
+            three epochs and linear over the fourth (SEC, B.2); "capped", min(η, 500 t / T) (SEC, Eq. 32).
+        rho: weight of the batch's mean norm in μ, in (0, 1]; 1 is SEC, less is SEC-EMA.
+        radius: a fixed μ ≥ 0 that norms are pulled to; 0 is L²-reg; None takes the mean norm.
+    """
+
+    name: Literal["sec", "sec_ema", "l2reg", "fixed_radius"]
+    eta: NotNegative
+    ramp: Literal["linear", "constant", "face", "capped"] = "linear"
+    rho: Share = 1.0
+    radius: NotNegative | None = None
+
+    def build(self) -> SphericalConstraint:
+        """The constraint."""
+        return SphericalConstraint(self.rho, self.radius)
+
+    def weight(self, steps_per_epoch: int, total_steps: int) -> Schedule:
+        """η by global step."""
+        match self.ramp:
+            case "constant":
+                return Constant(self.eta)
+            case "linear":
+                return LinearRamp(self.eta, total_steps)
+            case "face":
+                return FaceRamp(self.eta, steps_per_epoch)
+            case "capped":
+                return CappedRamp(self.eta, total_steps)
+
+
+ConstraintConfig = NoConstraintConfig | SphericalConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimiserConfig(Settings, key="optimiser"):
+    """The optimiser and its learning rate, a cosine over the run.
+
+    Attributes:
+        learning_rate: the learning rate at its largest, ≥ 0.
+        momentum: momentum, in [0, 1).
+        weight_decay: weight decay, ≥ 0; biases and batch norm do not decay.
+        warmup_epochs: epochs in which the learning rate rises from 0 to its largest, ≥ 0.
+    """
+
+    name: Literal["sgd", "lars"] = "sgd"
+    learning_rate: Rate = 0.5
+    momentum: BelowOne = 0.9
+    weight_decay: Rate = 1e-4
+    warmup_epochs: CountOrZero = 0
+
+    def build(self, *modules: nn.Module) -> Optimizer:
+        """The optimiser over the modules' parameters."""
+        build = lars if self.name == "lars" else sgd
+        return build(parameter_groups(modules, self.weight_decay), self.momentum)
+
+    def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
+        """The learning rate by global step."""
+        return Cosine(self.learning_rate, total_steps, self.warmup_epochs * steps_per_epoch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SteppedOptimiserConfig(Settings, key="optimiser"):
+    """An optimiser whose learning rates fall at given steps.
+
+    Attributes:
+        learning_rate: the learning rate at the start of all but the backbone, > 0.
+        backbone_learning_rate: that of the backbone at the start, ≥ 0.
+        weight_decay: weight decay, ≥ 0; biases and batch norm do not decay.
+        decay_at_steps: steps at which the rates fall.
+        decay_factor: what the rates are multiplied by there, in (0, 1].
+    """
+
+    learning_rate: PositiveRate
+    backbone_learning_rate: Rate
+    weight_decay: Rate = 0.0
+    decay_at_steps: tuple[Count, ...] = ()
+    decay_factor: Share = 0.1
+
+    def build(self, backbone: nn.Module, *rest: nn.Module) -> Optimizer:
+        """The optimiser over the backbone's parameters and the others'."""
+        factor = self.backbone_learning_rate / self.learning_rate
+        return self._of_groups(
+            [
+                *parameter_groups([backbone], self.weight_decay, factor),
+                *parameter_groups(rest, self.weight_decay),
+            ]
+        )
+
+    def schedule(self) -> Schedule:
+        """The learning rate of all but the backbone by global step."""
+        return StepDecay(self.learning_rate, self.decay_at_steps, self.decay_factor)
+
+    @abstractmethod
+    def _of_groups(self, groups: list[ParameterGroup]) -> Optimizer: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteppedAdamConfig(_SteppedOptimiserConfig):
+    """Adam; SEC's choice for metric learning."""
+
+    name: Literal["adam"] = "adam"
+
+    def _of_groups(self, groups: list[ParameterGroup]) -> Optimizer:
+        return adam(groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteppedSGDConfig(_SteppedOptimiserConfig):
+    """SGD with momentum in [0, 1); the choice of the angular-loss and SFT papers.
+
+    Attributes:
+        momentum: momentum, in [0, 1).
+    """
+
+    name: Literal["sgd"] = "sgd"
+    momentum: BelowOne = 0.9
+
+    def _of_groups(self, groups: list[ParameterGroup]) -> Optimizer:
+        return sgd(groups, self.momentum)
+
+
+SteppedOptimiserConfig = SteppedAdamConfig | SteppedSGDConfig
+
+
+def can_compile() -> bool:
+    """Whether this machine has what torch.compile needs for a GPU: Triton and a C compiler."""
+    compilers = (os.environ.get("CC"), "cc", "gcc", "clang")
+    return find_spec("triton") is not None and any(shutil.which(name) for name in compilers if name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RuntimeConfig(Settings, key="runtime"):
+    """How the network computes, wherever it runs.
+
+    Attributes:
+        device: auto takes a GPU if there is one.
+        precision: of the forward pass; bfloat16 is autocast, float64 is for checks of exactness. None takes bfloat16 on
+            GPUs that compute in it, else float32.
+        channels_last: whether activations are laid out so; None for yes.
+        compile: true: the network is compiled by torch.compile; None for on GPUs, where Triton and a C compiler are.
+        graphs: true: the launches of a step are recorded once and replayed (CUDA graphs), in pretraining by one worker;
+            None for wherever that is possible.
+        num_loader_workers: processes of each worker that decode a streamed set, ≥ 0.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Precision | None = None
+    channels_last: bool | None = None
+    compile: bool | None = None
+    graphs: bool | None = None
+    num_loader_workers: Processes = 2
+
+    def on(self, device: torch.device) -> Computation:
+        """How the network computes on a device, with what is left to choose chosen."""
+        on_gpu = device.type == "cuda"
+        has_bfloat16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+        return Computation(
+            precision=self.precision or ("bfloat16" if has_bfloat16 else "float32"),
+            channels_last=self.channels_last is not False,
+            compiled=on_gpu and can_compile() if self.compile is None else self.compile,
+        )
+
+    def replays_steps(self, device: torch.device, world_size: int) -> bool:
+        """Whether the launches of a pretraining step are recorded once and replayed.
+
+        Raises:
+            ConfigError: `graphs` is asked for where it is not possible.
+        """
+        reason = None
+        if device.type != "cuda":
+            reason = f"the device is {device.type}, and only a GPU has launches"
+        elif self.precision == "float64":
+            reason = "the precision is float64, and a recorded step has its learning rate in float32"
+        elif world_size > 1:
+            reason = f"there are {world_size} workers, and what they send each other is not recorded"
+        return wherever_possible("runtime.graphs", self.graphs, reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalConfig(_RuntimeConfig):
+    """One process, without Ray."""
+
+    name: Literal["local"] = "local"
+
+    def resolve_device(self) -> torch.device:
+        """The device of this process."""
+        has_gpu = torch.cuda.is_available()
+        if self.device == "cuda" and not has_gpu:
+            raise ConfigError("runtime.device: found 'cuda', but this machine has no usable GPU; allowed here: cpu")
+        return torch.device("cuda", 0) if has_gpu and self.device != "cpu" else torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayConfig(_RuntimeConfig):
+    """Ray Train.
+
+    Attributes:
+        num_workers: workers, each a process; [least, most] follows the cluster as it shrinks and grows, with those
+            numbers between that divide the batch; None takes one for each GPU of the cluster, or one on CPUs.
+        address: address of a Ray cluster; None joins the one that RAY_ADDRESS names, or starts one here.
+        cpus_per_worker: CPUs of each worker; None shares the cluster's out among the workers.
+        max_failures: how often in a row the workers are started again without a new checkpoint since, -1 for no limit;
+            a node that is taken away with notice does not count.
+        timeout_s: seconds that a worker waits for the others in a collective.
+        start_timeout_s: seconds that Ray waits for the workers to start before it looks at the cluster again.
+        resize_interval_s: seconds between two looks for room for more workers.
+    """
+
+    name: Literal["ray"] = "ray"
+    num_workers: Count | tuple[Count, ...] | None = None
+    address: str | None = None
+    cpus_per_worker: Count | None = None
+    max_failures: Annotated[int, Range(ge=-1, le=10**6, note="-1 for no limit")] = 3
+    timeout_s: Annotated[int, Range(ge=1, le=10**7)] = 600
+    start_timeout_s: Seconds = 60.0
+    resize_interval_s: Seconds = 60.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.num_workers, tuple):
+            in_order = len(self.num_workers) == 2 and self.num_workers[0] <= self.num_workers[1]
+            check(in_order, "runtime.num_workers", list(self.num_workers), "[least, most] with 1 ≤ least ≤ most")
+
+    def check_shares(self, global_batch_size: int) -> None:
+        """Raises a ConfigError if no allowed number of workers can share the batch equally."""
+        if isinstance(self.num_workers, int):
+            worker_rows(global_batch_size, 0, self.num_workers)
+        elif self.num_workers is not None:
+            least, most = self.num_workers
+            counts = worker_counts(global_batch_size)
+            check(
+                any(least <= count <= most for count in counts),
+                "runtime.num_workers",
+                [least, most],
+                f"a range with a number of workers that divides global_batch_size = {global_batch_size}: "
+                f"{', '.join(map(str, counts))}",
+            )
+
+
+RuntimeConfig = LocalConfig | RayConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochSGDConfig(Settings, key="optimiser"):
+    """SGD with momentum, its learning rate falling at given epochs (SEC, appendix B.2).
+
+    Attributes:
+        learning_rate: the learning rate at the start, > 0.
+        momentum: momentum, in [0, 1).
+        weight_decay: weight decay, ≥ 0; biases and batch norm do not decay.
+        decay_at_epochs: epochs at which the rate falls; parts of an epoch are allowed.
+        decay_factor: what the rate is multiplied by there, in (0, 1].
+    """
+
+    name: Literal["sgd_epochs"] = "sgd_epochs"
+    learning_rate: PositiveRate = 0.1
+    momentum: BelowOne = 0.9
+    weight_decay: Rate = 5e-4
+    decay_at_epochs: tuple[Annotated[float, Range(gt=0, le=10**9)], ...] = (10.0, 14.0)
+    decay_factor: Share = 0.1
+
+    def build(self, *modules: nn.Module) -> Optimizer:
+        """The optimiser over the modules' parameters."""
+        return sgd(parameter_groups(modules, self.weight_decay), self.momentum)
+
+    def schedule(self, steps_per_epoch: int) -> Schedule:
+        """The learning rate by global step."""
+        at_steps = tuple(round(epoch * steps_per_epoch) for epoch in self.decay_at_epochs)
+        return StepDecay(self.learning_rate, at_steps, self.decay_factor)

@@ -1,0 +1,100 @@
+"""Metric loss and norm constraint on the global batch.
+
+    L = L_metric(X) + λ L_metric(X_gen) + η_t L_sec            (SEC, Section 3.3; SFT, Eq. 10)
+
+with X_gen the rows that a feature transform generates from X, where there is one.
+"""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from ssl_sec.collectives import gather_rows, own_rows, sum_over_workers
+from ssl_sec.losses.base import Loss
+from ssl_sec.losses.geometry import in_full_precision, norms
+from ssl_sec.losses.spherical import SphericalConstraint
+from ssl_sec.losses.transform import SphericalFeatureTransform
+from ssl_sec.training.schedules import Schedule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """The objective of one step and its parts, the same on every worker.
+
+    Attributes:
+        total: what is differentiated.
+        metric_loss: the loss of the batch's rows.
+        generated_loss: the loss of the generated rows, not weighted; 0 where there are none.
+        constraint: the norm constraint, not weighted; 0 where there is none.
+        norms: norms of the raw embeddings of the global batch.
+    """
+
+    total: Float[Tensor, ""]
+    metric_loss: Float[Tensor, ""]
+    generated_loss: Float[Tensor, ""]
+    constraint: Float[Tensor, ""]
+    norms: Float[Tensor, " batch"]
+
+
+class Objective(nn.Module):
+    """Gathers the rows once, asks the loss for this worker's share of anchors, and adds the constraint.
+
+    Args:
+        loss: any loss of the core.
+        constraint: the norm constraint, or None.
+        eta: its weight as a function of the global step.
+        transform: generates rows of other classes, or None.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        constraint: SphericalConstraint | None,
+        eta: Schedule,
+        transform: SphericalFeatureTransform | None = None,
+    ) -> None:
+        super().__init__()
+        self.loss = loss
+        self.constraint = constraint
+        self.eta = eta
+        self.transform = transform
+
+    def forward(
+        self,
+        embeddings: Float[Tensor, "rows dim"],
+        labels: Int64[Tensor, " rows"],
+        step: int,
+        eta: Float[Tensor, ""] | None = None,
+    ) -> Terms:
+        """The objective of the global batch.
+
+        Args:
+            embeddings: this worker's raw rows; the same number on every worker.
+            labels: their labels; equal labels are positives, on whichever worker they are.
+            step: 0-based global step.
+            eta: the constraint's weight; None takes that of the step.
+        """
+        embeddings, labels = gather_rows(in_full_precision(embeddings)), gather_rows(labels)
+        total = metric_loss = self._on_all_workers(embeddings, labels)
+        generated_loss = constraint = metric_loss.new_zeros(())
+        if self.transform is not None:
+            generated, targets = self.transform(embeddings, labels, step)
+            if len(targets) > 0:
+                generated_loss = self._on_all_workers(generated, targets)
+            total = total + self.transform.weight * generated_loss
+        if self.constraint is not None:
+            constraint = self.constraint(embeddings)
+            # As a tensor: a number that changes with the step would be compiled into the graph.
+            weight = constraint.new_full((), self.eta(step)) if eta is None else eta
+            total = total + weight * constraint
+        return Terms(
+            total=total,
+            metric_loss=metric_loss.detach(),
+            generated_loss=generated_loss.detach(),
+            constraint=constraint.detach(),
+            norms=norms(embeddings.detach()),
+        )
+
+    def _on_all_workers(self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"]) -> Tensor:
+        return sum_over_workers(self.loss(embeddings, labels, anchors=own_rows(len(labels))))

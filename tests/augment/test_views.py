@@ -1,0 +1,196 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssl_sec.augment.views import RetrievalAugmentation, SimCLRAugmentation, already_cropped, unit_range
+
+BATCH = 12
+
+
+def images(count=BATCH, channels=3, size=9, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, channels, size, size), generator=generator, dtype=torch.uint8)
+
+
+def augmentation(channels=3, size=8, **options):
+    return SimCLRAugmentation(image_size_px=size, num_channels=channels, **{"seed": 5, **options})
+
+
+def whole(augment, pixels, step=3):
+    return augment(pixels, step, slice(0, len(pixels)), len(pixels))
+
+
+def by_parts(augment, pixels, cuts, step=3):
+    """The views that workers with these rows make, in the order of the whole batch."""
+    parts = []
+    for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+        views = augment(pixels[start:stop], step, slice(start, stop), len(pixels))
+        parts.append(views.view(augment.num_views, stop - start, *views.shape[1:]))
+    return torch.cat(parts, dim=1).flatten(0, 1)
+
+
+def test_pixels_become_numbers_from_0_to_1():
+    pixels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    unit = unit_range(pixels)
+    assert unit.dtype == torch.float32
+    assert unit.flatten().tolist() == pytest.approx([value / 255 for value in range(256)])
+    assert (unit.min().item(), unit.max().item()) == (0, 1)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("num_views", [1, 2, 3])
+def test_views_have_their_size_and_stay_in_range(channels, num_views):
+    views = whole(augmentation(channels, num_views=num_views), images(channels=channels))
+    assert views.shape == (num_views * BATCH, channels, 8, 8)
+    assert views.dtype == torch.float32
+    assert 0 <= views.min() and views.max() <= 1
+    assert views.std() > 0.1
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@given(cuts=st.lists(st.integers(1, BATCH - 1), unique=True, max_size=4), step=st.integers(0, 50))
+@settings(max_examples=15, deadline=None)
+def test_the_views_of_some_rows_are_those_rows_of_the_whole_batchs_views(channels, cuts, step):
+    augment = augmentation(channels, colour_strength=1.0)
+    pixels = images(channels=channels)
+    assert torch.equal(by_parts(augment, pixels, [0, *sorted(cuts), BATCH], step), whole(augment, pixels, step))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@given(cuts=st.lists(st.integers(1, BATCH - 1), unique=True, max_size=4), step=st.integers(0, 50))
+@settings(max_examples=10, deadline=None)
+def test_so_are_those_of_retrieval(channels, cuts, step):
+    augment = RetrievalAugmentation(image_size_px=8, seed=5)
+    pixels = images(channels=channels)
+    views = whole(augment, pixels, step)
+    assert views.shape == (BATCH, channels, 8, 8)
+    assert torch.equal(by_parts(augment, pixels, [0, *sorted(cuts), BATCH], step), views)
+
+
+def test_images_that_are_cropped_already_are_their_views():
+    pixels = images()
+    views = already_cropped(pixels[4:7], 3, slice(4, 7), BATCH)
+    assert torch.equal(views, unit_range(pixels)[4:7])
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+def test_small_batches_split_too(count):
+    """The draw of ColorJitter's order has four entries, whatever the batch."""
+    augment = augmentation(colour_strength=1.0)
+    for step in range(6):
+        pixels = images(count, seed=step)
+        assert torch.equal(by_parts(augment, pixels, list(range(count + 1)), step), whole(augment, pixels, step))
+
+
+def test_every_row_is_drawn_for_itself():
+    one_image = images(1).expand(BATCH, -1, -1, -1)
+    views = whole(augmentation(), one_image).flatten(1)
+    assert len(views.unique(dim=0)) == 2 * BATCH
+
+
+def test_the_draws_do_not_depend_on_the_pixels():
+    augment = augmentation(colour_strength=0.0, flip_probability=0.5)
+    dark, bright = images() // 4, images() // 4 * 2
+    torch.testing.assert_close(2 * whole(augment, dark), whole(augment, bright), rtol=1e-5, atol=1e-6)
+
+
+def test_first_views_come_before_second_ones():
+    """With one colour an image, and crops only, a view shows which image it is of."""
+    pixels = (20 * torch.arange(BATCH, dtype=torch.uint8)).view(-1, 1, 1, 1).expand(-1, 3, 9, 9).contiguous()
+    views = whole(augmentation(colour_strength=0.0), pixels)
+    colours = (views.flatten(1).amax(1) * 255).round().long()
+    assert colours.tolist() == [20 * number for number in range(BATCH)] * 2
+
+
+def test_views_are_a_function_of_seed_and_step():
+    pixels = images()
+    views = whole(augmentation(), pixels)
+    assert torch.equal(whole(augmentation(), pixels), views)
+    assert not torch.equal(whole(augmentation(seed=6), pixels), views)
+    assert not torch.equal(whole(augmentation(), pixels, step=4), views)
+    assert not torch.equal(views[:BATCH], views[BATCH:])
+
+
+def test_torchs_random_state_is_neither_used_nor_moved():
+    augment, pixels = augmentation(), images()
+    torch.manual_seed(1)
+    views = whole(augment, pixels)
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    assert torch.equal(whole(augment, pixels), views)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_crop_of_the_whole_image_is_the_image():
+    augment = augmentation(size=9, min_scale=1.0, flip_probability=0.0, colour_strength=0.0)
+    differences = (whole(augment, images()) - unit_range(images()).repeat(2, 1, 1, 1)).flatten(1).abs().amax(1)
+    # The aspect ratio is still drawn, so that not every crop of this area fits into the image.
+    assert differences.min() < 1e-5
+
+
+def test_flips_happen_with_their_probability():
+    gradient = torch.arange(0, 252, 28, dtype=torch.uint8).expand(400, 3, 9, 9).contiguous()
+
+    def share_flipped(probability):
+        augment = augmentation(num_views=1, colour_strength=0.0, flip_probability=probability)
+        views = whole(augment, gradient)
+        return (views[..., 0] > views[..., -1]).all(2).all(1).float().mean().item()
+
+    assert share_flipped(0.0) == 0
+    assert share_flipped(1.0) == 1
+    assert share_flipped(0.3) == pytest.approx(0.3, abs=0.08)
+
+
+def test_the_crops_of_retrieval_have_the_sizes_and_flips_stated():
+    """Coordinates as pixels tell how wide and high the part of the image is that a view shows."""
+    across = torch.linspace(0, 255, 64).round().to(torch.uint8).expand(64, 64)
+    pixels = torch.stack([across, across.T]).expand(600, 2, 64, 64).contiguous()
+
+    def measured(**options):
+        views = whole(RetrievalAugmentation(image_size_px=16, seed=5, **options), pixels)
+        # The corners of a view show those pixels that are the corners of the crop.
+        slopes = torch.stack([views[:, 0, 0, -1] - views[:, 0, 0, 0], views[:, 1, -1, 0] - views[:, 1, 0, 0]])
+        width, height = slopes.abs() * 63 + 1
+        return width * height / 64**2, width / height, slopes[0] < 0
+
+    areas, aspects, flipped = measured()
+    assert 0.15 < areas.min() < 0.2 and 0.85 < areas.max() < 1.01
+    assert 0.7 < aspects.min() < 0.8 and 1.25 < aspects.max() < 1.43
+    assert flipped.float().mean().item() == pytest.approx(0.5, abs=0.06)
+    areas, aspects, flipped = measured(min_scale=0.5, min_aspect=1.0, max_aspect=1.0, flip_probability=0.0)
+    assert 0.45 < areas.min() < 0.55 and aspects.sub(1).abs().max() < 0.03 and not flipped.any()
+
+
+def test_crops_are_no_smaller_than_stated():
+    """Coordinates as pixels tell how much of the image a view spans."""
+    rows = torch.linspace(0, 255, 64).to(torch.uint8)
+    pixels = rows.view(1, 1, 64, 1).expand(300, 1, 64, 64).contiguous()
+
+    def least_span(min_scale):
+        augment = augmentation(1, size=32, num_views=1, colour_strength=0.0, flip_probability=0.0, min_scale=min_scale)
+        views = whole(augment, pixels)
+        return (views.amax((1, 2, 3)) - views.amin((1, 2, 3))).min().item()
+
+    assert least_span(0.08) < 0.4
+    assert least_span(0.8) > 0.7
+
+
+def test_colours_are_distorted_in_four_fifths_and_a_fifth_are_grey():
+    pixels = torch.tensor([200, 100, 50], dtype=torch.uint8).view(1, 3, 1, 1).expand(500, 3, 9, 9).contiguous()
+    views = whole(augmentation(num_views=1, colour_strength=0.5), pixels)[:, :, 4, 4] * 255
+    kept = (views - torch.tensor([200.0, 100.0, 50.0])).abs().amax(1) < 0.5
+    grey = views.amax(1) - views.amin(1) < 0.5
+    assert kept.float().mean().item() == pytest.approx(0.2 * 0.8, abs=0.05)
+    assert grey.float().mean().item() == pytest.approx(0.2, abs=0.06)
+
+
+def test_grey_images_change_brightness():
+    pixels = torch.full((200, 1, 9, 9), 100, dtype=torch.uint8)
+    values = whole(augmentation(1, num_views=1), pixels)[:, 0, 4, 4] * 255
+    assert values.min() > 50 and values.max() < 150
+    assert len(values.round().unique()) > 30
+
+
+def test_its_settings_are_shown():
+    assert "seed=5, num_views=2" in repr(augmentation())

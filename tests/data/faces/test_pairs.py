@@ -1,0 +1,373 @@
+import pickle
+import struct
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from ssl_sec.data.class_splits import without_people
+from ssl_sec.data.faces.config import BinPairsConfig, LFWPairsConfig, PairsConfig, PairTableConfig
+from ssl_sec.data.faces.pairs import (
+    VerificationPairs,
+    open_bin,
+    open_lfw_pairs,
+    open_pair_table,
+    read_bin,
+    read_lfw_pairs,
+)
+from ssl_sec.data.folders import open_folder
+from ssl_sec.data.image_set import EncodedImages, ResidentImages
+from ssl_sec.errors import MissingDataError
+from tests.data.files import plain, write_folder, write_parquet
+from tests.data.test_image_set import values
+from tests.data.test_sources import line
+
+
+def shown(pairs: VerificationPairs) -> list[tuple[int, int, bool, int]]:
+    """Grey values of both images of each pair, whether they are the same, and the fold."""
+    first, second = (values(pairs.images.read(positions)) for positions in (pairs.first, pairs.second))
+    return list(zip(first, second, pairs.same.tolist(), pairs.folds.tolist(), strict=True))
+
+
+IMAGES = [plain(value) for value in (1, 2, 3, 1, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22)]
+SAME = [True, False, True, True, False, False, True, False, True, True, False]
+
+
+def test_bin(tmp_path):
+    path = tmp_path / "lfw.bin"
+    path.write_bytes(pickle.dumps((IMAGES, SAME), protocol=pickle.HIGHEST_PROTOCOL))
+    for limit in (0, 1):
+        pairs = open_bin(path, resident_limit_mib=limit)
+        assert isinstance(pairs.images, ResidentImages if limit else EncodedImages)
+        # As scikit-learn's KFold does it: the first folds have one more.
+        folds = [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+        pixels = [1, 2, 3, 1, *range(5, 23)]
+        assert shown(pairs) == list(zip(pixels[::2], pixels[1::2], SAME, folds, strict=True))
+        assert (pairs.name, pairs.images.name, pairs.people) == ("lfw", "lfw/pairs", frozenset())
+        assert len(pairs.images) == 21
+        assert torch.equal(pickle.loads(pickle.dumps(pairs)).first, pairs.first)
+    assert open_bin(path, "other", image_size_px=4, num_channels=1).images.image_shape == (1, 4, 4)
+
+
+def python_2(images: list[bytes], same: list[bool]) -> bytes:
+    """What Python 2's cPickle writes with protocol 2: an image is a `str`."""
+    written = b"\x80\x02]("
+    for image in images:
+        written += b"T" + struct.pack("<i", len(image)) + image
+    return written + b"e](" + b"".join(b"\x88" if value else b"\x89" for value in same) + b"e\x86."
+
+
+def python_2_array(image: bytes) -> bytes:
+    """What it writes of a NumPy array of bytes, of shape [len(image), 1], as OpenCV encodes images."""
+    string = b"T" + struct.pack("<i", len(image)) + image
+    made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+    element_type = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    return made + b"(K\x01M" + struct.pack("<H", len(image)) + b"K\x01\x86" + element_type + b"\x89" + string + b"tb"
+
+
+def test_bins_of_python_2(tmp_path):
+    path = tmp_path / "a.bin"
+    path.write_bytes(python_2(IMAGES, SAME))
+    assert read_bin(path) == (IMAGES, SAME)
+    arrays = b"".join(map(python_2_array, IMAGES))
+    same = b"".join(b"\x88" if value else b"\x89" for value in SAME)
+    path.write_bytes(b"\x80\x02](" + arrays + b"e](" + same + b"e\x86.")
+    loaded, _ = pickle.loads(path.read_bytes(), encoding="bytes")
+    assert all(array.tobytes() == image for array, image in zip(loaded, IMAGES, strict=True))
+    assert read_bin(path) == (IMAGES, SAME)
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
+def test_bins_with_arrays(tmp_path, protocol, shape):
+    path = tmp_path / "a.bin"
+    arrays = [np.frombuffer(image, np.uint8).copy().reshape(shape) for image in IMAGES]
+    for images, same in (
+        (IMAGES, SAME),
+        (arrays, SAME),
+        (arrays, np.array(SAME)),
+        (tuple(arrays), [np.bool_(value) for value in SAME]),
+        (IMAGES, [int(value) for value in SAME]),
+    ):
+        path.write_bytes(pickle.dumps((images, same), protocol))
+        assert read_bin(path) == (IMAGES, SAME)
+
+
+class Foreign:
+    """Pickles as a call of what it was made with."""
+
+    def __init__(self, function, *arguments):
+        self.made = function, arguments
+
+    def __reduce__(self):
+        return self.made
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ((IMAGES, SAME, []), "not a pair of images"),
+        ([1], "not a pair of images"),
+        ((3, SAME), "not a list of images"),
+        ((["text"] * 22, SAME), "image 0: found str; allowed: encoded images"),
+        ((IMAGES, [2] * 11), "pair 0: found int; allowed: booleans"),
+        ((IMAGES, [None] * 11), "pair 0: found NoneType; allowed: booleans"),
+        (([np.zeros(9, np.int64)] * 22, SAME), "holds an array of 'i8'; allowed: encoded images and booleans"),
+        (([np.array([print], object)] * 22, SAME), "holds an array of 'O8'; allowed: encoded"),
+        ((IMAGES[:-1], SAME), "21 images and 11 pairs; needed: two for each, 10 pairs or more"),
+        ((IMAGES[:18], SAME[:9]), "18 images and 9 pairs; needed: two for each, 10 pairs or more"),
+        ((IMAGES, [True] * 11), "all 11 pairs show one person; both are needed"),
+        ((IMAGES, [False] * 11), "all 11 pairs show two; both are needed"),
+        (([b"no image"] * 22, SAME), "image 0: not an image"),
+        (([plain(1), plain(2, 9), *IMAGES[2:]], SAME), "image 1: 9 x 8 pixels found, but the first image has 8 x 8"),
+    ],
+)
+def test_wrong_bins(tmp_path, content, message):
+    path = tmp_path / "a.bin"
+    path.write_bytes(pickle.dumps(content, 4))
+    told = line(lambda: open_bin(path))
+    assert told.startswith(str(path)) and message in told
+
+
+def test_a_missing_or_damaged_bin(tmp_path):
+    path = tmp_path / "a.bin"
+    assert line(lambda: open_bin(path), MissingDataError) == f"{path}: not there"
+    whole = pickle.dumps((IMAGES, SAME), 4)
+    for content in (b"", whole[:-1], whole[: len(whole) // 2], b"\x80\x04no pickle", b"\x80\x04]]b.", b"\x80\x04)R."):
+        path.write_bytes(content)
+        assert line(lambda: read_bin(path)).startswith(f"{path}: ")
+
+
+ATTACKS = {
+    "posix.system": lambda marker: Foreign(__import__("os").system, f"touch {marker}"),
+    "builtins.exec": lambda marker: Foreign(exec, f"open({str(marker)!r}, 'w')"),
+    "builtins.getattr": lambda marker: Foreign(getattr, marker, "touch"),
+    "functools.partial": lambda marker: __import__("functools").partial(marker.touch),
+    "pathlib.PosixPath": lambda marker: marker,
+}
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_foreign_object_is_named_and_never_made(tmp_path, name, protocol):
+    path, marker = tmp_path / "a.bin", tmp_path / "marker"
+    path.write_bytes(pickle.dumps(([ATTACKS[name](marker), *IMAGES[1:]], SAME), protocol))
+    told = line(lambda: read_bin(path))
+    if protocol > 2:
+        assert told == f"{path}: holds an object of {name}; allowed: encoded images and booleans"
+    assert "holds an object of " in told and not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02cnumpy\ndtype\n}U\x05_makecos\nsystem\nsb.",  # a state for a stand-in
+        b"\x80\x02cnumpy\ndtype\nN}U\x05_makeK\x01s\x86b.",  # of slots
+        b"\x80\x02cnumpy\nndarray\n)R.",  # what is only ever referred to is called
+        b"\x80\x02cnumpy\nndarray\n)\x81.",  # or made anew
+        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n)R}b.",  # an array with a state of its own
+        b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R.",
+        b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93.",
+        b"\x80\x04\x8c\x05numpy\x8c\x0bcore.dtypes\x93.",
+        b"(ios\nsystem\n.",
+        b"\x80\x02Pname\n.",
+        b"\x80\x02r\xff\xff\xff\x7f.",
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",
+    ],
+)
+def test_a_crafted_pickle_changes_nothing(tmp_path, content):
+    path = tmp_path / "a.bin"
+    path.write_bytes(content)
+    assert line(lambda: read_bin(path)).startswith(f"{path}: ")
+    path.write_bytes(pickle.dumps(([np.frombuffer(image, np.uint8) for image in IMAGES], SAME), 4))
+    assert read_bin(path) == (IMAGES, SAME)
+
+
+FACES = {
+    "Ann_Li/Ann_Li_0001.jpg": plain(1),
+    "Ann_Li/Ann_Li_0002.png": plain(2),
+    "Bo/Bo_0003.jpg": plain(3),
+    "Bo/Bo_0012.jpg": plain(12),
+    "Cy/Cy_0001.jpg": plain(4),
+    "Cy/Cy_0002.jpg": b"no image, but nobody asks for it",
+}
+TWO_FOLDS = "2\t1\nAnn_Li\t1\t2\nAnn_Li\t2\tBo\t3\nBo\t3\t12\nBo\t3\tCy\t1\n"
+
+
+def write_lfw(root, pairs=TWO_FOLDS):
+    write_folder(root / "lfw", FACES)
+    (root / "pairs.txt").write_text(pairs)
+    return root / "pairs.txt", root / "lfw"
+
+
+def test_lfw(tmp_path):
+    pairs = open_lfw_pairs(*write_lfw(tmp_path))
+    assert shown(pairs) == [(1, 2, True, 0), (2, 3, False, 0), (3, 12, True, 1), (3, 4, False, 1)]
+    assert pairs.people == {"Ann_Li", "Bo", "Cy"} == set(pairs.images.class_names) and pairs.name == "pairs"
+    assert len(pairs.images) == 5
+    people = [pairs.images.class_names[label] for label in pairs.images.labels.tolist()]
+    assert people == ["Ann_Li", "Ann_Li", "Bo", "Bo", "Cy"]
+    development = "2\nAnn_Li 1 2\nBo 3 12\nAnn_Li 2 Bo 3\nBo 3 Cy 1\n"
+    pairs = open_lfw_pairs(*write_lfw(tmp_path, development), "dev", num_channels=1, resident_limit_mib=0)
+    assert shown(pairs) == [(1, 2, True, 0), (3, 12, True, 0), (2, 3, False, 0), (3, 4, False, 0)]
+    assert pairs.name == "dev" and isinstance(pairs.images, EncodedImages) and pairs.images.image_shape == (1, 8, 8)
+
+
+def test_the_published_list_of_lfw_has_ten_folds(tmp_path):
+    same = "".join(f"A\t{number}\t{number + 1}\n" for number in range(1, 301))
+    different = "".join(f"A\t{number}\tB\t{number}\n" for number in range(1, 301))
+    (tmp_path / "pairs.txt").write_text("10\t300\n" + (same + different) * 10)
+    pairs = read_lfw_pairs(tmp_path / "pairs.txt")
+    assert len(pairs) == 6000 and [pair.fold for pair in pairs] == [fold for fold in range(10) for _ in range(600)]
+    assert [pair.same for pair in pairs[:1200]] == ([True] * 300 + [False] * 300) * 2
+    assert pairs[1499][:2] == ("A/A_0300", "A/A_0301") and pairs[1500][:2] == ("A/A_0001", "B/B_0001")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "2\t1\n",
+            "two\n",
+            "pairs.txt line 1: found 'two'; allowed: the numbers of folds and of their pairs of a kind",
+        ),
+        ("2\t1\n", "0 1\n", "pairs.txt line 1: found '0 1'; allowed"),
+        ("Bo\t3\t12", "Bo\t3", "pairs.txt line 4: found 'Bo 3'; allowed: name number number"),
+        ("Bo\t3\t12", "Bo\t3\tCy\t1", "pairs.txt line 4: found 'Bo 3 Cy 1'; allowed: name number number"),
+        ("Bo\t3\t12", "Bo\t3\tx", "pairs.txt line 4: found 'Bo 3 x'; allowed"),
+        ("Ann_Li\t2\tBo\t3", "Ann_Li\t2\t3", "pairs.txt line 3: found 'Ann_Li 2 3'; allowed: name number name num"),
+        ("Bo\t3\tCy\t1\n", "", "pairs.txt: 3 pairs found, 4 announced in line 1"),
+        ("Bo\t3\tCy\t1\n", "Bo\t3\tCy\t1\nBo 3 12\n", "pairs.txt: 5 pairs found, 4 announced in line 1"),
+        ("Bo\t3\t12", "Bo\t3\t4", "pairs.txt line 4: no image 'Bo/Bo_0004' in "),
+        ("Cy\t1", "Cy\t2", "Cy_0002.jpg: not an image"),
+        ("Cy\t1", "../Cy\t1", "pairs.txt line 5: no image '../Cy/../Cy_0001' in "),
+    ],
+)
+def test_wrong_lists_of_lfw(tmp_path, old, new, message):
+    assert old in TWO_FOLDS
+    paths = write_lfw(tmp_path, TWO_FOLDS.replace(old, new, 1))
+    assert message in line(lambda: open_lfw_pairs(*paths))
+
+
+def test_missing_lists_and_folders(tmp_path):
+    pairs, root = write_lfw(tmp_path)
+    assert (
+        line(lambda: open_lfw_pairs(tmp_path / "no.txt", root), MissingDataError) == f"{tmp_path / 'no.txt'}: not there"
+    )
+    assert "no: no such folder" in line(lambda: open_lfw_pairs(pairs, tmp_path / "no"), MissingDataError)
+    assert "no.csv: not there" in line(lambda: open_pair_table(tmp_path / "no.csv", root), MissingDataError)
+
+
+TABLE = "first,second,same,fold\nAnn_Li_0001.jpg,Ann_Li/Ann_Li_0002.png,1,3\nBo/Bo_0003.jpg,Cy_0001.jpg,0,7\n"
+
+
+def write_table(root, table=TABLE):
+    write_folder(root / "lfw", FACES)
+    (root / "pairs.csv").write_bytes(table.encode())
+    return root / "pairs.csv", root / "lfw"
+
+
+def test_a_table_of_a_folder(tmp_path):
+    pairs = open_pair_table(*write_table(tmp_path))
+    assert shown(pairs) == [(1, 2, True, 0), (3, 4, False, 1)]
+    assert pairs.people == {"Ann_Li", "Bo", "Cy"} and len(pairs.images) == 4
+    unfolded = "\ufeffsame,second,first\r\n1,Ann_Li_0002.png,Ann_Li_0001.jpg\r\n0,Cy_0001.jpg,Bo_0003.jpg\r\n"
+    assert shown(open_pair_table(*write_table(tmp_path, unfolded))) == [(1, 2, True, 0), (3, 4, False, 0)]
+
+
+def test_a_folder_without_people(tmp_path):
+    root = write_folder(tmp_path / "flat", {"a.png": plain(1), "b.png": plain(2), "c/d.png": plain(3)})
+    (tmp_path / "pairs.csv").write_text("first,second,same\na.png,b.png,0\na.png,d.png,1\n")
+    pairs = open_pair_table(tmp_path / "pairs.csv", root, "flat", num_channels=1)
+    assert shown(pairs) == [(1, 2, False, 0), (1, 3, True, 0)]
+    assert pairs.people == frozenset() and pairs.images.labels.tolist() == [0, 0, 0]
+
+
+def write_faces(path, class_names=None):
+    """Parquet files as those of the folder."""
+    labels = [0, 0, 2, 2, 1, 1]
+    write_parquet(path, list(FACES.values()), labels, class_names)
+    table = pq.read_table(path)
+    images = [{"bytes": image, "path": name} for name, image in FACES.items()]
+    column = pa.array(images, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+    pq.write_table(table.set_column(0, "image", column), path)
+    return path
+
+
+@pytest.mark.parametrize("resident_limit_mib", [0, 1])
+def test_a_table_of_parquet_files(tmp_path, resident_limit_mib):
+    table, _ = write_table(tmp_path)
+    path = write_faces(tmp_path / "a.parquet", ["Ann_Li", "Cy", "Bo"])
+    pairs = open_pair_table(table, [path], resident_limit_mib=resident_limit_mib)
+    assert shown(pairs) == [(1, 2, True, 0), (3, 4, False, 1)]
+    assert pairs.people == {"Ann_Li", "Bo", "Cy"} and len(pairs.images) == 4
+    assert [pairs.images.class_names[label] for label in pairs.images.labels] == ["Ann_Li", "Ann_Li", "Bo", "Cy"]
+    assert open_pair_table(table, [write_faces(tmp_path / "b.parquet")]).people == frozenset()
+    assert f"{path} row 5: not an image" in line(
+        lambda: open_pair_table(*write_table(tmp_path, TABLE.replace("Cy_0001", "Cy_0002"))[:1], [path])
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("first,", "one,", "line 1: columns 'one, second, same, fold'; needed: first, second, same and"),
+        (TABLE, "", "line 1: columns ''; needed"),
+        ("1,3\n", "1\n", "line 2: 3 fields found, 4 expected"),
+        (",1,3", ",yes,3", "line 2: same 'yes'; allowed: 0, 1"),
+        (",1,3", ",2,3", "line 2: same '2'; allowed: 0, 1"),
+        ("0,7", "0,-7", "line 3: fold '-7'; allowed: integers, 0 or more"),
+        ("0,7", '0,"7', "line 3: unexpected end of data"),
+        ("Cy_0001.jpg", "Cy_0009.jpg", "line 3: no image 'Cy_0009.jpg' in "),
+        ("Cy_0001.jpg", "../pairs.csv", "line 3: no image '../pairs.csv' in "),
+        ("Cy_0001.jpg,0", "Bo_0012.jpg,1", "all 2 pairs show one person; both are needed"),
+        (TABLE[TABLE.index("\n") :], "\n", "pairs.csv: no pairs"),
+    ],
+)
+def test_wrong_tables(tmp_path, old, new, message):
+    assert old in TABLE
+    table, root = write_table(tmp_path, TABLE.replace(old, new, 1))
+    for images in (root, [write_faces(tmp_path / "a.parquet")]):
+        told = line(lambda images=images: open_pair_table(table, images))
+        assert told.startswith(str(table)) and message in told
+
+
+def test_a_name_of_two_images(tmp_path):
+    root = write_folder(tmp_path / "lfw", {"a/1.png": plain(1), "b/1.png": plain(2), "1.png": plain(3)})
+    table = tmp_path / "pairs.csv"
+    table.write_text("first,second,same\n1.png,a/1.png,0\n1.png,b/1.png,1\n")
+    assert shown(open_pair_table(table, root)) == [(3, 1, False, 0), (3, 2, True, 0)]
+    (root / "1.png").unlink()
+    assert "line 2: several images '1.png' in" in line(lambda: open_pair_table(table, root))
+
+
+def test_a_link_out_of_the_folder_is_refused(tmp_path):
+    table, root = write_table(tmp_path)
+    outside = write_folder(tmp_path / "outside", {"1.png": plain(1)})
+    (root / "Dee").symlink_to(outside)
+    assert f"Dee: leads out of {root}; copy the file into it" in line(lambda: open_pair_table(table, root))
+
+
+def test_people_of_the_pairs_are_left_out_of_the_training_set(tmp_path):
+    pairs = open_lfw_pairs(*write_lfw(tmp_path))
+    root = write_folder(tmp_path / "faces", {f"train/{who}/1.png": plain(9) for who in ("Bo", "Dee", "Ann_Li", "Eve")})
+    train = without_people(open_folder("train", root), pairs.people)
+    assert train.class_names == ("Dee", "Eve") and train.labels.tolist() == [0, 1]
+
+
+def test_configs_open_their_sets(tmp_path):
+    (tmp_path / "a.bin").write_bytes(pickle.dumps((IMAGES, SAME), 4))
+    lfw, root = map(str, write_lfw(tmp_path))
+    table, _ = map(str, write_table(tmp_path))
+    parquet = str(write_faces(tmp_path / "a.parquet"))
+    opened: dict[str, PairsConfig] = {
+        "a": BinPairsConfig(path=str(tmp_path / "a.bin")),
+        "lfw": LFWPairsConfig(pairs=lfw, root=root, title="lfw"),
+        "pairs": PairTableConfig(pairs=table, images=root),
+        "files": PairTableConfig(pairs=table, images=(parquet,), title="files", resident_limit_mib=0),
+    }
+    for name, config in opened.items():
+        pairs = config.open(image_size_px=4, num_channels=1)
+        assert pairs.name == name and pairs.images.image_shape == (1, 4, 4)

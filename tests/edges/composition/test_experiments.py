@@ -1,0 +1,280 @@
+"""An experiment's values hold for the options that it chose; experiments and options of one's own."""
+
+import logging
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from ssl_sec.edges.composition.compose import (
+    _say,
+    chooses_own,
+    chosen_options,
+    compose,
+    composed,
+    experiments,
+    groups,
+    options,
+    options_of,
+)
+from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, own_configs, own_texts
+from ssl_sec.edges.composition.experiments import load
+from ssl_sec.errors import ConfigError
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.settings import flattened, from_values
+
+JOBS = ("pretrain", "metric_learning", "face")
+
+
+def swaps() -> Iterator[tuple[str, str, str, str]]:
+    """A job, an experiment, a group that it has values for, and another option of it.
+
+    Experiments with the same keys for the same option of a group count once.
+    """
+    seen = set()
+    for job in JOBS:
+        defaults = chosen_options(job, [])
+        for name in experiments(job):
+            experiment = load(name)
+            for group in sorted(experiment.values.keys() & groups(job)):
+                own = {**defaults, **experiment.choices}[group]
+                keys = (job, group, own, *sorted(flattened({group: experiment.values[group]})))
+                if keys not in seen:
+                    seen.add(keys)
+                    yield from ((job, name, group, option) for option in options_of(job)[group] if option != own)
+
+
+@cache
+def alone(job: str, group: str, option: str) -> dict[str, object]:
+    """The values of an option without any experiment."""
+    return flattened(composed(job, [f"{group}={option}"])[group])
+
+
+def check_swap(job: str, name: str, group: str, option: str) -> None:
+    overrides = [f"experiment={name}", f"{group}={option}"]
+    assert flattened(composed(job, overrides)[group]) == alone(job, group, option)
+
+
+def test_the_values_of_every_experiment_hold_for_its_own_options_alone():
+    for job in JOBS:
+        defaults = chosen_options(job, [])
+        for name in experiments(job):
+            experiment = load(name)
+            for group in defaults.keys() - {"experiment"}:
+                own = {**defaults, **experiment.choices}[group]
+                kept, dropped = experiment.replacing(defaults, {group: own})
+                assert (kept.values, dropped) == (experiment.values, {})
+                other, dropped = experiment.replacing(defaults, {group: "another"})
+                assert other.values.keys() == experiment.values.keys() - {group}
+                assert other.choices.keys() == experiment.choices.keys() - {group}
+                assert dropped.keys() == experiment.values.keys() & {group}
+
+
+@pytest.mark.parametrize(
+    "swap",
+    [
+        ("pretrain", "digits", "encoder", "timm"),
+        ("pretrain", "digits", "head", "identity"),
+        ("pretrain", "cifar10_l2reg_100", "constraint", "none"),
+        ("pretrain", "cifar10_cpu", "data", "folder"),
+        ("metric_learning", "cars196_triplet_sec", "optimiser", "sgd_steps"),
+        ("metric_learning", "cars196_triplet_sec", "sampler", "triplets"),
+        ("metric_learning", "cub_npair_angular_googlenet", "encoder", "ir18"),
+        ("face", "casia_normface_c_contrastive_wen", "loss", "softmax"),
+        ("face", "ms1m_cosface_sft", "transform", "none"),
+    ],
+    ids="-".join,
+)
+def test_another_option_has_its_own_values(swap):
+    check_swap(*swap)
+
+
+@pytest.mark.slow
+def test_every_other_option_has_its_own_values():
+    for swap in swaps():
+        check_swap(*swap)
+
+
+def test_what_is_dropped_is_said_once(caplog):
+    _say.cache_clear()
+    overrides = ["experiment=digits", "encoder=timm", "encoder.model=resnet18", "optimiser=lars"]
+    with caplog.at_level(logging.INFO, "ssl_sec"):
+        config = from_values(PretrainConfig, compose("pretrain", overrides))
+        compose("pretrain", overrides)
+    assert (config.encoder.model, config.optimiser.learning_rate) == ("resnet18", 4.8)
+    assert sorted(caplog.messages) == [
+        "experiment=digits sets encoder.width=0.25 for encoder=resnet18: left out, as encoder=timm is chosen",
+        "experiment=digits sets optimiser.learning_rate=0.3 for optimiser=sgd: left out, as optimiser=lars is chosen",
+    ]
+
+
+def test_the_same_option_keeps_the_experiments_values():
+    assert compose("pretrain", ["experiment=digits", "encoder=resnet18"])["encoder"]["width"] == 0.25
+    assert compose("pretrain", ["experiment=digits", "encoder=resnet34"])["encoder"]["width"] == 1.0
+    typed = ["experiment=digits", "encoder=resnet34", "encoder.width=0.5"]
+    assert compose("pretrain", typed)["encoder"]["width"] == 0.5
+
+
+def test_an_option_of_another_job_is_refused_by_name():
+    message = "^optimiser: found 'adam', which jobs.pretrain cannot use; allowed: lars, sgd$"
+    with pytest.raises(ConfigError, match=message):
+        compose("pretrain", ["experiment=digits", "optimiser=adam"])
+    with pytest.raises(ConfigError, match="^optimiser: found 'sgd_steps', which jobs.pretrain cannot use"):
+        compose("pretrain", ["optimiser=sgd_steps"])
+    with pytest.raises(ConfigError, match="^augment: found 'flip', which jobs.pretrain cannot use; allowed: digits, s"):
+        compose("pretrain", ["augment=flip"])
+
+
+MINE = """\
+# Digits, a little longer.
+defaults:
+  - digits
+  - override /optimiser: lars
+epochs: 30
+constraint: {eta: 0.5}
+"""
+MY_DATA = "# My photos.\ndefaults: [folder]\nroot: /data/photos\nimage_size_px: 64\n"
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch) -> Path:
+    """A folder of configs of one's own, where one stands."""
+    for name, text in {"experiment/mine": MINE, "data/photos": MY_DATA}.items():
+        path = tmp_path / "configs" / f"{name}.yaml"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "configs"
+
+
+def test_an_experiment_of_ones_own_is_made_from_another(own):
+    config = from_values(PretrainConfig, compose("pretrain", ["experiment=mine", "data=photos"]))
+    assert (config.recipe, config.epochs, config.log_every_steps) == ("mine", 30, 5)
+    assert (config.constraint.name, config.constraint.eta, config.encoder.width) == ("sec", 0.5, 0.25)
+    # Those of digits were for another optimiser.
+    assert (config.optimiser.name, config.optimiser.learning_rate) == ("lars", 4.8)
+    assert (config.data.name, config.data.root, config.data.image_size_px) == ("folder", "/data/photos", 64)
+
+
+def test_a_row_of_a_table_can_be_built_on(own):
+    (own / "experiment" / "row.yaml").write_text("defaults: [cifar10_sec_100]\nepochs: 5\n")
+    values = compose("pretrain", ["experiment=row"])
+    assert (values["recipe"], values["epochs"], values["encoder"]["name"]) == ("row", 5, "resnet50")
+
+
+def test_ones_own_are_listed_and_among_the_nearest_names(own):
+    assert experiments("pretrain")["mine"] == "yours, configs/experiment/mine.yaml: Digits, a little longer."
+    assert "mine" not in experiments("face")
+    assert options()["data"]["photos"] == "yours, configs/data/photos.yaml: My photos."
+    with pytest.raises(ConfigError, match="^experiment: found 'mime'; did you mean 'mine'"):
+        compose("pretrain", ["experiment=mime"])
+    with pytest.raises(ConfigError, match="^data: found 'photo'; did you mean 'photos'"):
+        compose("pretrain", ["data=photo"])
+
+
+def test_a_folder_that_is_given_counts_as_long_as_it_is(own, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path.parent)
+    with pytest.raises(ConfigError, match="^experiment: found 'mine'"):
+        compose("pretrain", ["experiment=mine"])
+    with own_configs(str(own)):
+        assert compose("pretrain", ["experiment=mine"])["epochs"] == 30
+    assert "mine" not in experiments("pretrain")
+    with pytest.raises(ConfigError, match="^--config-dir: found 'nothing', must be a folder that exists$"):
+        own_configs("nothing").__enter__()
+
+
+def test_the_packages_own_folder_doubles_nothing(monkeypatch):
+    before = options()
+    monkeypatch.chdir(CONFIG_FOLDER.parent)
+    assert options() == before
+    assert own_texts() == {}
+
+
+def test_a_copy_of_the_packages_files_doubles_nothing(own):
+    (own / "encoder").mkdir()
+    (own / "encoder" / "resnet18.yaml").write_bytes((CONFIG_FOLDER / "encoder" / "resnet18.yaml").read_bytes())
+    assert "yours" not in options()["encoder"]["resnet18"]
+    assert compose("pretrain", ["encoder=resnet18"])["encoder"]["name"] == "resnet18"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "override", "message"),
+    [
+        ("experiment/bad", "epochs: [1", "experiment=bad", "configs/experiment/bad.yaml: not YAML in line 1"),
+        ("experiment/bad", "- 1", "experiment=bad", "configs/experiment/bad.yaml: found a list, must be keys"),
+        (
+            "experiment/bad",
+            "epoch: 3",
+            "experiment=bad",
+            "configs/experiment/bad.yaml: epoch: unknown key; did you mean 'epochs'",
+        ),
+        (
+            "experiment/bad",
+            "encoder: {widht: 3}",
+            "experiment=bad",
+            "configs/experiment/bad.yaml: encoder.widht: unknown key; did you mean 'encoder.width'",
+        ),
+        (
+            "experiment/bad",
+            "defaults:\n  - override /encoder: resnet51",
+            "experiment=bad",
+            "configs/experiment/bad.yaml: encoder: found 'resnet51'; did you mean 'resnet50'",
+        ),
+        (
+            "experiment/bad",
+            "defaults:\n  - override /encodr: resnet50",
+            "experiment=bad",
+            "configs/experiment/bad.yaml: defaults: found 'encodr'; did you mean 'encoder'",
+        ),
+        (
+            "experiment/bad",
+            "defaults: [digit]",
+            "experiment=bad",
+            "configs/experiment/bad.yaml: defaults: found 'digit'; did you mean 'digits'",
+        ),
+        ("experiment/bad", "defaults: [bad]", "experiment=bad", "found 'bad', which is made from this experiment"),
+        ("experiment/bad", "defaults: digits", "experiment=bad", "defaults: found 'digits', must be a list"),
+        (
+            "experiment/cifar10_sec_100",
+            "epochs: 3",
+            "experiment=cifar10_sec_100",
+            "experiment: found 'cifar10_sec_100' in the package and in configs/experiment/cifar10_sec_100.yaml",
+        ),
+        ("data/bad", "root: x", "data=bad", "configs/data/bad.yaml: name: missing; allowed: cars196"),
+        ("data/bad", "name: foldr", "data=bad", "configs/data/bad.yaml: name: found 'foldr'; did you mean 'folder'"),
+        (
+            "data/bad",
+            "defaults: [folder]\nrooot: x",
+            "data=bad",
+            "configs/data/bad.yaml: rooot: unknown key; did you mean 'root'",
+        ),
+        (
+            "data/cifar10",
+            "name: cifar10\nroot: elsewhere",
+            "data=cifar10",
+            "data: found 'cifar10' in the package and in configs/data/cifar10.yaml; give your file another name",
+        ),
+    ],
+)
+def test_a_file_of_ones_own_that_is_wrong_is_named(own, name, text, override, message):
+    (own / f"{name}.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        compose("pretrain", [override])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_nobody_asked_for_may_be_wrong(own):
+    for name in ("experiment/bad", "data/bad"):
+        (own / f"{name}.yaml").write_text("a: [1")
+    assert compose("pretrain", ["experiment=mine", "data=photos"])["recipe"] == "mine"
+    assert "mine" in experiments("pretrain") and "bad" not in experiments("pretrain")
+    assert "photos" in options_of("pretrain")["data"] and "bad" not in options_of("pretrain")["data"]
+
+
+def test_what_is_sent_to_a_cluster_are_ones_own_files(own):
+    assert own_texts() == {"data/photos.yaml": MY_DATA, "experiment/mine.yaml": MINE}
+    assert chooses_own("pretrain", ["experiment=mine"])
+    assert chooses_own("pretrain", ["experiment=digits", "data=photos"])
+    assert not chooses_own("pretrain", ["experiment=digits"])

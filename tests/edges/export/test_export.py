@@ -1,0 +1,255 @@
+"""A run on real digits, its encoder taken elsewhere."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from mlflow.tracking import MlflowClient
+from safetensors.torch import load_file
+
+from jobs.export import export
+from ssl_sec import exporting as formats
+from ssl_sec.data.standard_sets import open_digits
+from ssl_sec.edges.command_line import run_job
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.config import ExportConfig
+from ssl_sec.edges.export.export import _found, run_export
+from ssl_sec.edges.export.model_card import model_card
+from ssl_sec.edges.run.driver import run_face, run_pretraining
+from ssl_sec.edges.run.worker import load_encoder
+from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.recipes.face.config import FaceConfig
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.settings import from_values
+from tests.edges.conftest import QUICK, QUICK_FACE
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory):
+    """A run with a scaled encoder, its probe and its registered model."""
+    output_dir = tmp_path_factory.mktemp("runs")
+    overrides = [*QUICK, "runtime=local", "probe.enabled=true", "tracking.register_model=true", "run_name=whole"]
+    scaled = ["encoder.mean=[0.3]", "encoder.std=[0.2]", f"output_dir={output_dir}"]
+    return run_pretraining(from_values(PretrainConfig, compose("pretrain", [*overrides, *scaled])))
+
+
+def export_config(finished, name, *overrides):
+    output_dir = finished.folder.path.parent.parent
+    return from_values(
+        ExportConfig,
+        compose("export", [f"run={finished.run_id}", f"format={name}", f"output_dir={output_dir}", *overrides]),
+    )
+
+
+@pytest.fixture(scope="module")
+def exported(finished):
+    return {name: run_export(export_config(finished, name)) for name in ("safetensors", "torchscript", "onnx")}
+
+
+def test_an_export_is_a_folder_with_its_file_and_its_card(finished, exported):
+    files = {"safetensors": "encoder.safetensors", "torchscript": "encoder.pt", "onnx": "encoder.onnx"}
+    for name, file in files.items():
+        folder = exported[name].folder
+        assert folder.parent == finished.folder.path.parent.parent / "exports"
+        assert {path.name for path in folder.iterdir()} == {file, "README.md"}
+        assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+    assert {path.name for path in folder.parent.iterdir()} == {one.folder.name for one in exported.values()}
+
+
+def test_recorded_encoders_take_other_batches_in_a_process_without_this_package(finished, exported, tmp_path: Path):
+    code = """
+import sys, numpy, torch, onnxruntime
+images = numpy.load("images.npy")
+session = onnxruntime.InferenceSession(sys.argv[1])
+script = torch.jit.load(sys.argv[2])
+for count in (1, 3, 7):
+    (features,) = session.run(None, {"images": images[:count]})
+    numpy.save(f"onnx{count}.npy", features)
+    numpy.save(f"torchscript{count}.npy", script(torch.from_numpy(images[:count])).detach().numpy())
+assert "ssl_sec" not in sys.modules
+"""
+    images = open_digits("test").read(torch.arange(7)).images.float() / 255
+    np.save(tmp_path / "images.npy", images.numpy())
+    paths = [str(exported["onnx"].folder / "encoder.onnx"), str(exported["torchscript"].folder / "encoder.pt")]
+    done = subprocess.run([sys.executable, "-c", code, *paths], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    config = from_values(PretrainConfig, yaml.safe_load(finished.folder.config_path.read_text()))
+    encoder = load_encoder(config, (1, 8, 8), finished.folder.encoder_path).eval()
+    with torch.no_grad():
+        features = encoder(images).numpy()
+    for count in (1, 3, 7):
+        for name in ("onnx", "torchscript"):
+            found = np.load(tmp_path / f"{name}{count}.npy")
+            np.testing.assert_allclose(found, features[:count], rtol=0, atol=1e-4 * np.abs(features).max())
+
+
+def test_the_card_tells_what_mlflow_knows(finished, exported):
+    client = MlflowClient(finished.uri)
+    run = client.get_run(finished.run_id)
+    for name, one in exported.items():
+        card = (one.folder / "README.md").read_text()
+        _, metadata, body = card.split("---\n", 2)
+        told = yaml.safe_load(metadata)
+        assert told["library_name"] == ("onnx" if name == "onnx" else "pytorch")
+        assert told["datasets"] == ["digits"]
+        assert told["metrics"] == ["accuracy"]
+        assert name in told["tags"]
+        assert "license" not in told
+        assert f"```python\n{one.form.loading(one.exportable)}\n{one.form.use(one.exportable)}\n```" in body
+        assert f"(`val/knn_top1`) | {run.data.metrics['val/knn_top1']:.4g} |" in body
+        assert f"(`probe/top1`) | {finished.metrics['probe/top1']:.4g} |" in body
+        assert f"| commit | {run.data.tags['mlflow.source.git.commit']} |" in body
+        assert "| seed | 0 |" in body
+        assert "| encoder.width | 0.125 |" in body
+        assert f"{one.check.largest_difference:.3g}" in body
+        assert "1437 images" in body
+        assert f"torch {torch.__version__.split('+')[0]}" in body
+        assert str(finished.folder.path.parent) not in card
+
+
+def test_the_scaling_is_told_where_the_file_has_it_not(exported):
+    alone = (exported["safetensors"].folder / "README.md").read_text()
+    assert "scale the pixels first, (images - mean) / std with mean [0.3] and std [0.2]" in alone
+    assert (
+        "it subtracts the mean [0.3] and divides by [0.2] itself" in (exported["onnx"].folder / "README.md").read_text()
+    )
+
+
+def test_a_folder_is_exported_while_its_store_is_away(finished, exported, tmp_path: Path, caplog):
+    overrides = [f"run={finished.folder.path}", "format=safetensors"]
+    with _found(from_values(ExportConfig, compose("export", overrides)), tmp_path) as source:
+        assert caplog.text == "" and source.probes is not None
+        assert (source.run.info.run_id, len(source.probes)) == (finished.run_id, 1)
+        assert source.run.data.tags["ssl_sec.version"]  # as MLflow has it, and no folder
+    here = exported["safetensors"]
+    away = ["tracking.uri=http://127.0.0.1:9", f"output={tmp_path / 'away'}"]
+    alone = run_export(from_values(ExportConfig, compose("export", [*overrides, *away])))
+    weights, same = (load_file(one.folder / "encoder.safetensors") for one in (alone, here))
+    assert weights.keys() == same.keys() and all(torch.equal(weights[name], same[name]) for name in same)
+    (told,) = (record.getMessage() for record in caplog.records if record.name == "ssl_sec")
+    assert "MLflow at http://127.0.0.1:9 cannot be used: " in told
+    assert told.endswith(f"; the model card tells what {finished.folder.path} has")
+    # What the folder does not know: its probes, and the version that trained it.
+    expected, found = (set((one.folder / "README.md").read_text().splitlines()) for one in (here, alone))
+    assert found - expected == {"MLflow was not asked for linear probes.", "| trained with ssl_sec | unknown |"}
+    missing = [line for line in expected - found if "| probe " not in line and "trained with" not in line]
+    assert missing == []
+
+
+def test_the_job_tells_the_check_and_how_to_read(exported):
+    told = exported["onnx"].told()
+    assert f"{exported['onnx'].check.largest_difference:.3g}" in told
+    assert 'encoder = onnxruntime.InferenceSession("encoder.onnx")' in told
+    assert f"folder: {exported['onnx'].folder}" in told
+
+
+def test_faces_are_exported_with_their_head_under_the_figures_of_their_benchmarks(finished, benchmarks, tmp_path: Path):
+    output_dir = finished.folder.path.parent.parent
+    overrides = [*QUICK_FACE, "epochs=0", "runtime=local", f"output_dir={output_dir}", benchmarks]
+    faces = run_face(from_values(FaceConfig, compose("face", overrides)))
+    output = tmp_path / "faces"
+    exported = run_export(export_config(faces, "torchscript", f"output={output}"))
+    assert exported.exportable.dim == 16
+    card = (output / "README.md").read_text()
+    assert "An embedding of aligned faces in 16 dimensions" in card
+    assert "embeddings = encoder(images)" in card
+    assert f"`face/digits_accuracy` | {faces.metrics['face/digits_accuracy']:.4g} |" in card
+    with pytest.raises(ConfigError, match="format: found 'timm', .* a head; allowed for this run: safetensors"):
+        run_export(export_config(faces, "timm", f"output={tmp_path / 'timm'}"))
+
+
+def test_the_only_version_is_the_best(finished):
+    assert MlflowClient(finished.uri).get_model_version_by_alias("digits-encoder", "best").run_id == finished.run_id
+
+
+def test_an_existing_output_stays_unless_it_may_be_replaced(finished, exported, tmp_path: Path):
+    output = tmp_path / "taken"
+    output.mkdir()
+    (output / "README.md").write_text("an older export")
+    with pytest.raises(ConfigError, match="output: .*taken is there already; allowed: a new folder, or overwrite=true"):
+        run_export(export_config(finished, "safetensors", f"output={output}"))
+    (output / "letter.txt").write_text("not ours")
+    with pytest.raises(ConfigError, match="overwrite: .*taken is not an export, it holds 'letter.txt'"):
+        run_export(export_config(finished, "safetensors", f"output={output}", "overwrite=true"))
+    (output / "letter.txt").unlink()
+    run_export(export_config(finished, "safetensors", f"output={output}", "overwrite=true"))
+    assert {path.name for path in output.iterdir()} == {"encoder.safetensors", "README.md"}
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_an_export_that_fails_its_check_leaves_nothing_and_what_was_there(finished, monkeypatch, tmp_path: Path):
+    save = formats.save_weights
+
+    def other(backbone, path, metadata=None):
+        with torch.no_grad():
+            backbone.conv1.weight += 1
+        save(backbone, path, metadata)
+        with torch.no_grad():
+            backbone.conv1.weight -= 1
+
+    monkeypatch.setattr(formats, "save_weights", other)
+    with pytest.raises(ConfigError, match="safetensors was written, but differs from the trained network by"):
+        run_export(export_config(finished, "safetensors", f"output={tmp_path / 'new'}"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_format_that_cannot_hold_the_encoder_leaves_nothing(finished, tmp_path: Path):
+    with pytest.raises(
+        ConfigError, match="timm can build no ResNet-18, CIFAR stem .*allowed.*: safetensors, torchscript"
+    ):
+        run_export(export_config(finished, "timm", f"output={tmp_path / 'new'}"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unwritable_output_is_a_storage_error(finished, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="output: .*new cannot be written: Not a directory"):
+        run_export(export_config(finished, "torchscript", f"output={tmp_path / 'file' / 'new'}"))
+
+
+def test_a_run_without_figures_is_told_as_not_evaluated(finished, exported):
+    client = MlflowClient(finished.uri)
+    bare = client.get_run(client.create_run("0", run_name="a | b", tags={"job": "pretrain"}).info.run_id)
+    one = exported["safetensors"]
+    card = model_card(bare, [], one.form, one.exportable, one.check)
+    assert "Not evaluated." in card
+    assert "metrics:" not in card
+    assert "| run name | a \\| b |" in card
+    assert "| commit | unknown |" in card
+    run = client.get_run(finished.run_id)
+    assert "not evaluated by a linear probe" in model_card(run, [], one.form, one.exportable, one.check)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "message"),
+    [
+        (
+            ["run=abc", "format=torchscript"],
+            2,
+            "run: found 'abc', but MLflow at .* has no run whose id or name begins so",
+        ),
+        (["run={run}", "format=torchscrip"], 2, "format: found 'torchscrip'; did you mean 'torchscript'"),
+        (["run={run}"], 2, "format: missing"),
+        (["run={run}", "format=onnx", "outptu=x"], 2, "outptu: unknown key; did you mean 'output'"),
+        (
+            ["run={run}", "format=onnx", "tracking.uri=sqlite:////proc/none/mlflow.db"],
+            4,
+            "tracking.uri: found .*, which is not there",
+        ),
+        (["run={run}", "format=onnx", "data=cifar10", "data.root=/none"], 3, "cifar"),
+    ],
+)
+def test_a_mistake_is_one_line_and_its_exit_code(overrides, code, message, finished, capsys, tmp_path: Path):
+    output_dir = finished.folder.path.parent.parent
+    given = [override.format(run=finished.run_id) for override in overrides]
+    assert run_job("export", export, [*given, f"output_dir={output_dir}", f"output={tmp_path / 'new'}"]) == code
+    told = capsys.readouterr().err.strip()
+    assert told.startswith("error: ")
+    assert "\n" not in told
+    assert re.search(message, told), told
+    assert list(tmp_path.iterdir()) == []

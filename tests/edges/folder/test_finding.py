@@ -1,0 +1,74 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from ssl_sec.edges.folder.finding import find_folder, folder_named, uri_of
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.errors import ConfigError
+
+RUNS = {
+    "digits/first": ("0123456789abcdef0123456789abcdef", "pretrain"),
+    "digits/first-probe": ("77775678900000000000000000000000", "probe"),
+    "digits/second": ("01ff0000000000000000000000000000", "pretrain"),
+    "cifar10/second": (None, "pretrain"),
+}
+
+
+@pytest.fixture
+def output_dir(tmp_path: Path) -> Path:
+    for place, (run_id, job) in RUNS.items():
+        folder = RunFolder(tmp_path / "runs" / place)
+        folder.start({"epochs": 1})
+        folder.identity_path.write_text(json.dumps({"uri": "sqlite:////somewhere.db", "tags": {"job": job}}))
+        if run_id is not None:
+            folder.run_id_path.write_text(f"{run_id}\n")
+    return tmp_path / "runs"
+
+
+@pytest.mark.parametrize(
+    ("word", "place"),
+    [
+        ("0123456789abcdef0123456789abcdef", "digits/first"),
+        ("0123", "digits/first"),
+        ("77775678900", "digits/first-probe"),
+        ("first", "digits/first"),
+        ("first-p", "digits/first-probe"),
+        ("{output_dir}/cifar10/second", "cifar10/second"),
+        ("runs/digits/second/", "digits/second"),
+    ],
+)
+def test_a_run_is_found_by_its_id_its_name_the_beginning_of_one_or_its_folder(word, place, output_dir, monkeypatch):
+    monkeypatch.chdir(output_dir.parent)
+    found = find_folder("resume", word.format(output_dir=output_dir), output_dir)
+    assert found.path == output_dir / place
+
+
+def test_of_several_the_one_of_the_job_is_meant(output_dir):
+    with pytest.raises(ConfigError, match=r"resume: found 'fir', which 2 runs may be: first \(01234567\), first-probe"):
+        find_folder("resume", "fir", output_dir)
+    assert find_folder("resume", "fir", output_dir, "pretrain").path == output_dir / "digits/first"
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("second", r"resume: found 'second', which 2 runs may be: second \(no id\), second \(01ff0000\)"),
+        ("01", "which 2 runs may be"),
+        ("secnod", "has no run whose id or name begins so; did you mean 'second'"),
+        ("{output_dir}/digits/none", "digits/none holds no run"),
+        ("", "resume: found '', must be a run's id, its name"),
+    ],
+)
+def test_a_word_that_means_no_run_or_several_is_one_line(word, message, output_dir):
+    with pytest.raises(ConfigError, match=message):
+        find_folder("resume", word.format(output_dir=output_dir), output_dir)
+
+
+def test_a_folder_knows_its_store_unless_its_credentials_were_left_out(output_dir):
+    folder = folder_named(str(output_dir / "digits/first"))
+    assert folder is not None and uri_of(folder) == "sqlite:////somewhere.db"
+    folder.identity_path.write_text(json.dumps({"uri": "https://***@mlflow.example", "tags": {}}))
+    assert uri_of(folder) is None
+    folder.identity_path.write_text("{")
+    assert uri_of(folder) is None

@@ -1,0 +1,195 @@
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.errors import ConfigError, DataError, StorageError
+from ssl_sec.training.checkpoint import save_checkpoint
+
+VALUES = {"epochs": 3, "data": {"name": "digits"}, "runtime": {"name": "local"}}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "recipe" / "run")
+    folder.start(VALUES)
+    return folder
+
+
+def test_a_folder_that_holds_a_run_is_refused(folder: RunFolder):
+    with pytest.raises(ConfigError, match="already holds a run; allowed: another run_name, or resume=.*/run"):
+        folder.start(VALUES)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="output_dir: .* cannot be written"):
+        RunFolder(tmp_path / "file" / "run").start(VALUES)
+
+
+def test_a_resume_needs_the_same_recipe_and_may_change_the_runtime(folder: RunFolder):
+    folder.require_same(VALUES, {**VALUES, "runtime": {"name": "ray"}})
+    longer = {**VALUES, "epochs": 4}
+    with pytest.raises(ConfigError, match="epochs: found 4, but the run to resume has 3"):
+        folder.require_same(VALUES, longer)
+    folder.require_same(VALUES, longer, free=("epochs",))
+
+
+def test_a_run_is_complete_once_the_driver_has_closed_it_until_it_is_resumed(folder: RunFolder):
+    folder.write_outcome("finished")
+    assert not folder.is_complete  # the driver may have died before it sent all
+    folder.close()
+    assert folder.is_complete
+    folder.resume({**VALUES, "epochs": 4})
+    assert not folder.is_complete
+    assert yaml.safe_load(folder.config_path.read_text())["epochs"] == 4
+
+
+def test_a_resume_of_nothing_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="holds no run"):
+        RunFolder(tmp_path / "none").require_run()
+
+
+def test_an_unstarted_run_leaves_nothing(folder: RunFolder):
+    folder.discard_unstarted()
+    assert not folder.path.parent.exists()
+
+
+def test_a_run_with_a_checkpoint_is_never_discarded(folder: RunFolder):
+    save_checkpoint(folder.checkpoints_path, 5, {"step": 5}, keep_last=1)
+    folder.discard_unstarted()
+    assert folder.restored_state(CPU) == {"step": 5}
+
+
+def test_a_run_that_told_something_is_never_discarded(folder: RunFolder):
+    folder.tell("ERROR", "worker 1: its process died")
+    folder.discard_unstarted()
+    assert folder.config_path.exists()
+
+
+def test_a_failure_keeps_its_traceback_and_a_line_that_was_cut_off_is_none(folder: RunFolder):
+    assert folder.failures() == []
+    try:
+        raise RuntimeError("lost\nthe others")
+    except RuntimeError as error:
+        folder.note_failure(3, error)
+    with folder.failures_path.open("a") as file:
+        file.write('{"rank": 4')
+    (failure,) = folder.failures()
+    assert (failure["rank"], failure["error"]) == (3, "lost")
+    assert 'raise RuntimeError("lost' in failure["traceback"]
+
+
+def test_a_folder_where_the_driver_left_no_word_is_not_the_runs(folder: RunFolder, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("ssl_sec.edges.folder.folder._VISIBLE_WITHIN_S", 0.0)
+    word = folder.note_launch()
+    folder.require_launch(word)
+    with pytest.raises(StorageError, match="is not the folder that the driver writes to; allowed: a folder on storage"):
+        RunFolder(tmp_path / "elsewhere").require_launch(word)
+    folder.note_launch()
+    with pytest.raises(StorageError):
+        folder.require_launch(word)
+
+
+def test_the_newest_step_is_that_of_the_newest_checkpoint_whole_or_not(folder: RunFolder):
+    assert folder.newest_step() is None
+    for step in (5, 10):
+        (folder.checkpoints_path / f"step-{step:09d}").mkdir(parents=True)
+    assert folder.newest_step() == 10
+
+
+def test_no_whole_checkpoint_among_some_is_an_error_and_no_new_start(folder: RunFolder):
+    assert folder.restored_state(CPU) is None
+    (folder.checkpoints_path / "step-000000005").mkdir(parents=True)
+    with pytest.raises(StorageError, match="no whole checkpoint .* step-000000005: no manifest"):
+        folder.restored_state(CPU)
+
+
+def test_records_are_kept_to_the_step_that_is_resumed(folder: RunFolder):
+    for step in range(4):
+        folder.append_record({"step": step, "metrics": {"a": float(step)}})
+    folder.tell("INFO", "hello")
+    folder.forget_records_from(2)
+    assert [record["step"] for record in folder.records()] == [0, 1]
+    assert '"message": "INFO: hello"' in folder.metrics_path.read_text()
+    with folder.metrics_path.open("a") as file:
+        file.write('{"step": 2, "metr')
+    assert [record["step"] for record in folder.records()] == [0, 1]
+
+
+def test_a_run_that_only_said_what_it_was_doing_leaves_its_name_free(folder: RunFolder):
+    folder.tell("INFO", "worker 0: loading digits")
+    assert [message for _, message in folder.messages()] == ["INFO: worker 0: loading digits"]
+    folder.discard_unstarted()
+    assert not folder.path.exists()
+
+
+def test_an_error_keeps_its_message_and_exit_code(folder: RunFolder):
+    assert folder.error() is None
+    folder.write_error(DataError("x.png: not an image"))
+    told = folder.error()
+    assert (str(told), told.exit_code) == ("x.png: not an image", 3)
+    assert json.loads((folder.path / "error.json").read_text())["exit_code"] == 3
+
+
+LEFT = {
+    "torn": b'{"step": 1, "metr',
+    "empty": b"",
+    "binary": bytes(range(256)),
+    "not ours": b'[1]\n7\nnull\n{"a": 1}\n',
+}
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_what_a_crash_left_of_the_figures_is_dropped_and_the_rest_kept(folder: RunFolder, left):
+    folder.append_record({"step": 0, "metrics": {"a": 1.0}})
+    with folder.metrics_path.open("ab") as file:
+        file.write(LEFT[left])
+    assert [record["step"] for record in folder.records()] == [0]
+    folder.resume(VALUES)
+    folder.forget_records_from(1)
+    folder.append_record({"step": 1, "metrics": {"a": 2.0}})
+    assert [record["metrics"]["a"] for record in folder.records()] == [1.0, 2.0]
+    for line in folder.metrics_path.read_text().splitlines():
+        json.loads(line)
+
+
+def test_figures_that_are_missing_are_none(folder: RunFolder):
+    folder.forget_records_from(3)
+    assert folder.records() == []
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_a_resume_does_not_mind_what_is_left_of_an_outcome_or_an_error(folder: RunFolder, left):
+    for name in ("outcome", "error.json"):
+        (folder.path / name).write_bytes(LEFT[left])
+    assert folder.outcome() is None
+    assert isinstance(folder.error(), StorageError)
+    assert "error.json cannot be read" in str(folder.error())
+    folder.resume(VALUES)
+    assert (folder.outcome(), folder.error()) == (None, None)
+
+
+def test_a_folder_that_was_removed_is_named(folder: RunFolder):
+    shutil.rmtree(folder.path)
+    with pytest.raises(StorageError, match="output_dir: .*/recipe/run was removed during the run"):
+        folder.append_record({"step": 0, "metrics": {}})
+    assert not folder.path.exists()
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"])
+def test_the_signal_of_a_crash_is_read_from_what_python_says_of_it(folder: RunFolder, name):
+    number = signal.Signals[name]
+    report = f"import faulthandler, os; faulthandler.enable(open({str(folder.crash_path(1))!r}, 'w'))"
+    code = f"{report}; os.kill(os.getpid(), {int(number)})"
+    assert subprocess.run([sys.executable, "-S", "-c", code]).returncode == -number
+    assert folder.fatal_signal(1) is number
+    assert folder.fatal_signal(0) is None

@@ -1,0 +1,88 @@
+"""What the tests of faults share: a short run, and a way to make something happen in it."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.settings import from_values
+from ssl_sec.training.config import LocalConfig
+from tests.edges.conftest import QUICK
+
+# Eight steps, two an epoch; SEC-EMA, whose μ a resume must restore.
+RUN = (
+    *QUICK,
+    "constraint=sec_ema",
+    "data.max_images=512",
+    "epochs=4",
+    "log_every_steps=1",
+    "monitor.every_epochs=2",
+    "checkpoint.every_epochs=1",
+    "runtime=ray",
+    "runtime.num_workers=2",
+    "runtime.cpus_per_worker=1",
+    "runtime.max_failures=3",
+)
+
+
+def config_of(folder: Path, *changes: str) -> PretrainConfig:
+    return from_values(PretrainConfig, compose("pretrain", [*RUN, f"output_dir={folder}", "run_name=it", *changes]))
+
+
+def in_one_process(config: PretrainConfig) -> PretrainConfig:
+    """The same without Ray, exactly."""
+    return replace(config, runtime=LocalConfig(precision="float64"))
+
+
+def folder_of(folder: Path) -> RunFolder:
+    return RunFolder(folder / "digits" / "it")
+
+
+def figures(run: RunFolder) -> list:
+    """All figures but the speed, step by step; none may be there twice."""
+    taken = [
+        (record["step"], name, value)
+        for record in run.records()
+        for name, value in record["metrics"].items()
+        if name != "train/images_per_s"
+    ]
+    assert len({(step, name) for step, name, _ in taken}) == len(taken)
+    return taken
+
+
+def steps_so_far(run: RunFolder) -> int:
+    return len([None for record in run.records() if "train/loss" in record["metrics"]])
+
+
+def messages(run: RunFolder) -> str:
+    """What the run told."""
+    return "\n".join(line for line in run.metrics_path.read_text().splitlines() if '"message"' in line)
+
+
+class Once(threading.Thread):
+    """Does something once, when a condition has come true."""
+
+    def __init__(self, condition: Callable[[], bool], action: Callable[[], object]) -> None:
+        super().__init__()
+        self.happened = False
+        self._condition = condition
+        self._action = action
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._condition():
+            if self._over.wait(0.001):
+                return
+        self._action()
+        self.happened = True
+
+    def __enter__(self) -> "Once":
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self.join()

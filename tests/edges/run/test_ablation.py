@@ -1,0 +1,104 @@
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run import ablation
+from ssl_sec.edges.run.ablation import run_ablation
+from ssl_sec.edges.run.driver import Finished
+from ssl_sec.errors import ConfigError
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+
+
+def test_arms_and_seeds_make_one_table(quick, tmp_path: Path):
+    table = run_ablation([*quick, "runtime=local", "arms=[random,sec]", "seeds=[0,1]"])
+    lines = table.strip().splitlines()
+    assert lines[0].split() == ["constraint", "probe", "top-1", "%", "probe", "top-5", "%", "kNN", "top-1", "%"]
+    assert lines[2].startswith("random")
+    assert lines[3].startswith("sec")
+    assert lines[3].count("±") == 3
+    assert "over 2 seeds" in table
+    assert "ui --backend-store-uri" in table
+    (kept,) = (tmp_path / "runs" / "digits").glob("ablation-*.json")
+    results = json.loads(kept.read_text())["results"]
+    assert len(results["random"]) == len(results["sec"]) == 2
+    assert "train/loss" in results["sec"][0]
+    assert "train/loss" not in results["random"][0]
+    assert results["sec"][0]["train/loss"] != results["sec"][1]["train/loss"]
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'runs'}/mlflow.db")
+    experiment = client.get_experiment_by_name("digits")
+    (parent,) = client.search_runs([experiment.experiment_id], "tags.job = 'ablate'")
+    assert parent.info.status == "FINISHED"
+    means = [statistics.fmean(run["probe/top1"] for run in results[arm]) for arm in ("random", "sec")]
+    told = [parent.data.metrics[f"sweep/probe_top1_mean {arm}"] for arm in ("random", "sec")]
+    assert told == pytest.approx(means)
+    children = client.search_runs([experiment.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
+    names = sorted(run.info.run_name for run in children)
+    assert names == [f"digits-resnet18-{arm}-s{seed}" for arm in ("random", "sec") for seed in (0, 1)]
+    assert f"/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey=" in table
+    assert "mlflow.sharedViewState.scores" in experiment.tags
+
+
+@pytest.fixture
+def trained(monkeypatch, tmp_path: Path) -> list[PretrainConfig]:
+    """The configurations of the runs, which are not run."""
+    configs: list[PretrainConfig] = []
+
+    def run(config: PretrainConfig) -> Finished:
+        configs.append(config)
+        folder = RunFolder(tmp_path / "digits" / f"run{len(configs)}")
+        folder.path.mkdir(parents=True)
+        metrics = {"probe/top1": 10.0 * len(configs), "probe/top5": 99.0, "probe/knn_top1": 50.0}
+        return Finished(folder=folder, uri="http://mlflow", run_id=None, experiment_id=None, metrics=metrics)
+
+    monkeypatch.setattr(ablation, "run_pretraining", run)
+    return configs
+
+
+def test_arms_are_options_of_any_group_or_values_of_any_key(quick, trained):
+    arms = "arms=[random,sec,loss=ntxent,loss=triplet+constraint=sec_ema,constraint.eta=1e+1,random+encoder=resnet34]"
+    table = run_ablation([*quick, "runtime=local", arms])
+    rows = [line.split() for line in table.strip().splitlines()]
+    assert [rows[0][0], *(row[0] for row in rows[2:8])] == [
+        "arm",
+        *arms.removeprefix("arms=[").removesuffix("]").split(","),
+    ]
+    assert [row[1] for row in rows[2:8]] == ["10.00", "20.00", "30.00", "40.00", "50.00", "60.00"]
+    got = [(c.encoder.name, c.loss.name, c.constraint.name, c.epochs) for c in trained]
+    assert got == [
+        ("resnet18", "ntxent", "none", 0),
+        ("resnet18", "ntxent", "sec", 2),
+        ("resnet18", "ntxent", "sec", 2),
+        ("resnet18", "triplet", "sec_ema", 2),
+        ("resnet18", "ntxent", "sec", 2),
+        ("resnet34", "ntxent", "none", 0),
+    ]
+    assert trained[4].constraint.eta == 10.0
+    assert [config.tracking.tags["arm"] for config in trained] == [row[0] for row in rows[2:8]]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["arms=[loss=ntxnet]"], "arms: loss=ntxnet: loss: found 'ntxnet'; did you mean 'ntxent'"),
+        (["arms=[sec,loss=arcface]"], "arms: loss=arcface: loss: found 'arcface', which jobs.pretrain cannot use"),
+        (["arms=[constraint.etta=1]"], "arms: constraint.etta=1: constraint.etta: unknown key; did you mean"),
+        (["arms=[sec,seed=3]"], r"arms: found 'seed=3'; seed is no arm's: give seeds=\[...\]"),
+        (["arms=[loss=triplet+sce]"], "arms: found 'sce'; did you mean 'sec'.* or an override of any group or key"),
+        (["arms=[none]", "epochs=-1"], "^epochs: found -1"),
+    ],
+)
+def test_a_wrong_arm_is_one_line_before_anything_runs(quick, trained, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        run_ablation([*quick, "runtime=local", *overrides])
+    assert trained == []
+
+
+def test_an_unknown_arm_is_refused_before_anything_runs(quick, tmp_path: Path):
+    with pytest.raises(ConfigError, match="arms: found 'sce'; did you mean 'sec'"):
+        run_ablation([*quick, "runtime=local", "arms=[random,sce]"])
+    assert not (tmp_path / "runs").exists()

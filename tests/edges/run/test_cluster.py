@@ -1,0 +1,172 @@
+"""A cluster of several nodes, on this machine: nodes that are lost, that join and that are announced to leave."""
+
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run.driver import run_pretraining
+from ssl_sec.edges.run.ray_runtime import run_with_ray
+from ssl_sec.errors import StorageError
+from ssl_sec.settings import to_values
+from tests.edges.run.faulty import Once, config_of, figures, folder_of, in_one_process, messages, steps_so_far
+
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+
+EXACT = ("runtime.precision=float64", "probe.enabled=false")
+ELASTIC = (*EXACT, "runtime.num_workers=[1,2]", "runtime.start_timeout_s=5", "runtime.resize_interval_s=1")
+# Small steps, so that rounding does not grow over many of them; nothing is saved at the end of an epoch.
+ENDLESS = (*ELASTIC, "epochs=3000", "optimiser.learning_rate=0.0001", "monitor.every_epochs=3000")
+ENDLESS = (*ENDLESS, "checkpoint.every_epochs=3000")
+
+
+@pytest.fixture
+def cluster(monkeypatch, tmp_path_factory):
+    """One node with one CPU, on which the driver is; the test adds others."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("nodes"))
+    monkeypatch.setenv("RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", "0.5")
+    health = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": health}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> RunFolder:
+    """The run of one process."""
+    folder = tmp_path_factory.mktemp("whole")
+    run_pretraining(in_one_process(config_of(folder)))
+    return folder_of(folder)
+
+
+def assert_the_same_curve(run: RunFolder, other: RunFolder, steps: int) -> None:
+    curves = [{(step, name): value for step, name, value in figures(each) if step < steps} for each in (run, other)]
+    assert len(curves[0]) >= steps
+    assert curves[0] == pytest.approx(curves[1], rel=1e-8)
+
+
+def groups(run: RunFolder) -> list[set[str]]:
+    """The nodes of each group of workers, in the order of their starts."""
+    found, left = [], 0
+    for worker in run.workers():
+        if left == 0:
+            found.append(set())
+            left = worker["world_size"]
+        found[-1].add(worker["node"])
+        left -= 1
+    return found
+
+
+def test_workers_on_two_nodes_give_the_curve_of_one_process(cluster, whole, tmp_path):
+    cluster.add_node(num_cpus=1)
+    run_pretraining(config_of(tmp_path, *EXACT))
+    run = folder_of(tmp_path)
+    assert [len(nodes) for nodes in groups(run)] == [2]
+    assert_the_same_curve(run, whole, 8)
+
+
+def test_a_lost_node_leaves_a_run_on_the_others(cluster, whole, tmp_path):
+    lost = cluster.add_node(num_cpus=1)
+    run = folder_of(tmp_path)
+    with Once(lambda: steps_so_far(run) >= 3, lambda: cluster.remove_node(lost, allow_graceful=False)) as losing:
+        run_pretraining(config_of(tmp_path, *ELASTIC))
+    assert losing.happened
+    before, after = groups(run)
+    assert len(before) == 2 and len(after) == 1 and after < before
+    assert re.search(
+        r"the workers are started again \(failure 1 of 3 since the checkpoint of step [24]\)", messages(run)
+    )
+    assert_the_same_curve(run, whole, 8)
+
+
+def in_the_background(config) -> threading.Thread:
+    """The run in a thread; it is stopped, so that its Stopped is expected."""
+
+    def go() -> None:
+        with pytest.raises(Exception, match="stopped; resume it with"):
+            run_pretraining(config)
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    return thread
+
+
+def wait_for(condition, thread: threading.Thread, timeout_s: float = 90) -> None:
+    with Once(condition, lambda: None) as event:
+        event.join(timeout_s)
+    assert event.happened and thread.is_alive()
+
+
+def stopped_after(steps: int, folder: Path) -> RunFolder:
+    """The endless run on one process, for so many steps at least."""
+    run = folder_of(folder)
+    with (
+        Once(lambda: steps_so_far(run) >= steps, run.stop_path.touch),
+        pytest.raises(Exception, match="stopped; resume it with"),
+    ):
+        run_pretraining(in_one_process(config_of(folder, *ENDLESS)))
+    return run
+
+
+def test_a_node_that_joins_takes_part_and_costs_no_step(cluster, tmp_path):
+    run = folder_of(tmp_path)
+    thread = in_the_background(config_of(tmp_path, *ENDLESS))
+    wait_for(lambda: steps_so_far(run) >= 3, thread)
+    cluster.add_node(num_cpus=1)
+    wait_for(lambda: len(run.workers()) == 3, thread)
+    saved = run.newest_step()
+    wait_for(lambda: steps_so_far(run) > saved + 3, thread)
+    run.stop_path.touch()
+    thread.join()
+    assert [len(nodes) for nodes in groups(run)] == [1, 2]
+    assert "the cluster has changed: from 1 to 2 workers" in messages(run)
+    assert f"resuming after step {saved} of 6000 on 2 workers" in messages(run)
+    assert not run.save_path.exists()
+    assert_the_same_curve(run, stopped_after(saved + 3, tmp_path / "one"), saved + 3)
+
+
+def drain(cluster, node_id: str, seconds: int) -> None:
+    """What a cloud's notice does."""
+    command = [str(Path(sys.executable).with_name("ray")), "drain-node", "--address", cluster.address]
+    command += ["--node-id", node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
+    command += ["--reason-message", "the spot machine is taken away", "--deadline-remaining-seconds", str(seconds)]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def test_a_node_announced_to_leave_costs_no_step_and_counts_as_no_failure(cluster, tmp_path):
+    cluster.add_node(num_cpus=1)
+    run = folder_of(tmp_path)
+    thread = in_the_background(config_of(tmp_path, *ENDLESS, "runtime.max_failures=0"))
+    wait_for(lambda: steps_so_far(run) >= 3, thread)
+    assert run.newest_step() is None
+    head = ray.get_runtime_context().get_node_id()
+    (leaving,) = [node["NodeID"] for node in ray.nodes() if node["NodeID"] != head]
+    drain(cluster, leaving, 5)
+    wait_for(lambda: run.newest_step() is not None, thread)
+    wait_for(lambda: len(run.workers()) == 3, thread)
+    saved = run.newest_step()
+    wait_for(lambda: steps_so_far(run) > saved + 3, thread)
+    run.stop_path.touch()
+    thread.join()
+    assert [len(nodes) for nodes in groups(run)] == [2, 1]
+    assert "a machine of this run is about to be taken away" in messages(run)
+    assert f"resuming after step {saved} of 6000 on 1 worker" in messages(run)
+    assert_the_same_curve(run, stopped_after(saved + 3, tmp_path / "one"), saved + 3)
+
+
+def test_a_folder_that_not_all_nodes_share_is_one_line(cluster, tmp_path):
+    """A path under the working directory of each process is another folder in each: Ray gives each worker its own."""
+    run = RunFolder(Path("/proc/self/cwd/it"))
+    config = config_of(tmp_path, "runtime.num_workers=1")
+    run.start(to_values(config))
+    with pytest.raises(StorageError, match="^output_dir: /proc/self/cwd/it on .* is not the folder that the driver"):
+        run_with_ray("pretrain", to_values(config), run, config.runtime, config.global_batch_size)

@@ -1,0 +1,568 @@
+"""Whole runs on real digits, in this process, with MLflow on sqlite."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from mlflow.tracking import MlflowClient
+from safetensors.torch import load_file
+
+from ssl_sec.data.fingerprint import fingerprint
+from ssl_sec.data.standard_sets import open_digits
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.config import ReplayConfig
+from ssl_sec.edges.folder.finding import trained_folder
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run import driver, running, worker
+from ssl_sec.edges.run.driver import run_pretraining, run_probe, run_replay
+from ssl_sec.edges.run.job_values import values_of
+from ssl_sec.edges.run.summary import summary
+from ssl_sec.edges.tracking.runs import tracked_beside
+from ssl_sec.edges.tracking.tracker import TrackedRun
+from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
+from ssl_sec.networks import resnet
+from ssl_sec.recipes.config import TrackingConfig
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.probing.config import ProbeJobConfig
+from ssl_sec.settings import from_values
+from ssl_sec.training.step import Request
+from tests.data.test_fingerprint import write_image
+
+# Of images of one's own: one epoch of five steps of a narrow encoder.
+SMALL = [
+    "encoder.width=0.125",
+    "epochs=1",
+    "global_batch_size=8",
+    "monitor.neighbours=2",
+    "tracking.system_metrics=false",
+]
+
+
+def pretrain_config(overrides: list[str]) -> PretrainConfig:
+    return from_values(PretrainConfig, compose("pretrain", ["runtime=local", *overrides]))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory):
+    """A run with its probe and its registered model."""
+    output_dir = tmp_path_factory.mktemp("runs")
+    overrides = ["experiment=digits", "encoder.width=0.125", "epochs=2", "probe.epochs=5", "probe.decay_at=[0.6]"]
+    overrides += ["probe.enabled=true", "run_name=whole", f"output_dir={output_dir}", "tracking.system_metrics=false"]
+    overrides += ["tracking.tags={team: vision}"]
+    return run_pretraining(pretrain_config(overrides))
+
+
+@pytest.fixture(scope="module")
+def client(finished):
+    return MlflowClient(finished.uri)
+
+
+def test_the_run_is_told_truly_to_mlflow(finished, client):
+    run = client.get_run(finished.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["constraint.eta"] == "0.25"
+    assert run.data.params["encoder.name"] == "resnet18"
+    assert run.data.tags["mlflow.source.name"] == "jobs.pretrain"
+    data = run.inputs.dataset_inputs[0].dataset
+    assert (data.name, data.digest) == ("digits/train", fingerprint(open_digits("train")))
+    what = {"job": "pretrain", "recipe": "digits", "data": "digits", "encoder": "resnet18x0.125", "loss": "ntxent"}
+    assert (
+        run.data.tags.items()
+        >= {**what, "constraint": "sec", "seed": "0", "team": "vision", "ended": "finished"}.items()
+    )
+    assert run.data.tags["mlflow.note.content"].startswith("- ended: finished\n- command: `")
+    assert client.get_experiment(run.info.experiment_id).name == "digits"
+
+
+def test_the_use_of_the_machine_is_followed_while_a_run_trains(quick, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
+    folder, client = RunFolder(tmp_path / "runs/digits/it"), MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+
+    def figures(run_id: str):
+        return client.get_metric_history(run_id, "system/cpu_utilization_percentage")
+
+    report = worker.FolderRuntime.report
+
+    def waiting(self, step, metrics, norms=None):  # so that the run lasts until some figures are there
+        report(self, step, metrics, norms)
+        deadline = time.monotonic() + 120
+        while step == 5 and not (folder.run_id_path.is_file() and len(figures(folder.run_id_path.read_text())) > 1):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+    monkeypatch.setattr(worker.FolderRuntime, "report", waiting)
+    changes = ["run_name=it", "log_every_steps=1", "tracking.system_metrics=true"]
+    run = run_pretraining(pretrain_config([*quick, *changes]))
+    points = figures(run.run_id)
+    assert [point.step for point in points] == list(range(len(points))) and len(points) > 1
+    assert all(0 <= point.value <= 100 for point in points)
+    assert not any(name.startswith("system/") for name in run.metrics)
+    assert client.get_run(run.run_id).info.status == "FINISHED"
+
+
+def test_every_figure_is_in_mlflow_once(finished, client):
+    expected = {}
+    for record in finished.folder.records():
+        for key, value in record["metrics"].items():
+            expected.setdefault(key, []).append((record["step"], value))
+    assert {"train/loss", "train/metric_loss", "train/constraint", "train/eta", "train/lr"} < expected.keys()
+    assert {"train/norm_mean", "train/norm_std", "train/images_per_s", "val/knn_top1", "val/rankme"} < expected.keys()
+    for key, points in expected.items():
+        history = [(point.step, point.value) for point in client.get_metric_history(finished.run_id, key)]
+        assert len(history) == len(points), key
+        assert dict(history) == pytest.approx(dict(points)), key
+
+
+def test_the_artifacts_are_there(finished, client, tmp_path: Path):
+    names = {item.path for item in client.list_artifacts(finished.run_id)}
+    assert {"config.yaml", "encoder.safetensors", "norms.json", "plots", "packages.txt"} <= names
+    plots = {item.path for item in client.list_artifacts(finished.run_id, "plots")}
+    assert plots == {"plots/curves.png", "plots/norms.png", "plots/features.png"}
+    path = client.download_artifacts(finished.run_id, "config.yaml", str(tmp_path))
+    assert yaml.safe_load(Path(path).read_text())["epochs"] == 2
+
+
+def test_the_encoder_has_torchvisions_key_names(finished):
+    tensors = load_file(finished.folder.encoder_path)
+    backbone, _ = resnet(18, "cifar", 0.125, num_channels=1)
+    assert tensors.keys() == backbone.state_dict().keys()
+    assert "layer1.0.conv1.weight" in tensors
+
+
+def test_the_registered_model_gives_the_encoders_features(finished, client, monkeypatch):
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", finished.uri)
+    model = mlflow.pyfunc.load_model("models:/digits-encoder/1")
+    assert model.metadata.signature.inputs.inputs[0].shape == (-1, 1, 8, 8)
+    images = np.random.default_rng(0).random((5, 1, 8, 8), dtype=np.float32)
+    backbone, num_features = resnet(18, "cifar", 0.125, num_channels=1)
+    backbone.load_state_dict(load_file(finished.folder.encoder_path))
+    with torch.no_grad():
+        expected = backbone.eval()(torch.from_numpy(images)).numpy()
+    features = model.predict(images)
+    assert features.shape == (5, num_features)
+    np.testing.assert_allclose(features, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_stores_address_is_not_left_behind(finished):
+    assert "MLFLOW_TRACKING_URI" not in os.environ
+
+
+def test_the_probe_is_a_child_run_with_its_confusion(finished, client):
+    runs = client.search_runs([finished.experiment_id], f"tags.`mlflow.parentRunId` = '{finished.run_id}'")
+    assert len(runs) == 1
+    probe = runs[0]
+    assert probe.info.status == "FINISHED"
+    assert probe.data.metrics["probe/top1"] == finished.metrics["probe/top1"]
+    assert 20 < probe.data.metrics["probe/top1"] <= probe.data.metrics["probe/top5"] <= 100
+    names = {item.path for item in client.list_artifacts(probe.info.run_id)}
+    assert "confusion.json" in names
+    confusion = json.loads((finished.folder.path.parent / "whole-probe" / "confusion.json").read_text())
+    assert np.sum(confusion["confusion"]) == 360
+    right = np.trace(np.array(confusion["confusion"])) / 360
+    assert 100 * right == pytest.approx(finished.metrics["probe/top1"])
+
+
+def test_the_probes_figures_and_protocol_stand_on_the_pretraining_too(finished, client):
+    run = client.get_run(finished.run_id)
+    (probe,) = client.search_runs(
+        [finished.experiment_id], "tags.job = 'probe' and attributes.run_name = 'whole-probe'"
+    )
+    for name in ("top1", "top5", "knn_top1", "learning_rate"):
+        assert run.data.metrics[f"probe/{name}"] == probe.data.metrics[f"probe/{name}"]
+    protocol = run.data.tags["probe.protocol"]
+    assert protocol.startswith("digits, 10 labels per class, 5 epochs, cached features (")
+    assert protocol == probe.data.tags["probe.protocol"]
+    assert probe.data.tags.items() >= {"constraint": "sec", "seed": "0", "team": "vision"}.items()
+
+
+def test_the_registered_version_is_best_at_once_and_says_why(finished, client):
+    assert str(client.get_registered_model("digits-encoder").aliases["best"]) == "1"
+    version = client.get_model_version("digits-encoder", "1")
+    assert version.tags["score.name"] == "probe/top1"  # the probe had ended when it was looked for
+    assert version.tags["score"] == f"{finished.metrics['probe/top1']:.4g}"
+    assert version.tags["data.digest"] in version.description and finished.run_id in version.description
+
+
+def test_a_probe_of_its_own_finds_the_run_by_its_id(finished, client, tmp_path: Path):
+    overrides = [
+        f"run={finished.run_id}",
+        "runtime=local",
+        "probe=few_labels",
+        "probe.epochs=5",
+        "probe.decay_at=[0.6]",
+    ]
+    elsewhere = [f"output_dir={tmp_path}", f"tracking.uri={finished.uri}", "run_name=elsewhere"]
+    probed = run_probe(from_values(ProbeJobConfig, compose("probe", [*overrides, *elsewhere])))
+    assert probed.metrics["probe/top1"] == finished.metrics["probe/top1"]
+    assert probed.folder.path == tmp_path / "digits" / "elsewhere"
+    before = client.get_run(finished.run_id).data
+    assert not any(name.startswith("probe_") for name in before.metrics)  # it is the run's own protocol
+
+    config = from_values(ProbeJobConfig, compose("probe", [*overrides, "probe.epochs=6", *elsewhere[:2]]))
+    other = run_probe(config)
+    assert other.folder.path == tmp_path / "digits" / "whole-probe"
+    after = client.get_run(finished.run_id).data
+    assert after.metrics["probe/top1"] == before.metrics["probe/top1"]
+    (name,) = (name for name in after.metrics if name.startswith("probe_") and name.endswith("/top1"))
+    assert after.metrics[name] == other.metrics["probe/top1"]
+    assert "6 epochs" in after.tags[f"{name.removesuffix('/top1')}.protocol"]
+    assert after.tags["probe.protocol"] == before.tags["probe.protocol"]
+
+
+def test_the_summary_says_where_to_look(finished):
+    text = summary(finished)
+    assert f"MLflow run: {finished.run_id}" in text
+    assert f"ui --backend-store-uri {finished.uri}" in text
+    assert f"/#/experiments/{finished.experiment_id}/runs/{finished.run_id}?workflowType=machine_learning" in text
+    assert f"top-1 on the test set (%): {finished.metrics['probe/top1']:.4g}" in text
+
+
+def test_a_probe_of_an_unknown_run_is_one_line(finished):
+    config = from_values(ProbeJobConfig, compose("probe", ["run=abc", "runtime=local", f"tracking.uri={finished.uri}"]))
+    with pytest.raises(
+        ConfigError,
+        match="run: found 'abc', but MLflow at .* has no run whose id or name begins so",
+    ):
+        run_probe(config)
+
+
+def test_a_folder_is_probed_while_its_store_is_away_and_the_probe_is_sent_later(
+    finished, tmp_path, caplog, monkeypatch
+):
+    moved = RunFolder(tmp_path / "whole")
+    shutil.copytree(finished.folder.path, moved.path)
+    (tmp_path / "file").write_text("")
+    away = f"sqlite:///{tmp_path}/file/mlflow.db"
+    identity = json.loads(moved.identity_path.read_text())
+    moved.identity_path.write_text(
+        json.dumps({**identity, "uri": finished.uri.replace("sqlite:////", "sqlite:////none/")})
+    )
+    overrides = [f"run={moved.path}", "runtime=local", f"output_dir={tmp_path / 'runs'}", f"tracking.uri={away}"]
+    config = from_values(ProbeJobConfig, values_of("probe", overrides))
+    assert (config.probe.epochs, config.probe.decay_at) == (5, (0.6,))
+    probed = run_probe(config)
+    assert probed.metrics["probe/top1"] == finished.metrics["probe/top1"]
+    assert probed.run_id is None and probed.folder.path == tmp_path / "runs/digits/whole-probe"
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 2 and "cannot be used" in told[0] and f"folder={probed.folder.path}" in told[1]
+
+    (tmp_path / "file").unlink()
+    replayed = run_replay(ReplayConfig(folder=str(probed.folder.path)))
+    run = MlflowClient(away).get_run(replayed.run_id)
+    assert run.info.status == "FINISHED" and "mlflow.parentRunId" not in run.data.tags  # it is not in this store
+
+
+def test_a_folder_of_another_job_is_not_probed_and_one_without_weights_is_looked_up(finished, tmp_path):
+    probe = finished.folder.path.with_name("whole-probe")
+    with pytest.raises(
+        ConfigError, match="run: found '.*/whole-probe', a run of jobs.probe; allowed: a run of jobs.pret"
+    ):
+        trained_folder(str(probe), ("pretrain",))
+    shutil.copytree(finished.folder.path, tmp_path / "whole")
+    assert trained_folder(str(tmp_path / "whole"), ("pretrain",)) == RunFolder(tmp_path / "whole")
+    (tmp_path / "whole" / "encoder.safetensors").unlink()
+    assert trained_folder(str(tmp_path / "whole"), ("pretrain",)) is None
+    assert trained_folder("whole", ("pretrain",)) is None
+
+
+def test_what_belongs_to_a_folder_is_tracked_in_its_store_if_that_is_there(finished, tmp_path, caplog):
+    tracking = TrackingConfig()
+    beside, run_id = tracked_beside(finished.folder, tracking, tmp_path)
+    assert (beside.uri, run_id) == (finished.uri, finished.run_id)
+    other = TrackingConfig(uri=finished.uri.replace("/mlflow.db", "/./mlflow.db"))  # another name of the same store
+    assert tracked_beside(finished.folder, other, tmp_path) == (other, finished.run_id)
+    moved = RunFolder(tmp_path / "whole")
+    shutil.copytree(finished.folder.path, moved.path)
+    identity = json.loads(moved.identity_path.read_text())
+    moved.identity_path.write_text(json.dumps({**identity, "uri": f"sqlite:///{tmp_path}/gone/mlflow.db"}))
+    assert tracked_beside(moved, tracking, tmp_path / "runs") == (tracking, None)
+    assert "gone/mlflow.db, the store of " in caplog.text and not (tmp_path / "gone").exists()
+
+
+def test_a_run_name_in_use_is_refused(finished):
+    output_dir = finished.folder.path.parent.parent
+    config = pretrain_config(["experiment=digits", "run_name=whole", f"output_dir={output_dir}"])
+    with pytest.raises(ConfigError, match="already holds a run"):
+        run_pretraining(config)
+
+
+def test_a_stopped_run_saves_says_killed_and_ends_as_if_it_had_not_stopped(quick, tmp_path: Path, monkeypatch):
+    config = pretrain_config([*quick, "run_name=stopped", "log_every_steps=1"])
+    expected = run_pretraining(replace(config, run_name="unstopped", resume="auto"))  # there is none: it starts
+
+    report = worker.FolderRuntime.report
+
+    def interrupting(self, step, metrics, norms=None):
+        report(self, step, metrics, norms)
+        if step == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match="stopped; resume it with: ") as stop:
+        patch.setattr(worker.FolderRuntime, "report", interrupting)
+        run_pretraining(config)
+    run_id = (tmp_path / "runs" / "digits" / "stopped" / "mlflow_run_id").read_text()
+    client = MlflowClient(expected.uri)
+    killed = client.get_run(run_id)
+    assert (killed.info.status, killed.data.tags["ended"]) == ("KILLED", "stopped: as asked, after saving")
+
+    command = shlex.split(str(stop.value).partition("with: ")[2])
+    assert command[:3] == ["python", "-m", "jobs.pretrain"] and len(command) == 4
+    resumed = run_pretraining(from_values(PretrainConfig, values_of("pretrain", command[3:])))
+    assert resumed.run_id == run_id
+    ended = client.get_run(run_id)
+    assert (ended.info.status, ended.data.tags["ended"]) == ("FINISHED", "finished")
+    assert ended.data.tags["mlflow.note.content"].count("- ended:") == 1
+    weights, wanted = load_file(resumed.folder.encoder_path), load_file(expected.folder.encoder_path)
+    assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
+    losses = [(point.step, point.value) for point in client.get_metric_history(run_id, "train/loss")]
+    assert losses == [(p.step, p.value) for p in client.get_metric_history(expected.run_id, "train/loss")]
+
+
+def test_signals_while_a_run_stops_change_nothing(quick, tmp_path: Path, monkeypatch):
+    """SIGTERM twice, SIGHUP, and both ends of a terminal's Ctrl-C: at the save, and while MLflow is told."""
+
+    def signal_all(self, *given, **more):
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            signal.raise_signal(number)
+        return original(self, *given, **more)
+
+    name = "run_name=told-twice"
+    for patched in ((worker.FolderRuntime, "save"), (TrackedRun, "end")):
+        original = getattr(*patched)
+        with monkeypatch.context() as patch, pytest.raises(Stopped, match="resume it with: .*/told-twice$"):
+            patch.setattr(*patched, signal_all)
+            if patched[0] is TrackedRun:
+                patch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
+            run_pretraining(
+                pretrain_config([*quick, name, "resume=auto", "log_every_steps=1", "checkpoint.every_epochs=1"])
+            )
+        folder = RunFolder(tmp_path / "runs" / "digits" / "told-twice")
+        assert folder.restored_state(torch.device("cpu"))["step"] > 0
+        client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+        assert client.get_run(folder.run_id_path.read_text()).info.status == "KILLED"
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    monkeypatch.setattr(driver, "_SAME_SIGNAL_S", 0.0)
+    with pytest.raises(KeyboardInterrupt), driver._stopped_by_signals(folder):
+        signal.raise_signal(signal.SIGTERM)
+        assert folder.stop_path.exists()
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_stop_before_there_is_a_run_interrupts(tmp_path: Path):
+    with pytest.raises(KeyboardInterrupt), driver._stopped_by_signals(RunFolder(tmp_path / "not" / "yet")):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_run_that_is_stopped_while_its_artifacts_are_sent_is_finished_and_not_probed(quick, monkeypatch):
+    def told(self, tracked):
+        signal.raise_signal(signal.SIGTERM)
+        leave(self, tracked)
+
+    leave = driver._Run._leave_artifacts
+    monkeypatch.setattr(driver._Run, "_leave_artifacts", told)
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/ssl-sec"])
+    config = pretrain_config([*quick, "run_name=late", "probe.enabled=true"])
+    with pytest.raises(Stopped, match=r"late is finished; probe it with: ssl-sec probe run=\w+$"):
+        run_pretraining(config)
+    client = MlflowClient(f"sqlite:///{config.output_dir}/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    assert run.info.status == "FINISHED"
+
+
+def test_a_probe_stops_when_it_is_asked_to(finished, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
+    overrides = [f"run={finished.run_id}", "runtime=local", f"tracking.uri={finished.uri}", f"output_dir={tmp_path}"]
+    config = from_values(ProbeJobConfig, compose("probe", [*overrides, "run_name=stopped-probe"]))
+    with pytest.raises(Stopped, match=f"start it again with: python -m jobs.probe run={finished.run_id}"):
+        run_probe(config)
+    run_id = (tmp_path / "digits" / "stopped-probe" / "mlflow_run_id").read_text()
+    assert MlflowClient(finished.uri).get_run(run_id).info.status == "KILLED"
+
+
+def test_a_run_that_another_process_has_is_refused(quick, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(running, "_FREE_WITHIN_S", 0.0)
+    folder = RunFolder(tmp_path / "runs" / "digits" / "mine")
+    with running.running(folder):
+        for resume in ("false", "true", "auto"):
+            config = pretrain_config([*quick, "run_name=mine", f"resume={resume}"])
+            with pytest.raises(ConfigError, match=f"mine is in use: process {os.getpid()} on "):
+                run_pretraining(config)
+    assert not folder.path.exists()
+
+
+@pytest.mark.parametrize("moment", ["while it trains", "while its artifacts are sent"])
+def test_a_run_whose_folder_is_removed_ends_with_one_line_and_is_failed(moment, quick, tmp_path: Path, monkeypatch):
+    folder = RunFolder(tmp_path / "runs" / "digits" / "gone")
+    owner, name = {"while it trains": (worker.FolderRuntime, "report")}.get(moment, (driver._Run, "_leave_artifacts"))
+    original, calls = getattr(owner, name), []
+
+    def removing(self, *given, **more):
+        calls.append(1)
+        if len(calls) == (4 if name == "report" else 1):
+            shutil.rmtree(folder.path)
+        return original(self, *given, **more)
+
+    monkeypatch.setattr(owner, name, removing)
+    config = pretrain_config([*quick, "run_name=gone", "log_every_steps=1", "checkpoint.every_epochs=1"])
+    with pytest.raises(StorageError, match="output_dir: .*/digits/gone was removed during the run"):
+        run_pretraining(config)
+    client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    assert run.info.status == "FAILED"
+    assert "was removed during the run" in run.data.tags["ended"]
+    assert not folder.path.exists()
+
+
+def test_a_resume_does_not_mind_what_a_crash_left_of_the_figures(quick, tmp_path: Path, monkeypatch):
+    config = pretrain_config([*quick, "run_name=torn", "log_every_steps=1", "checkpoint.every_epochs=1"])
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
+        run_pretraining(config)
+    folder = RunFolder(tmp_path / "runs" / "digits" / "torn")
+    folder.metrics_path.write_bytes(folder.metrics_path.read_bytes() + b"\0\xff\n" + b'{"step": 1, "met')
+    (folder.path / "outcome").write_bytes(b"\xff\0")
+    (folder.path / "error.json").write_bytes(b"{")
+    finished = run_pretraining(replace(config, resume=True))
+    losses = [record["step"] for record in folder.records() if "train/loss" in record["metrics"]]
+    assert losses == list(range(len(losses))) and len(losses) == 10
+    points = MlflowClient(finished.uri).get_metric_history(finished.run_id, "train/loss")
+    assert [point.step for point in points] == losses
+
+
+def test_a_data_error_leaves_no_folder_and_a_failed_run(tmp_path: Path):
+    overrides = ["data=folder", f"data.root={tmp_path}", "recipe=missing", f"output_dir={tmp_path / 'runs'}"]
+    with pytest.raises(DataError, match="data.root must hold train"):
+        run_pretraining(pretrain_config(overrides))
+    assert not (tmp_path / "runs" / "missing").exists()
+    client = MlflowClient(f"sqlite:///{tmp_path / 'runs'}/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("missing").experiment_id])
+    assert run.info.status == "FAILED"
+    assert (
+        run.data.tags["ended"].startswith("failed: data.root must hold train")
+        or "must hold train" in run.data.tags["ended"]
+    )
+    assert run.data.tags["ended"] in run.data.tags["mlflow.note.content"]
+
+
+def test_without_a_recipe_the_data_set_names_experiment_folder_and_model(tmp_path: Path):
+    for label in "ab":
+        for number in range(20):
+            write_image(tmp_path / "my flowers" / "train" / label / f"{number}.png", number)
+    shutil.copytree(tmp_path / "my flowers" / "train", tmp_path / "my flowers" / "test")
+    overrides = ["data=folder", f"data.root={tmp_path / 'my flowers'}", f"output_dir={tmp_path / 'runs'}", *SMALL]
+    finished = run_pretraining(pretrain_config(overrides))
+    assert finished.folder.path == tmp_path / "runs" / "my-flowers" / "my_flowers-resnet18-none-s0"
+    client = MlflowClient(finished.uri)
+    run = client.get_run(finished.run_id)
+    assert client.get_experiment(finished.experiment_id).name == "my-flowers"
+    assert run.data.params["recipe"] == run.data.tags["recipe"] == "my-flowers"
+    assert [model.name for model in client.search_registered_models()] == ["my-flowers-encoder"]
+
+
+def test_training_goes_on_without_mlflow_and_the_figures_are_sent_later(quick, caplog, tmp_path: Path):
+    (tmp_path / "store").write_text("a file where a folder must be")
+    uri = f"sqlite:///{tmp_path}/store/mlflow.db"
+    finished = run_pretraining(pretrain_config([*quick, f"tracking.uri={uri}"]))
+    assert finished.run_id is None
+    records = finished.folder.records()
+    assert len(records) > 2
+    assert "cannot be used" in caplog.text
+    assert f"{len(records)} figures are not in MLflow; send them with: python -m jobs.replay folder=" in caplog.text
+    assert "none; see the warning" in summary(finished)
+    with pytest.raises(StorageError, match="cannot be used"):
+        run_replay(ReplayConfig(folder=str(finished.folder.path)))
+
+    (tmp_path / "store").unlink()
+    replayed = run_replay(ReplayConfig(folder=str(finished.folder.path)))
+    client = MlflowClient(uri)
+    run = client.get_run(replayed.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["epochs"] == "2"
+    for name in ("train/loss", "val/knn_top1"):
+        expected = [(r["step"], r["metrics"][name]) for r in records if name in r["metrics"]]
+        assert [(p.step, p.value) for p in client.get_metric_history(replayed.run_id, name)] == expected
+    assert {"config.yaml", "encoder.safetensors", "plots"} <= {a.path for a in client.list_artifacts(replayed.run_id)}
+
+    again = run_replay(ReplayConfig(folder=str(finished.folder.path)))
+    assert again.run_id == replayed.run_id
+    assert len(client.get_metric_history(replayed.run_id, "train/loss")) == len(
+        [r for r in records if "train/loss" in r["metrics"]]
+    )
+
+
+def test_a_store_that_is_away_for_a_while_has_every_point_once_afterwards(quick, monkeypatch, caplog):
+    """It even takes a batch whose answer is lost."""
+    log_batch, calls, asked = MlflowClient.log_batch, [], threading.Event()
+    report = worker.FolderRuntime.report
+
+    def waiting(self, step, metrics, norms=None):  # so that the first call comes before the end
+        report(self, step, metrics, norms)
+        assert step < 5 or asked.wait(120)
+
+    monkeypatch.setattr(worker.FolderRuntime, "report", waiting)
+
+    def unreliable(self, run_id, metrics=(), params=(), **options):
+        if metrics:
+            calls.append(len(metrics))
+            asked.set()
+            if len(calls) == 1:
+                raise ConnectionError("refused")
+            if len(calls) == 2:
+                log_batch(self, run_id, metrics=metrics, **options)
+                raise ConnectionError("no answer")
+        return log_batch(self, run_id, metrics=metrics, params=params, **options)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", unreliable)
+    finished = run_pretraining(pretrain_config([*quick, "log_every_steps=1"]))
+    assert len(calls) >= 2
+    assert "it is tried again" in caplog.text
+    history = MlflowClient(finished.uri).get_metric_history(finished.run_id, "train/loss")
+    expected = [r["step"] for r in finished.folder.records() if "train/loss" in r["metrics"]]
+    told_of_loss = "figures are not in MLflow" in caplog.text
+    assert sorted(point.step for point in history) == expected
+    assert told_of_loss == (len(calls) == 2)
+
+
+def test_a_folder_that_holds_no_run_cannot_be_replayed(tmp_path: Path):
+    with pytest.raises(ConfigError, match="folder: .* holds no run"):
+        run_replay(ReplayConfig(folder=str(tmp_path)))
+
+
+@pytest.mark.slow
+def test_runs_that_start_at_once_on_a_fresh_sqlite_file_are_all_tracked(tmp_path: Path):
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from ssl_sec.edges.tracking.tracker import TrackedRun\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        f"TrackedRun.start('sqlite:///{tmp_path}/mlflow.db', experiment='e', name='n', values={{}}, "
+        f"output_dir=Path('{tmp_path}'), tags={{'job': 'pretrain'}})"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(3)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    assert len(client.search_runs([client.get_experiment_by_name("e").experiment_id])) == 3

@@ -1,0 +1,183 @@
+"""Face recognition as users run it: `python -m jobs.face` on Ray, its faults, and what is told of bad input."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+from safetensors.torch import load_file
+
+from jobs.face import face
+from ssl_sec.edges.command_line import run_job
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run.driver import run_face
+from ssl_sec.recipes.face.config import FaceConfig
+from ssl_sec.settings import from_values
+from ssl_sec.training.checkpoint import load_checkpoint, newest_checkpoint
+from ssl_sec.training.config import LocalConfig
+from tests.data.files import write_digit_pairs
+from tests.edges.conftest import QUICK_FACE
+from tests.edges.run.faulty import Once, figures, folder_of, steps_so_far
+
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+
+# The workers share out the templates.
+RUN = (
+    *QUICK_FACE,
+    "run_name=it",
+    "share_classes_from=10",
+    "runtime=ray",
+    "runtime.num_workers=2",
+    "runtime.cpus_per_worker=1",
+)
+EXACT = "runtime.precision=float64"
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Ray on this machine, with two CPUs whatever it has."""
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def config_of(folder: Path, *changes: str) -> FaceConfig:
+    return from_values(FaceConfig, compose("face", [*RUN, f"output_dir={folder}", *changes]))
+
+
+@pytest.fixture(scope="module")
+def whole(cluster, benchmarks, tmp_path_factory) -> RunFolder:
+    """The run that nothing happens to."""
+    return run_face(config_of(tmp_path_factory.mktemp("whole"), benchmarks, EXACT)).folder
+
+
+@pytest.fixture(scope="module")
+def alone(benchmarks, tmp_path_factory) -> RunFolder:
+    """The same in one process, without Ray; it holds all templates."""
+    config = config_of(tmp_path_factory.mktemp("alone"), benchmarks)
+    return run_face(replace(config, runtime=LocalConfig(device="cpu", precision="float64"))).folder
+
+
+def assert_equal(run: RunFolder, other: RunFolder) -> None:
+    """All figures at all steps, and the final weights."""
+    curves = [{(step, name): value for step, name, value in figures(each)} for each in (run, other)]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-8)
+    for path in ("encoder_path", "head_path"):
+        weights = [load_file(getattr(each, path)) for each in (run, other)]
+        torch.testing.assert_close(weights[0], weights[1], rtol=1e-8, atol=1e-10)
+
+
+def assert_bit_equal(run: RunFolder, other: RunFolder) -> None:
+    """Weights, templates, optimiser, μ and figures, to the last bit."""
+    states = [
+        load_checkpoint(newest_checkpoint(each.checkpoints_path).path, torch.device("cpu"), held=slice(0, 10))
+        for each in (run, other)
+    ]
+    assert states[0]["objective"]["loss.weight"].shape == (10, 16)
+    torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
+    for path in ("encoder_path", "head_path"):
+        weights = [load_file(getattr(each, path)) for each in (run, other)]
+        torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
+    assert figures(run) == figures(other)
+
+
+def test_two_workers_that_share_the_classes_equal_one_process(whole, alone):
+    checkpoint = newest_checkpoint(whole.checkpoints_path).path
+    assert len(list(checkpoint.glob("rows-*.safetensors"))) == 2
+    assert {name for _, name, _ in figures(whole)} >= {"train/verification_accuracy", "face/digits_accuracy"}
+    assert_equal(whole, alone)
+
+
+MOMENTS: dict[str, Callable[[RunFolder], bool]] = {
+    "in mid-epoch": lambda run: steps_so_far(run) >= 6,
+    "while templates are saved": lambda run: any(run.checkpoints_path.glob(".parts-*")),
+    "after the last step": lambda run: steps_so_far(run) == 8,
+}
+
+
+@pytest.mark.parametrize(("moment", "rank"), list(zip(MOMENTS, (1, 0, 1), strict=True)))
+def test_a_killed_worker_changes_nothing(cluster, benchmarks, whole, tmp_path, moment, rank):
+    run = folder_of(tmp_path)
+
+    def kill() -> None:
+        (pid,) = [worker["pid"] for worker in run.workers()[-2:] if worker["rank"] == rank]
+        os.kill(pid, signal.SIGKILL)
+
+    with Once(lambda: MOMENTS[moment](run), kill) as killing:
+        run_face(config_of(tmp_path, benchmarks, EXACT))
+    assert killing.happened
+    assert len(run.workers()) == 4  # both were started again, once
+    assert_bit_equal(run, whole)
+
+
+def test_ctrl_c_stops_the_run_and_one_worker_goes_on_with_what_two_held(benchmarks, alone, tmp_path):
+    command = [sys.executable, "-m", "jobs.face", *RUN, benchmarks, EXACT, f"output_dir={tmp_path}"]
+    run = folder_of(tmp_path)
+    # A terminal sends Ctrl-C to all processes that the command has started.
+    driver = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        while steps_so_far(run) < 2:
+            assert driver.poll() is None
+            time.sleep(0.01)
+        os.killpg(driver.pid, signal.SIGINT)
+        told = driver.communicate(timeout=120)[1]
+    finally:
+        driver.kill()
+        driver.wait()
+    assert driver.returncode == 130, told
+    assert told.splitlines()[-1].startswith("stopped; resume it with: python -m jobs.face resume=")
+    (checkpoint,) = run.checkpoints_path.glob("step-*")
+    assert len(list(checkpoint.glob("rows-*.safetensors"))) == 2
+    again = subprocess.run(
+        [*command, "runtime.num_workers=1", "resume=true"], capture_output=True, text=True, timeout=300
+    )
+    assert again.returncode == 0, again.stderr
+    assert "digits accuracy (%): " in again.stdout
+    assert [worker["world_size"] for worker in run.workers()] == [2, 2, 1]
+    assert_equal(run, alone)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "message"),
+    [
+        (["evaluation.pca=17"], 2, "evaluation.pca: found 17, must be 1 to 16, the dimension of the embeddings"),
+        (["runtime.num_workers=3"], 2, "runtime.num_workers: found 3, but the cluster has 2 CPUs; allowed: 1 to 2"),
+        ([], 3, "pairs.csv line 762: no image 'digit 0/none.png' in "),
+    ],
+)
+def test_bad_input_is_one_line_and_an_exit_code(cluster, tmp_path, capfd, changes, code, message):
+    table, images = write_digit_pairs(tmp_path)
+    with table.open("a") as file:
+        file.write("digit 0/none.png,digit 0/0.png,1,0\n")
+    benchmark = f"benchmarks=[{{name:pairs,pairs:{table},images:{images}}}]"
+    assert run_job("face", face, [*RUN, benchmark, f"output_dir={tmp_path / 'runs'}", *changes]) == code
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("INFO: ")]
+    assert line.startswith("error: ") and message in line
+    assert not folder_of(tmp_path / "runs").path.exists()
+
+
+def test_a_training_set_that_has_grown_is_refused_on_resume(cluster, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)  # paths are relative to where the job is started, for the workers too
+    _, images = write_digit_pairs(tmp_path)
+    images.rename(tmp_path / "train")
+    arguments = [*RUN, "output_dir=runs", "data=folder", "data.root=.", "data.num_channels=1"]
+    arguments += ["global_batch_size=40", "epochs=1"]
+    assert run_job("face", face, arguments) == 0
+    (tmp_path / "runs" / "digits" / "it" / "outcome").unlink()  # a finished run would not be resumed
+    (tmp_path / "train" / "someone").mkdir()
+    shutil.copy(next((tmp_path / "train" / "digit 0").iterdir()), tmp_path / "train" / "someone")
+    assert run_job("face", face, [*arguments, "resume=true"]) == 4
+    told = capfd.readouterr().err.splitlines()
+    assert [line for line in told if not line.startswith(("it: ", "INFO: "))] == [told[-1]]
+    # The worker that lacks templates and the other find it at once.
+    assert re.fullmatch(r"error: .*(has 11 classes, but .* run had 10|run had 10 classes, .* has 11 or more)", told[-1])

@@ -1,0 +1,56 @@
+import json
+
+import torch
+
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run.driver import Finished
+from ssl_sec.edges.run.pictures import face_pictures
+from ssl_sec.edges.run.summary import summary
+
+METRICS = {
+    "train/loss": 1.5,
+    "face/cfp_fp_accuracy": 99.123,
+    "face/cfp_fp_accuracy_std": 0.31,
+    "face/cfp_fp_eer": 0.9,
+    "face/cfp_fp_tar_at_far_1e-3": 97.0,
+    "face/cfp_fp_norm_mean": 20.0,
+    "face/blufr_tar_at_far_1e-3": 94.2,
+    "face/blufr_tar_at_far_1e-3_mean": 94.5,
+    "face/blufr_tar_at_far_1e-3_std": 0.3,
+    "face/blufr_dir_at_far_1e-2": 70.0,
+    "face/megaface_1e6_rank1": 91.02,
+    "face/ytf_accuracy_max": 90.0,
+    "face/ytf_accuracy_max_std": 1.0,
+    "face/ytf_accuracy_hik": 95.0,
+}
+
+
+def test_the_summary_tells_figures_of_benchmarks_in_words(tmp_path):
+    finished = Finished(metrics=METRICS, folder=RunFolder(tmp_path), run_id=None, uri="http://a", experiment_id=None)
+    assert summary(finished).split("\nfolder: ")[0].splitlines() == [
+        "last loss: 1.5",
+        "cfp_fp accuracy (%): 99.12 ± 0.31",
+        "cfp_fp EER (%): 0.9",
+        "cfp_fp TAR at FAR = 1e-3 (%): 97",
+        "blufr TAR at FAR = 1e-3 (%): 94.2 (94.5 - 0.3)",
+        "blufr DIR at rank 1 and FAR = 1e-2 (%): 70",
+        "megaface rank-1 among 1e6 distractors (%): 91.02",
+        "ytf accuracy by the greatest cosine (%): 90 ± 1",
+        "ytf accuracy by HIK-SVM (%): 95",
+    ]
+
+
+def test_pictures_of_what_benchmarks_kept(tmp_path):
+    folder = RunFolder(tmp_path)
+    record = {"step": 0, "metrics": {"train/loss": 1.0, "face/lfw_accuracy": 50.0}}
+    folder.metrics_path.write_text(json.dumps(record) + "\n")
+    assert [path.name for path in face_pictures(folder)] == ["curves.png"]
+    kept = {"scores": torch.tensor([0.1, 0.2, 0.7]), "same": torch.tensor([False, False, True]), "norms": torch.ones(5)}
+    torch.save({**kept, "norms": torch.full((5,), torch.nan)}, folder.benchmark_path("ijbc"))
+    pixels = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
+    pairs = {f"{kind}_{side}": pixels for kind in ("different", "same") for side in ("first", "second")}
+    shown = {**pairs, "different_scores": torch.tensor([0.2]), "same_scores": torch.tensor([0.7])}
+    torch.save({**kept, **shown}, folder.benchmark_path("lfw"))
+    paths = face_pictures(folder)
+    assert [path.stem for path in paths] == ["curves", "roc", "scores", "benchmark_norms", "hardest_lfw"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)

@@ -1,0 +1,414 @@
+"""What happens when something fails: two gloo workers on Ray Train, killed and started again."""
+
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+from mlflow.tracking import MlflowClient
+from safetensors.torch import load_file
+
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run.driver import run_pretraining
+from ssl_sec.errors import Stopped, StorageError, UserError
+from ssl_sec.training.checkpoint import load_checkpoint, newest_checkpoint
+from tests.data.files import encode, noise, write_folder
+from tests.edges.run.faulty import RUN, Once, config_of, figures, folder_of, in_one_process, messages, steps_so_far
+
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Ray on this machine, with four CPUs whatever it has."""
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def whole(cluster, tmp_path_factory) -> RunFolder:
+    """The run that nothing happens to."""
+    folder = tmp_path_factory.mktemp("whole")
+    run_pretraining(config_of(folder))
+    return folder_of(folder)
+
+
+def assert_bit_equal(run: RunFolder, whole: RunFolder) -> None:
+    """Weights, optimiser, μ and figures, to the last bit."""
+    states = [
+        load_checkpoint(newest_checkpoint(each.checkpoints_path).path, torch.device("cpu")) for each in (run, whole)
+    ]
+    torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
+    torch.testing.assert_close(load_file(run.encoder_path), load_file(whole.encoder_path), rtol=0, atol=0)
+    assert figures(run) == figures(whole)
+
+
+def kill(run: RunFolder, rank: int, number: signal.Signals = signal.SIGKILL) -> int:
+    (pid,) = [worker["pid"] for worker in run.workers()[-2:] if worker["rank"] == rank]
+    os.kill(pid, number)
+    return pid
+
+
+MOMENTS: dict[str, Callable[[RunFolder], bool]] = {
+    "before the first step": lambda run: len(run.workers()) == 2,
+    "in mid-epoch": lambda run: steps_so_far(run) >= 3,
+    "at an epoch's end": lambda run: (run.checkpoints_path / "step-000000004").exists(),
+    "during a save": lambda run: any(run.checkpoints_path.glob(".step-*")),
+}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_killed_worker_changes_nothing(cluster, whole, tmp_path, rank, moment):
+    run = folder_of(tmp_path)
+    with Once(lambda: MOMENTS[moment](run), lambda: kill(run, rank)) as killing:
+        run_pretraining(config_of(tmp_path))
+    assert killing.happened
+    assert len(run.workers()) == 4  # both were started again, once
+    assert_bit_equal(run, whole)
+
+
+def test_a_killed_driver_and_the_same_run_again_change_nothing(whole, tmp_path):
+    command = [sys.executable, "-m", "jobs.pretrain", *RUN, f"output_dir={tmp_path}", "run_name=it"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = folder_of(tmp_path)
+    driver = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        while not (run.checkpoints_path / "step-000000002").exists():
+            assert driver.poll() is None
+            time.sleep(0.01)
+    finally:
+        driver.kill()
+        driver.wait()
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "already holds a run; allowed: another run_name, or resume=" in refused.stderr
+    again = subprocess.run([*command, "resume=true"], env=environment, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert_bit_equal(run, whole)
+
+
+def stopped_after_two_epochs(folder: Path, *changes: str) -> RunFolder:
+    """A run whose checkpoints of steps 2 and 4 are there, and which did not come to its end."""
+    run = folder_of(folder)
+    with (
+        Once(lambda: (run.checkpoints_path / "step-000000004").exists(), lambda: run.stop_path.touch()) as stopping,
+        pytest.raises(Exception, match="stopped; resume it with"),
+    ):
+        run_pretraining(config_of(folder, *changes))
+    assert stopping.happened
+    return run
+
+
+def damage(path: Path, kind: str) -> None:
+    state = path / "state.pt"
+    if kind == "empty":
+        state.write_bytes(b"")
+    elif kind == "cut":
+        os.truncate(state, state.stat().st_size // 2)
+    elif kind == "without manifest":
+        (path / "manifest.json").unlink()
+    else:
+        content = bytearray(state.read_bytes())
+        content[len(content) // 2] ^= 1
+        state.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["empty", "cut", "bit-flipped", "without manifest"])
+def test_a_damaged_checkpoint_is_skipped_and_the_one_before_is_used(cluster, whole, tmp_path, kind, caplog, capsys):
+    run = stopped_after_two_epochs(tmp_path)
+    newest = newest_checkpoint(run.checkpoints_path).path
+    damage(newest, kind)
+    run_pretraining(config_of(tmp_path, "resume=true"))
+    assert_bit_equal(run, whole)
+    assert f"{newest.name}: " in capsys.readouterr().err + caplog.text
+
+
+def test_damage_to_all_checkpoints_stops_the_run_and_starts_nothing(cluster, tmp_path):
+    run = stopped_after_two_epochs(tmp_path)
+    for path in run.checkpoints_path.glob("step-*"):
+        damage(path, "cut")
+    before = len(run.workers())
+    with pytest.raises(StorageError, match="no whole checkpoint in .*step-000000004: state.pt has ") as caught:
+        run_pretraining(config_of(tmp_path, "resume=true"))
+    assert caught.value.exit_code == 4
+    assert before < len(run.workers()) <= before + 2  # nobody tried again; the other worker may have come too late
+
+
+def test_a_run_that_diverges_stops_on_all_workers_and_is_not_tried_again(cluster, tmp_path):
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r"training diverged: .* at step \d.*; (no|the last good) checkpoint") as caught:
+        run_pretraining(config_of(tmp_path, "optimiser.learning_rate=1e6", "optimiser.weight_decay=1000"))
+    assert caught.value.exit_code == 1
+    assert time.monotonic() - start < 60
+    told = (
+        json.loads((folder_of(tmp_path).path / "error.json").read_text()) if folder_of(tmp_path).path.exists() else {}
+    )
+    assert "\n" not in told.get("message", "")
+
+
+def test_twenty_kills_at_random_moments_of_one_run_change_nothing(cluster, tmp_path_factory, tmp_path):
+    """Failures are counted since the newest checkpoint, so that three in a row suffice for twenty in all."""
+    longer = ("epochs=24", "monitor.every_epochs=24")
+    undisturbed = tmp_path_factory.mktemp("longer")
+    run_pretraining(config_of(undisturbed, *longer))
+    draws = random.Random(20)
+    run = folder_of(tmp_path)
+    moments = sorted(draws.sample(range(1, 46), 20))
+    kills = zip(itertools.count(1), moments, (draws.randrange(2) for _ in moments), strict=False)
+
+    def twenty_kills() -> None:
+        for number, step, rank in kills:
+            with Once(
+                lambda n=number, s=step: len(run.workers()) == 2 * n and steps_so_far(run) >= s, lambda: None
+            ) as due:
+                due.join(180)  # a restart takes 10 s, and many times that on a machine that is busy otherwise
+            assert due.happened
+            time.sleep(draws.uniform(0, 0.1))  # the moment within a step
+            kill(run, rank)
+
+    with Once(lambda: True, twenty_kills) as killing:
+        run_pretraining(config_of(tmp_path, *longer))
+    assert killing.happened
+    assert len(run.workers()) == 2 * 21
+    assert_bit_equal(run, folder_of(undisturbed))
+
+
+def test_a_worker_that_hangs_is_named_and_the_run_goes_on(cluster, whole, tmp_path):
+    run = folder_of(tmp_path)
+    stopped: list[int] = []
+    with Once(lambda: steps_so_far(run) >= 3, lambda: stopped.append(kill(run, 1, signal.SIGSTOP))) as hanging:
+        run_pretraining(config_of(tmp_path, "runtime.timeout_s=10"))
+    assert hanging.happened
+    assert not Path(f"/proc/{stopped[0]}").exists()
+    assert "Timed out waiting" in messages(run)
+    assert "worker 1: no sign of life; the workers are started again" in messages(run)
+    assert "Traceback" in run.failures()[0]["traceback"]
+    assert_bit_equal(run, whole)
+
+
+def test_a_run_that_fails_without_getting_on_is_given_up(cluster, tmp_path):
+    run = folder_of(tmp_path)
+
+    def kill_twice() -> None:
+        kill(run, 1)
+        with Once(lambda: len(run.workers()) == 4, lambda: kill(run, 0)) as again:
+            again.join(60)
+
+    with (
+        Once(lambda: len(run.workers()) == 2, kill_twice),
+        pytest.raises(UserError, match="2 failures without a checkpoint, runtime.max_failures allows 1; what workers"),
+    ):
+        run_pretraining(config_of(tmp_path, "runtime.max_failures=1"))
+    assert len(run.workers()) == 4
+    assert (
+        "worker 1: its process died (killed by SIGKILL, or out of memory); the workers are started again"
+        in messages(run)
+    )
+
+
+def test_sigterm_saves_stops_and_is_told_to_mlflow(cluster, whole, tmp_path):
+    run = folder_of(tmp_path)
+    with (
+        Once(lambda: steps_so_far(run) >= 3, lambda: os.kill(os.getpid(), signal.SIGTERM)) as terminating,
+        pytest.raises(Stopped, match="resume it with: python -m jobs.pretrain resume=.*it"),
+    ):
+        run_pretraining(config_of(tmp_path))
+    assert terminating.happened
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    run_id = run.run_id_path.read_text()
+    assert client.get_run(run_id).info.status == "KILLED"
+    run_pretraining(config_of(tmp_path, "resume=true"))
+    assert_bit_equal(run, whole)
+    assert client.get_run(run_id).info.status == "FINISHED"
+    assert [point.step for point in client.get_metric_history(run_id, "train/loss")] == list(range(8))
+
+
+def test_a_stopped_run_goes_on_with_four_workers(cluster, tmp_path_factory, tmp_path):
+    exact = ("runtime.precision=float64",)
+    undisturbed = tmp_path_factory.mktemp("exact")
+    run_pretraining(in_one_process(config_of(undisturbed)))
+    run = stopped_after_two_epochs(tmp_path, *exact)
+    run_pretraining(config_of(tmp_path, *exact, "runtime.num_workers=4", "resume=true"))
+    assert [worker["world_size"] for worker in run.workers()] == [2, 2, 4, 4, 4, 4]
+    curves = [{(step, name): value for step, name, value in figures(each)} for each in (run, folder_of(undisturbed))]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-8)
+
+
+def test_storage_that_fails_stops_the_run_at_once(cluster, tmp_path):
+    """A file where the checkpoints' folder would be: nothing can be written there."""
+    run = folder_of(tmp_path)
+
+    def spoil() -> None:
+        run.checkpoints_path.write_text("")
+
+    with (
+        Once(lambda: len(run.workers()) == 2, spoil) as spoiling,
+        pytest.raises(StorageError, match="^checkpoint of step 2: cannot be written to .*checkpoints: ") as caught,
+    ):
+        run_pretraining(config_of(tmp_path))
+    assert spoiling.happened
+    assert caught.value.exit_code == 4
+    assert len(run.workers()) == 2  # nobody tried again
+
+
+# The same as a disk with so little room, for files of one process.
+FULL_DISK = """
+import resource, sys
+from jobs.pretrain import pretrain
+from ssl_sec.edges.command_line import run_job
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_300_000, 1_300_000))
+sys.exit(run_job("pretrain", pretrain))
+"""
+
+
+def test_a_disk_that_fills_in_mid_run_ends_it_with_one_line_and_what_was_saved_stays(tmp_path):
+    arguments = [
+        *(argument for argument in RUN if not argument.startswith("runtime")),
+        "runtime=local",
+        f"output_dir={tmp_path}",
+        "run_name=it",
+    ]
+    ended = subprocess.run([sys.executable, "-c", FULL_DISK, *arguments], capture_output=True, text=True)
+    assert ended.returncode == 4, ended.stderr
+    last_line = ended.stderr.strip().splitlines()[-1]
+    assert last_line.startswith("error: checkpoint of step 2: cannot be written to ")
+    assert "File too large" in last_line
+    assert not list(folder_of(tmp_path).checkpoints_path.iterdir())
+
+
+def test_a_worker_that_crashes_is_named_with_its_signal_and_mlflow_says_so(cluster, tmp_path):
+    run = folder_of(tmp_path)
+    with (
+        Once(lambda: steps_so_far(run) >= 3, lambda: kill(run, 1, signal.SIGSEGV)) as killing,
+        pytest.raises(
+            UserError, match="worker 1: its process was killed by SIGSEGV, a crash in native code; where it was"
+        ),
+    ):
+        run_pretraining(config_of(tmp_path, "runtime.max_failures=0"))
+    assert killing.happened
+    told = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(run.run_id_path.read_text())
+    assert told.info.status == "FAILED"
+    assert "killed by SIGSEGV" in told.data.tags["ended"]
+
+
+def test_a_run_whose_folder_is_removed_ends_with_one_line_and_is_failed(cluster, tmp_path):
+    run = folder_of(tmp_path)
+    run_ids: list[str] = []
+
+    def remove() -> None:
+        run_ids.append(run.run_id_path.read_text())
+        shutil.rmtree(run.path, ignore_errors=True)
+
+    with (
+        Once(lambda: steps_so_far(run) >= 3, remove) as removing,
+        pytest.raises(StorageError, match="output_dir: .*/digits/it was removed during the run") as caught,
+    ):
+        run_pretraining(config_of(tmp_path, "epochs=200"))
+    assert removing.happened
+    assert caught.value.exit_code == 4
+    assert MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(run_ids[0]).info.status == "FAILED"
+
+
+def started_here(folder: Path, *changes: str, **options) -> subprocess.Popen:
+    """A run in the driver's own process, as a job."""
+    local = [argument for argument in RUN if not argument.startswith("runtime")]
+    arguments = [*local, "runtime=local", f"output_dir={folder}", *changes]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "jobs.pretrain", *arguments], env=environment, **{**pipes, **options}
+    )
+
+
+def test_a_process_that_is_killed_leaves_no_run_that_looks_as_if_it_ran(tmp_path):
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+
+    def training(name: str) -> tuple[subprocess.Popen, RunFolder]:
+        run = RunFolder(tmp_path / "digits" / name)
+        process = started_here(tmp_path, f"run_name={name}", "epochs=2000")
+        while not steps_so_far(run):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+        return process, run
+
+    with_its_supervisor, first = training("first")
+    with_its_supervisor.kill()
+    with_its_supervisor.communicate()
+    assert client.get_run(first.run_id_path.read_text()).info.status == "RUNNING"
+
+    crashing, second = training("second")
+    os.kill(second.workers()[0]["pid"], signal.SIGSEGV)
+    _, errors = crashing.communicate(timeout=120)
+    assert crashing.returncode == 128 + signal.SIGSEGV
+    assert errors.splitlines()[-1].endswith("was killed by SIGSEGV, a crash in native code")
+    ends = [client.get_run(run.run_id_path.read_text()) for run in (first, second)]
+    assert [end.info.status for end in ends] == ["FAILED", "FAILED"]
+    assert "ended without a word" in ends[0].data.tags["ended"]
+    assert "killed by SIGSEGV" in ends[1].data.tags["ended"]
+
+
+def test_eight_runs_at_once_in_one_folder_all_end_well_and_of_two_of_one_name_one_is_refused(tmp_path):
+    names = [*(f"run{number}" for number in range(7)), "run0"]
+    processes = [started_here(tmp_path, f"run_name={name}", "epochs=1") for name in names]
+    told = [process.communicate(timeout=1200)[1] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert codes[1:7] == [0] * 6, told
+    assert sorted((codes[0], codes[7])) == [0, 2], told
+    refusal = told[0 if codes[0] else 7].splitlines()[-1]
+    assert "run0 is in use: process" in refusal or "run0 already holds a run" in refusal
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    runs = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    assert sorted(run.info.run_name for run in runs) == sorted(set(names))
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert not (tmp_path / ".running").exists()
+
+
+def test_output_that_nobody_reads_stops_no_run(tmp_path):
+    """As after `2>&1 | head -1`, and with standard streams that are closed from the start (`>&- 2>&-`)."""
+    here, there = os.pipe()
+    unread = started_here(tmp_path, "run_name=unread", stdout=there, stderr=there)
+    os.close(there)
+    with os.fdopen(here) as output:
+        output.readline()
+    closed = started_here(tmp_path, "run_name=closed", preexec_fn=lambda: os.closerange(0, 3))
+    assert [unread.wait(1200), closed.wait(1200)] == [0, 0]
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    for name in ("unread", "closed"):
+        run = RunFolder(tmp_path / "digits" / name)
+        assert run.outcome() == "finished"
+        assert run.encoder_path.exists()
+        assert client.get_run(run.run_id_path.read_text()).info.status == "FINISHED"
+
+
+def test_a_narrow_network_on_large_images_trains_on_a_cpu(tmp_path):
+    """oneDNN crashes in channels_last where a convolution of it is not routed around."""
+    for split, count in (("train", 24), ("test", 8)):
+        images = {f"{kind}/{number}.png": encode(noise()) for kind in "ab" for number in range(count)}
+        write_folder(tmp_path / "images" / split, images)
+    arguments = [
+        "data=folder",
+        f"data.root={tmp_path}/images",
+        "data.image_size_px=64",
+        "encoder.width=0.125",
+        "runtime=local",
+        "runtime.device=cpu",
+        "runtime.channels_last=true",
+        "global_batch_size=16",
+        "epochs=2",
+        "tracking.system_metrics=false",
+        f"output_dir={tmp_path}/runs",
+    ]
+    ended = subprocess.run([sys.executable, "-m", "jobs.pretrain", *arguments], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr

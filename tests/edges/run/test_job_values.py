@@ -1,0 +1,220 @@
+"""What a job runs with, where that depends on a run; with a real run of digits in MLflow on sqlite."""
+
+import dataclasses
+import json
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+from mlflow.tracking import MlflowClient
+
+from jobs.pretrain import pretrain
+from jobs.probe import probe
+from ssl_sec.edges.command_line import run_job
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.folder.stored_config import stored_values
+from ssl_sec.edges.run.driver import run_pretraining
+from ssl_sec.edges.run.job_values import cluster_address, quoted, values_of
+from ssl_sec.errors import ConfigError
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.probing.config import ProbeJobConfig
+from ssl_sec.settings import from_values, to_values
+from tests.edges.conftest import QUICK
+
+SETTINGS = ("probe.learning_rates=[0.01,0.1]", "probe.epochs=8", "probe.labels_per_class=5")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory):
+    """A run whose probe has settings of its own."""
+    given = [*QUICK, *SETTINGS, "runtime=local", "run_name=whole", f"output_dir={tmp_path_factory.mktemp('runs')}"]
+    return run_pretraining(from_values(PretrainConfig, compose("pretrain", given)))
+
+
+@pytest.fixture
+def output_dir(finished) -> Path:
+    return finished.folder.path.parents[1]
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch, tmp_path):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+
+
+def test_a_probe_takes_its_runs_settings_and_what_is_typed(finished, output_dir):
+    for word in ("whole", finished.run_id, finished.run_id[:6], str(finished.folder.path)):
+        settings = values_of("probe", [f"run={word}", f"output_dir={output_dir}"])["probe"]
+        assert settings["learning_rates"] == [0.01, 0.1]
+        assert (settings["epochs"], settings["labels_per_class"], settings["decay_at"]) == (8, 5, [0.6])
+    typed = values_of("probe", ["run=whole", f"output_dir={output_dir}", "probe.epochs=6", "probe.momentum=0.5"])
+    assert typed["probe"] == {**settings, "epochs": 6, "momentum": 0.5}
+
+
+def test_a_probe_group_that_is_typed_is_taken_whole(output_dir):
+    values = values_of("probe", ["run=whole", f"output_dir={output_dir}", "probe=few_labels"])
+    assert values["probe"] == compose("probe", ["run=x", "probe=few_labels"])["probe"]
+
+
+def test_the_probes_configuration_is_printed_as_it_would_run(output_dir, capsys):
+    assert run_job("probe", probe, ["run=whole", f"output_dir={output_dir}", "--cfg", "job"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["probe"]["learning_rates"] == [0.01, 0.1]
+    assert run_job("probe", probe, ["--cfg", "job"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["run"] == "???"
+
+
+def test_a_probe_finds_its_run_by_name_and_is_its_child(finished, output_dir, capsys):
+    given = ["run=whole", f"output_dir={output_dir}", "run_name=again", "tracking.system_metrics=false"]
+    assert run_job("probe", probe, given) == 0
+    kept = stored_values(output_dir / "digits" / "again" / "config.yaml")
+    assert kept["run"] == finished.run_id and kept["probe"]["learning_rates"] == [0.01, 0.1]
+    child = MlflowClient(finished.uri).get_run((output_dir / "digits" / "again" / "mlflow_run_id").read_text())
+    assert child.data.tags["mlflow.parentRunId"] == finished.run_id
+
+
+def test_the_old_key_of_the_decays_names_the_new_one(output_dir, capsys):
+    given = ["run=whole", f"output_dir={output_dir}", "probe.decay_epochs=[3]"]
+    assert run_job("probe", probe, given) == 2
+    told = capsys.readouterr().err
+    assert "error: probe.decay_epochs: unknown key; give probe.decay_at, shares of probe.epochs" in told
+
+
+def test_a_configuration_of_version_0_1_is_read_with_its_decays_as_shares(tmp_path: Path):
+    values = compose("pretrain", ["experiment=digits", "probe.epochs=20"])
+    del values["probe"]["decay_at"]
+    old = {**values, "probe": {**values["probe"], "decay_epochs": [12, 15, 60]}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(old))
+    config = from_values(PretrainConfig, stored_values(tmp_path / "config.yaml"))
+    assert config.probe.decay_at == (0.6, 0.75)  # the third was never reached
+
+
+def test_what_names_a_run_is_taken_to_the_letter():
+    given = ["run=12345678", "resume=/a b/é (1)/it's", "folder='x'", "resume=auto", "epochs=3"]
+    assert quoted(given) == [
+        "run='12345678'",
+        "resume='/a b/é (1)/it\\'s'",
+        "folder='x'",
+        "resume=auto",
+        "epochs=3",
+    ]
+    assert quoted(quoted(given)) == quoted(given)
+    assert compose("probe", quoted(["run=1e10"]))["run"] == "1e10"
+
+
+@pytest.mark.parametrize(
+    ("typed", "num_gpus", "runtime"),
+    [
+        ([], 0, "local"),
+        ([], 1, "local"),
+        ([], 2, "ray"),
+        (["runtime=ray"], 0, "ray"),
+        (["runtime.num_workers=2"], 0, "ray"),
+        (["runtime.precision=bfloat16"], 0, "local"),
+        (["runtime=local"], 2, "local"),
+    ],
+)
+def test_a_probe_takes_one_process_where_there_is_no_cluster(typed, num_gpus, runtime, output_dir, monkeypatch, caplog):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
+    values = values_of("probe", ["run=whole", f"output_dir={output_dir}", *typed])
+    assert values["runtime"]["name"] == runtime
+    from_values(ProbeJobConfig, values)
+    chosen = not any(key.startswith(("runtime=", "runtime.num")) for key in typed)
+    assert (f"runtime={runtime}: " in caplog.text) == chosen
+
+
+def test_a_cluster_is_joined_where_one_listens(output_dir, monkeypatch, tmp_path):
+    noted = tmp_path / "ray" / "ray_current_cluster"
+    noted.parent.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        noted.write_text(address)
+        assert cluster_address() == address
+        assert values_of("probe", ["run=whole", f"output_dir={output_dir}"])["runtime"]["name"] == "ray"
+    assert cluster_address() is None  # it was killed
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert cluster_address() == "head:6379"
+
+
+def test_a_resumed_run_has_its_own_configuration_but_for_what_is_typed(finished, output_dir):
+    stored = stored_values(finished.folder.config_path)
+    beside = {"resume": True, "output_dir": str(output_dir)}
+    for word in ("whole", finished.run_id[:7], str(finished.folder.path)):
+        assert values_of("pretrain", [f"resume={word}", f"output_dir={output_dir}"]) == {**stored, **beside}
+    given = [f"resume={finished.folder.path}", "runtime=ray", "runtime.num_workers=2", "log_every_steps=3", "epochs=9"]
+    values = values_of("pretrain", given)
+    assert (values["log_every_steps"], values["epochs"]) == (3, 9)
+    assert values["runtime"] == to_values(
+        from_values(PretrainConfig, compose("pretrain", [QUICK[0], *given[1:3]])).runtime
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "message"),
+    [
+        (["seed=4"], 2, "seed: found 4, but the run to resume has 0"),
+        (["data=cifar10", "data.root=/x"], 2, "data."),
+        (["optimiser.momentm=1"], 2, "optimiser.momentm: unknown key for 'sgd'; did you mean 'momentum'"),
+        (["sede=4"], 2, "sede: unknown key; did you mean 'seed'"),
+        (["epochs=many"], 2, "epochs: found 'many', must be an integer"),
+        (["epochs=1"], 2, "epochs: found 1, but the run to resume has 2"),
+        (["epochs=4"], 2, "epochs: found 4, but the run to resume has 2; more are possible only where no schedule"),
+        (["experiment=digits"], 2, "experiment=digits: a resumed run has its own configuration"),
+        (["run_name=other"], 2, "run_name: found 'other', but the run to resume has 'whole'"),
+        (["output_dir=/elsewhere"], 2, "output_dir: found '/elsewhere', but the run to resume has '"),
+        (["seed=1,2"], 2, "'seed=1,2': found several values"),
+        (["~seed"], 2, "'~seed': found several values or none"),
+    ],
+)
+def test_what_a_resumed_run_cannot_be_given_is_one_line(typed, code, message, finished, capsys):
+    before = finished.folder.config_path.read_text()
+    assert run_job("pretrain", pretrain, [f"resume={finished.folder.path}", *typed]) == code
+    told = capsys.readouterr().err.strip()
+    assert told.startswith(f"error: {message}") and "\n" not in told
+    assert finished.folder.config_path.read_text() == before
+
+
+def test_a_finished_run_is_left_as_it_is(finished, output_dir, capsys, caplog):
+    client = MlflowClient(finished.uri)
+
+    def state() -> tuple:
+        files = {path: path.stat().st_mtime_ns for path in finished.folder.path.rglob("*")}
+        return files, client.get_run(finished.run_id).to_dictionary()
+
+    before = state()
+    again = [*QUICK, *SETTINGS, "runtime=local", "run_name=whole"]
+    for given in (["resume=whole"], [*again, "resume=true"], [*again, "resume=auto"]):
+        caplog.clear()
+        assert run_job("pretrain", pretrain, [*given, f"output_dir={output_dir}"]) == 0
+        assert "whole is finished, so that there is nothing to resume" in caplog.text
+        assert f"MLflow run: {finished.run_id}" in capsys.readouterr().out
+        assert state() == before
+
+
+def test_a_run_of_another_job_or_a_folder_that_was_moved_cannot_be_resumed(finished, tmp_path):
+    values = stored_values(finished.folder.config_path)
+    for place, job, message in [
+        ("digits/whole", "probe", "holds a run of jobs.probe; allowed: a run of jobs.pretrain"),
+        ("elsewhere/whole", "pretrain", "elsewhere/whole is not named as the run was, digits/whole"),
+    ]:
+        folder = RunFolder(tmp_path / place)
+        folder.start(values)
+        folder.identity_path.write_text(json.dumps({"uri": "", "tags": {"job": job}}))
+        with pytest.raises(ConfigError, match=message):
+            values_of("pretrain", [f"resume={folder.path}"])
+
+
+def test_credentials_of_a_resumed_run_come_from_the_environment(tmp_path, monkeypatch):
+    config = from_values(PretrainConfig, compose("pretrain", ["experiment=digits", "run_name=it"]))
+    uri = "https://name:word@mlflow.example"
+    tracking = dataclasses.replace(config.tracking, uri=uri)
+    folder = RunFolder(tmp_path / "digits" / "it")
+    folder.start(to_values(dataclasses.replace(config, tracking=tracking)))
+    assert "word" not in folder.config_path.read_text()
+    with pytest.raises(ConfigError, match="give its credentials by MLFLOW_TRACKING_URI or tracking.uri="):
+        values_of("pretrain", [f"resume={folder.path}"])
+    assert values_of("pretrain", [f"resume={folder.path}", f"tracking.uri={uri}"])["tracking"]["uri"] == uri
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert values_of("pretrain", [f"resume={folder.path}"])["tracking"]["uri"] == uri

@@ -1,0 +1,138 @@
+"""A whole run of deep metric learning on real digits, in this process, with MLflow on sqlite."""
+
+import numpy as np
+import pytest
+import torch
+from mlflow import pyfunc
+from mlflow.tracking import MlflowClient
+from torch import nn
+
+from jobs.metric_learning import metric_learning
+from ssl_sec.edges.command_line import run_job
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.config import ExportConfig, ReplayConfig
+from ssl_sec.edges.export.export import run_export
+from ssl_sec.edges.run.driver import run_metric_learning, run_probe, run_replay
+from ssl_sec.edges.run.summary import summary
+from ssl_sec.edges.run.worker import load_encoder, load_head
+from ssl_sec.errors import ConfigError
+from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
+from ssl_sec.recipes.probing.config import ProbeJobConfig
+from ssl_sec.settings import from_values
+
+QUICK = (
+    "experiment=digits_retrieval",
+    "runtime=local",
+    "runtime.device=cpu",
+    "encoder.width=0.125",
+    "steps=12",
+    "monitor.every_steps=5",
+    "checkpoint.every_steps=10",
+    "tracking.system_metrics=false",
+)
+
+
+def config_of(*overrides: str) -> MetricLearningConfig:
+    return from_values(MetricLearningConfig, compose("metric_learning", [*QUICK, *overrides]))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory):
+    """A run with its registered model."""
+    return run_metric_learning(config_of("run_name=it", f"output_dir={tmp_path_factory.mktemp('runs')}"))
+
+
+@pytest.fixture(scope="module")
+def client(finished):
+    return MlflowClient(finished.uri)
+
+
+def test_the_run_its_figures_and_its_pictures_are_in_mlflow(finished, client):
+    run = client.get_run(finished.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["job"] == "metric_learning" and run.data.tags["recipe"] == "digits_retrieval"
+    assert run.data.tags["mlflow.source.name"] == "jobs.metric_learning"
+    assert run.data.params["sampler.images_per_class"] == "15"
+    assert {"val/recall_at_1", "retrieval/recall_at_1", "retrieval/nmi", "retrieval/f1"} <= run.data.metrics.keys()
+    points = client.get_metric_history(finished.run_id, "val/recall_at_1")
+    assert [point.step for point in points] == [0, 4, 9, 11]
+    names = {item.path for item in client.list_artifacts(finished.run_id)}
+    assert {"config.yaml", "encoder.safetensors", "head.safetensors", "norms.json"} <= names
+    plots = {item.path.removeprefix("plots/") for item in client.list_artifacts(finished.run_id, "plots")}
+    assert plots == {
+        *("curves.png", "norms.png", "features.png", "retrieved.png", "cosines.png", "cosine_differences.png"),
+        *("divergences.png", "direction_changes.png"),
+    }
+
+
+def test_the_registered_model_gives_the_embeddings(finished, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", finished.uri)
+    config, shape = config_of(), (1, 8, 8)
+    encoder = load_encoder(config, shape, finished.folder.encoder_path)
+    head = load_head(config, encoder.num_features, finished.folder.head_path)
+    images = np.random.default_rng(0).random((3, *shape), dtype=np.float32)
+    with torch.no_grad():
+        expected = nn.Sequential(encoder, head).eval()(torch.from_numpy(images))
+    loaded = pyfunc.load_model(f"runs:/{finished.run_id}/encoder")
+    assert expected.shape == (3, 64)
+    np.testing.assert_allclose(loaded.predict(images), expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_registered_model_has_the_figures_of_the_trained_network(finished, client):
+    (model,) = client.search_logged_models([finished.experiment_id])
+    found = {metric.key: metric.value for metric in model.metrics}
+    assert found == {key: value for key, value in finished.metrics.items() if key.startswith("retrieval/")}
+
+
+def test_the_summary_tells_the_papers_figures_in_words(finished):
+    text = summary(finished)
+    for words in ("Recall@1 on the test classes (%)", "NMI on the test classes (%)", "pairwise F1", "held-out"):
+        assert words in text
+
+
+def test_a_replay_adds_nothing_to_a_whole_run(finished, client):
+    before = client.get_run(finished.run_id).data.metrics
+    assert run_replay(ReplayConfig(folder=str(finished.folder.path))).run_id == finished.run_id
+    assert client.get_run(finished.run_id).data.metrics == before
+    assert len(client.get_metric_history(finished.run_id, "val/recall_at_1")) == 4
+
+
+def test_a_probe_of_its_encoder_says_that_it_is_no_pretraining(finished):
+    values = compose(
+        "probe", [f"run={finished.run_id}", "runtime=local", f"output_dir={finished.folder.path.parents[1]}"]
+    )
+    with pytest.raises(ConfigError, match=r"^run: found .*jobs.metric_learning; allowed: a run of jobs.pretrain$"):
+        run_probe(from_values(ProbeJobConfig, values))
+
+
+def test_its_export_gives_embeddings_elsewhere(finished, tmp_path):
+    output_dir, output = finished.folder.path.parents[1], tmp_path / "out"
+    given = [f"run={finished.run_id}", "format=safetensors", f"output_dir={output_dir}", f"output={output}"]
+    exported = run_export(from_values(ExportConfig, compose("export", given)))
+    assert {path.name for path in output.iterdir()} == {"README.md", "encoder.safetensors", "head.safetensors"}
+    assert exported.exportable.dim == 64
+    card = (output / "README.md").read_text()
+    assert "An embedding of images by deep metric learning, in 64 dimensions" in card
+    assert "embeddings = head(encoder(images))" in card
+    assert f"(`retrieval/recall_at_1`) | {finished.metrics['retrieval/recall_at_1']:.4g} |" in card
+    assert "linear probe" not in card
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "message"),
+    [
+        (["global_batch_size=61"], 2, "sampler.images_per_class = 15 with global_batch_size = 61"),
+        (["data.num_train_classes=null"], 2, "data.num_train_classes"),
+        (["data=cub", "data.root=nowhere"], 3, "nowhere"),
+        (["experiment=digits"], 2, "experiment: found 'digits', which is run by jobs.pretrain"),
+        (["encoder.freeze_batch_norm=true"], 2, "encoder.freeze_batch_norm"),
+    ],
+)
+def test_a_mistake_is_one_line_and_an_exit_code(tmp_path, capfd, overrides, code, message):
+    given = [*QUICK, f"output_dir={tmp_path}", "run_name=bad", *overrides]
+    if overrides[0].startswith("experiment"):
+        given = overrides
+    assert run_job("metric_learning", metric_learning, given) == code
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert message in line
+    assert not (tmp_path / "digits_retrieval").exists()

@@ -1,0 +1,162 @@
+"""When a failing run is given up, and how many workers an elastic one has, without a cluster."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import RayActorError
+from ray.train import ScalingConfig
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy, NoopDecision, ResizeDecision
+
+from ssl_sec.data.samplers import worker_counts
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run import ray_policies
+from ssl_sec.edges.run.ray_policies import ElasticPolicy, FailureWatch
+from ssl_sec.errors import DataError, UserError
+from tests.edges.run.faulty import messages
+
+TIMED_OUT = RuntimeError("Timed out waiting 600000ms for recv operation to complete")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.start({})
+    return folder
+
+
+def save(folder: RunFolder, step: int) -> None:
+    (folder.checkpoints_path / f"step-{step:09d}").mkdir(parents=True)
+
+
+def failed(watch: FailureWatch, **errors: Exception) -> None:
+    watch.after_exception(None, {int(rank.removeprefix("w")): error for rank, error in errors.items()})
+
+
+def test_failures_are_counted_since_the_newest_checkpoint(folder):
+    watch = FailureWatch(folder.path, max_failures=2)
+    error = RuntimeError("out of luck")
+    failed(watch, w1=error)
+    failed(watch, w1=error)
+    save(folder, 5)
+    for _ in range(2):
+        failed(watch, w1=error)
+    save(folder, 10)
+    for _ in range(2):
+        failed(watch, w1=error)
+    with pytest.raises(UserError, match="^worker 1: out of luck; 3 failures since the checkpoint of step 10, "):
+        failed(watch, w1=error)
+    told = messages(folder)
+    assert "worker 1: out of luck; the workers are started again (failure 2 of 2 without a checkpoint)" in told
+    assert "(failure 1 of 2 since the checkpoint of step 5)" in told
+
+
+def test_without_a_limit_no_run_is_given_up_and_with_none_allowed_the_first_failure_ends_it(folder):
+    watch = FailureWatch(folder.path, max_failures=-1)
+    for _ in range(20):
+        failed(watch, w0=RuntimeError("again"))
+    assert "(failure 20 without a checkpoint)" in messages(folder)
+    with pytest.raises(UserError, match="1 failures without a checkpoint, runtime.max_failures allows 0"):
+        failed(FailureWatch(folder.path, max_failures=0), w0=RuntimeError("once"))
+
+
+def test_what_a_user_can_mend_ends_the_run_as_it_was_said(folder):
+    with pytest.raises(DataError, match="^no such folder$"):
+        failed(FailureWatch(folder.path, max_failures=5), w0=RuntimeError("lost"), w1=DataError("no such folder"))
+
+
+def test_a_crash_is_told_with_its_signal_and_its_place(folder):
+    folder.crash_path(1).write_text("Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 ...\n")
+    with pytest.raises(
+        UserError, match="^worker 1: its process was killed by SIGSEGV, a crash in native code; .*crash-1.txt; 1 fail"
+    ):
+        failed(FailureWatch(folder.path, max_failures=0), w1=RayActorError(error_msg="The actor died unexpectedly."))
+
+
+def test_a_death_is_told_in_words(folder):
+    watch = FailureWatch(folder.path, max_failures=5)
+    failed(
+        watch,
+        w0=WorkerHealthCheckFailedError(
+            "failed\nworker info", RayActorError(error_msg="The actor died because its node has died.")
+        ),
+    )
+    failed(watch, w1=WorkerHealthCheckFailedError("failed\nworker info", RayActorError()))
+    assert "worker 0: its node died;" in messages(folder)
+    assert "worker 1: its process died (killed by SIGKILL, or out of memory);" in messages(folder)
+
+
+def test_a_machine_taken_away_with_notice_is_no_failure(folder):
+    watch = FailureWatch(folder.path, max_failures=0)
+    failed(watch, w1=WorkerHealthCheckFailedError("failed", RayActorError(preempted=True)))
+    assert not folder.metrics_path.exists()
+
+
+def test_a_worker_that_the_others_wait_for_in_vain_is_named(folder, monkeypatch):
+    monkeypatch.setattr(ray_policies, "_GRACE_S", 0.2)
+    for rank, pid in enumerate((101, 102, 103)):
+        monkeypatch.setattr("os.getpid", lambda pid=pid: pid)
+        folder.note_worker(rank, 3, "node")
+    folder.note_failure(2, TIMED_OUT)  # process 103
+    failed(FailureWatch(folder.path, max_failures=5), w0=TIMED_OUT)
+    assert f"worker 0: {TIMED_OUT}; worker 1: no sign of life; the workers" in messages(folder)
+    failed(FailureWatch(folder.path, max_failures=5), w0=RuntimeError("a bug"))
+    assert "worker 0: a bug; the workers" in messages(folder)
+
+
+@pytest.fixture
+def room(monkeypatch):
+    """How many workers the cluster has room for, as Ray's own policy would find."""
+    found = SimpleNamespace(workers=1)
+    decide = lambda self, *state: ResizeDecision(self._count_possible_workers({}), {})  # noqa: E731
+    monkeypatch.setattr(ElasticScalingPolicy, "_count_possible_workers", lambda self, reserved: found.workers)
+    monkeypatch.setattr(ElasticScalingPolicy, "make_decision_for_running_worker_group", decide)
+    monkeypatch.setattr(ElasticScalingPolicy, "make_decision_for_non_running_worker_group", decide)
+    return found
+
+
+def policy_for(folder: RunFolder) -> ElasticPolicy:
+    return ElasticPolicy(ScalingConfig(num_workers=(1, 13)), worker_counts(4096), folder.path)
+
+
+@pytest.mark.parametrize(("has_room_for", "taken"), [(1, 1), (2, 2), (3, 2), (7, 4), (8, 8), (13, 8), (0, 0)])
+def test_the_most_workers_that_can_share_the_batch_are_taken(folder, room, has_room_for, taken):
+    room.workers = has_room_for
+    assert policy_for(folder).make_decision_for_non_running_worker_group() == ResizeDecision(taken, {})
+
+
+def test_a_healthy_run_is_resized_after_a_checkpoint(folder, room):
+    save(folder, 5)
+    policy = policy_for(folder)
+
+    def decision(now: int):
+        return policy.make_decision_for_running_worker_group(SimpleNamespace(num_workers=now), None)
+
+    assert decision(1) == NoopDecision()
+    assert not folder.save_path.exists()
+    room.workers = 5
+    assert decision(1) == NoopDecision()
+    assert folder.save_path.exists()
+    folder.save_path.unlink()  # the run has seen it
+    assert decision(1) == NoopDecision()
+    save(folder, 7)
+    assert decision(1) == ResizeDecision(4, {})
+    assert "the cluster has changed: from 1 to 4 workers" in messages(folder)
+    assert decision(4) == NoopDecision()
+    assert not folder.save_path.exists()
+
+
+def test_room_that_is_gone_before_the_checkpoint_changes_nothing(folder, room):
+    policy = policy_for(folder)
+    room.workers = 2
+    state = SimpleNamespace(num_workers=1)
+    assert policy.make_decision_for_running_worker_group(state, None) == NoopDecision()
+    room.workers = 1
+    save(folder, 3)
+    assert policy.make_decision_for_running_worker_group(state, None) == NoopDecision()
+    assert not folder.save_path.exists()
+    room.workers = 2
+    assert policy.make_decision_for_running_worker_group(state, None) == NoopDecision()
+    policy.make_decision_for_non_running_worker_group()  # after a failure
+    assert not folder.save_path.exists()

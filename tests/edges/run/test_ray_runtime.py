@@ -1,0 +1,165 @@
+"""Runs on Ray Train: two gloo workers on this machine, one Ray for all tests."""
+
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.run.cpu import ENVIRONMENT
+from ssl_sec.edges.run.driver import run_pretraining
+from ssl_sec.edges.run.ray_runtime import connect, scaling_for, shortage, workers_in_words
+from ssl_sec.errors import ConfigError, DataError, Stopped
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.settings import from_values
+from ssl_sec.training.config import RayConfig
+
+TWO_WORKERS = ("runtime=ray", "runtime.num_workers=2", "runtime.cpus_per_worker=1", "runtime.max_failures=0")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Ray on this machine, with two CPUs whatever it has."""
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def config_of(*overrides: str) -> PretrainConfig:
+    return from_values(PretrainConfig, compose("pretrain", overrides))
+
+
+def train_workers() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children(recursive=True) if "RayTrainWorker" in " ".join(each.cmdline())]
+
+
+@pytest.mark.distributed
+def test_two_workers_give_the_curve_of_one(cluster, quick):
+    exact = [*quick, "log_every_steps=1", "runtime.precision=float64", "probe.enabled=true", "data.max_images=512"]
+    two = run_pretraining(config_of(*exact, *TWO_WORKERS))
+    one = run_pretraining(config_of(*exact, "runtime=local", "run_name=one"))
+    for key in ("train/loss", "train/norm_std", "val/knn_top1", "probe/top1", "probe/loss"):
+        assert two.metrics[key] == pytest.approx(one.metrics[key], rel=1e-8), key
+    curves = [
+        [record["metrics"]["train/loss"] for record in run.folder.records() if "train/loss" in record["metrics"]]
+        for run in (one, two)
+    ]
+    assert len(curves[0]) == 4
+    assert curves[1] == pytest.approx(curves[0], rel=1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_workers_data_error_reaches_the_user_as_it_was(cluster, quick, tmp_path: Path):
+    with pytest.raises(DataError, match="no such folder; data.root must hold") as caught:
+        run_pretraining(
+            config_of("data=folder", f"data.root={tmp_path / 'none'}", f"output_dir={tmp_path}", *TWO_WORKERS)
+        )
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_stop_saves_on_all_workers(cluster, quick, monkeypatch):
+    config = config_of(*quick, *TWO_WORKERS, "epochs=2000", "log_every_steps=1", "monitor.every_epochs=1000")
+    config = replace(config, run_name="endless")
+    figures = Path(config.output_dir) / "digits" / "endless" / "metrics.jsonl"
+
+    def interrupt_once_it_trains() -> None:
+        while not figures.exists() and waiting.is_set():
+            done.wait(0.1)
+        environments.extend(worker.environ() for worker in train_workers())
+        signal.raise_signal(signal.SIGINT)
+
+    environments: list[dict[str, str]] = []
+    waiting, done = threading.Event(), threading.Event()
+    waiting.set()
+    thread = threading.Thread(target=interrupt_once_it_trains)
+    thread.start()
+    try:
+        with pytest.raises(Stopped, match="resume it with: python -m jobs.pretrain resume=.*endless"):
+            run_pretraining(config)
+    finally:
+        waiting.clear()
+        thread.join()
+    (checkpoint,) = (figures.parent / "checkpoints").glob("step-*")
+    assert int(checkpoint.name.removeprefix("step-")) >= 1
+    assert [ENVIRONMENT.items() <= each.items() for each in environments] == [True, True]
+
+
+def test_more_workers_than_the_cluster_has_are_refused():
+    with pytest.raises(ConfigError, match="runtime.num_workers: found 3, but the cluster has 2 CPUs; allowed: 1 to 2"):
+        scaling_for(RayConfig(num_workers=3), {"CPU": 2.0})
+    with pytest.raises(ConfigError, match="found 5, but the cluster has 4 GPUs"):
+        scaling_for(RayConfig(num_workers=5), {"CPU": 64.0, "GPU": 4.0})
+    with pytest.raises(ConfigError, match="runtime.cpus_per_worker: found 2 for 2 workers"):
+        scaling_for(RayConfig(num_workers=2, cpus_per_worker=2), {"CPU": 3.0})
+    with pytest.raises(ConfigError, match="but the cluster has 0 GPUs"):
+        scaling_for(RayConfig(num_workers=1, device="cuda"), {"CPU": 2.0})
+
+
+def test_an_elastic_run_needs_the_least_number_and_takes_a_machines_share_for_each():
+    cpus = scaling_for(RayConfig(num_workers=(2, 8), resize_interval_s=7.0), {"CPU": 3.0})
+    assert (cpus.num_workers, cpus.resources_per_worker) == ((2, 8), {"CPU": 1})
+    assert cpus.elastic_resize_monitor_interval_s == 7
+    gpus = scaling_for(RayConfig(num_workers=(2, 8)), {"CPU": 64.0, "GPU": 4.0})
+    assert (gpus.num_workers, gpus.use_gpu, gpus.resources_per_worker) == ((2, 8), True, {"CPU": 16})
+    with pytest.raises(ConfigError, match="runtime.num_workers: found 4, but the cluster has 3 CPUs; allowed: 1 to 3"):
+        scaling_for(RayConfig(num_workers=(4, 8)), {"CPU": 3.0})
+    with pytest.raises(ConfigError, match="runtime.cpus_per_worker: found 2 for 2 workers"):
+        scaling_for(RayConfig(num_workers=(2, 8), cpus_per_worker=2), {"CPU": 3.0})
+
+
+@pytest.mark.parametrize(
+    ("options", "resources", "expected"),
+    [
+        (RayConfig(), {"CPU": 2.0}, "1 worker with 2 CPUs"),
+        (RayConfig(num_workers=2), {"CPU": 2.0}, "2 workers with 1 CPU each"),
+        (RayConfig(num_workers=(2, 8)), {"CPU": 64.0, "GPU": 4.0}, "2 to 8 workers with 16 CPUs and 1 GPU each"),
+    ],
+)
+def test_the_workers_are_said_in_words(options, resources, expected):
+    assert workers_in_words(scaling_for(options, resources)) == expected
+
+
+def test_a_cluster_that_lost_machines_is_told():
+    scaling = scaling_for(RayConfig(num_workers=4), {"CPU": 8.0, "GPU": 4.0})
+    assert shortage(scaling, {"CPU": 8.0, "GPU": 4.0}) is None
+    assert shortage(scaling, {"CPU": 8.0, "GPU": 3.0}) == "the cluster has 3 GPUs, and the workers need 4"
+    assert shortage(scaling, {"CPU": 6.0, "GPU": 4.0}) == "the cluster has 6 CPUs, and the workers need 8"
+    elastic = scaling_for(RayConfig(num_workers=(1, 4)), {"CPU": 8.0, "GPU": 4.0})
+    assert shortage(elastic, {"CPU": 2.0, "GPU": 1.0}) is None
+    assert shortage(elastic, {"CPU": 2.0}) == "the cluster has 0 GPUs, and the workers need 1"
+
+
+def test_workers_are_found_by_themselves():
+    gpus = scaling_for(RayConfig(), {"CPU": 64.0, "GPU": 8.0})
+    assert (gpus.num_workers, gpus.use_gpu, gpus.resources_per_worker) == (8, True, {"CPU": 8})
+    cpus = scaling_for(RayConfig(), {"CPU": 2.0})
+    assert (cpus.num_workers, cpus.use_gpu, cpus.resources_per_worker) == (1, False, {"CPU": 2})
+    forced = scaling_for(RayConfig(device="cpu", num_workers=4), {"CPU": 16.0, "GPU": 8.0})
+    assert (forced.num_workers, forced.use_gpu, forced.resources_per_worker) == (4, False, {"CPU": 4})
+
+
+def test_an_address_without_a_cluster_is_one_line(monkeypatch):
+    import ray
+
+    if ray.is_initialized():
+        ray.shutdown()
+    with pytest.raises(ConfigError, match="runtime.address: no Ray cluster at 127.0.0.1:1"):
+        connect("127.0.0.1:1")
+
+
+def test_a_run_has_its_name_in_the_dashboard(monkeypatch):
+    import ray
+
+    asked = {}
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: asked.update(options))
+    connect(None, "mine")
+    assert asked["job_config"].metadata == {"job_name": "mine"}

@@ -1,0 +1,148 @@
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from mlflow.tracking import MlflowClient
+from safetensors.torch import load_file
+
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.folder.stored_config import stored_values
+from ssl_sec.edges.run.driver import run_metric_learning
+from ssl_sec.edges.run.job_values import values_of
+from ssl_sec.edges.run.resuming import resume_run
+from ssl_sec.edges.run.worker import CONFIGS
+from ssl_sec.errors import ConfigError
+from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.settings import from_values, to_values
+from tests.edges.conftest import QUICK, QUICK_FACE
+from tests.edges.run.faulty import folder_of, steps_so_far
+
+RETRIEVAL = (
+    "experiment=digits_retrieval",
+    "runtime=local",
+    "runtime.device=cpu",
+    "encoder.width=0.125",
+    "log_every_steps=1",
+    "tracking.register_model=false",
+    "tracking.system_metrics=false",
+)
+
+
+def config_of(job, *overrides):
+    return from_values(CONFIGS[job], compose(job, [*overrides, "run_name=it"]))
+
+
+def folder_with(path: Path, config) -> RunFolder:
+    """The folder of a finished run."""
+    folder = RunFolder(path / config.recipe / "it")
+    folder.start(to_values(config))
+    folder.write_outcome("finished")
+    folder.close()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("job", "given", "length"),
+    [
+        ("metric_learning", [*RETRIEVAL, "constraint.ramp=constant", "steps=10"], {"steps": 11}),
+        ("face", [*QUICK_FACE, "constraint.ramp=face"], {"epochs": 2.5}),
+        ("face", [*QUICK_FACE, "constraint=none"], {"epochs": 3.0}),
+    ],
+)
+def test_a_finished_run_whose_schedules_do_not_know_its_length_can_be_made_longer(job, given, length, tmp_path):
+    config = config_of(job, *given)
+    folder = folder_with(tmp_path, config)
+    assert not resume_run(job, folder, config)
+    assert folder.is_complete
+    assert resume_run(job, folder, replace(config, **length))
+    assert not folder.is_complete
+    assert stored_values(folder.config_path).items() >= length.items()
+
+
+@pytest.mark.parametrize(
+    ("job", "given", "length", "message"),
+    [
+        ("pretrain", QUICK, {"epochs": 9}, r"has 2; .*: optimiser.learning_rate \(a cosine.*\), constraint.ramp$"),
+        ("pretrain", [*QUICK, "constraint=none"], {"epochs": 9}, r"do: optimiser.learning_rate \(a cosine.*\)$"),
+        ("metric_learning", [*RETRIEVAL, "constraint.ramp=linear"], {"steps": 9**9}, "these do: constraint.ramp$"),
+        ("face", [*QUICK_FACE, "constraint.ramp=capped"], {"epochs": 9.0}, "these do: constraint.ramp$"),
+        ("face", [*QUICK_FACE, "constraint=none"], {"epochs": 1.0}, "1.0, but the run to resume has 2.0$"),
+    ],
+)
+def test_a_run_that_cannot_be_as_long_as_asked_is_refused_with_the_reason(job, given, length, message, tmp_path):
+    config = config_of(job, *given)
+    folder = folder_with(tmp_path, config)
+    with pytest.raises(ConfigError, match=f"^{next(iter(length))}: found .*{message}"):
+        resume_run(job, folder, replace(config, **length))
+    assert folder.is_complete
+
+
+def test_what_version_0_1_did_not_have_does_not_hinder_a_resume(tmp_path):
+    config = config_of("pretrain", *QUICK)
+    folder = RunFolder(tmp_path / "digits" / "it")
+    values = to_values(config)
+    values["probe"]["decay_epochs"] = [values["probe"].pop("decay_at") and 3]
+    del values["monitor"]
+    folder.start(values)
+    assert resume_run("pretrain", folder, config)
+    with pytest.raises(ConfigError, match="seed: found 1, but the run to resume has 0"):
+        resume_run("pretrain", folder, replace(config, seed=1))
+
+
+@pytest.mark.slow
+def test_a_run_that_was_made_longer_ends_as_if_it_had_been_so_from_the_start(tmp_path):
+    def run(name: str, steps: int):
+        given = [*RETRIEVAL, f"steps={steps}", f"run_name={name}", f"output_dir={tmp_path}"]
+        return run_metric_learning(from_values(MetricLearningConfig, compose("metric_learning", given)))
+
+    long, short = run("long", 12), run("short", 6)
+    values = values_of("metric_learning", [f"resume={short.folder.path}", "steps=12"])
+    longer = run_metric_learning(from_values(MetricLearningConfig, values))
+    weights, wanted = load_file(longer.folder.encoder_path), load_file(long.folder.encoder_path)
+    assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
+    assert longer.metrics["retrieval/recall_at_1"] == long.metrics["retrieval/recall_at_1"]
+    client = MlflowClient(long.uri)
+    assert longer.run_id == short.run_id
+    tags = client.get_run(short.run_id).data.tags
+    assert {key: value for key, value in tags.items() if key.startswith("resumed.")} == {"resumed.steps": "12"}
+    assert [point.step for point in client.get_metric_history(short.run_id, "train/loss")] == list(range(12))
+
+
+@pytest.mark.slow
+def test_the_command_that_a_stopped_run_prints_resumes_it(tmp_path):
+    """In a folder whose path a shell would take apart."""
+    here = tmp_path / "my runs (é)"
+    here.mkdir()
+    run = folder_of(here / "runs")
+    given = [*QUICK, "runtime=local", "epochs=60", "log_every_steps=1", "run_name=it"]
+    command = [sys.executable, "-m", "jobs.pretrain", *given]
+    process = subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while steps_so_far(run) < 5:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 130, errors
+    printed = errors.strip().splitlines()[-1].partition("resume it with: ")[2]
+    assert printed == "python -m jobs.pretrain resume=runs/digits/it"
+    words = [sys.executable, *shlex.split(printed)[1:]]
+    resumed = subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=600)
+    assert resumed.returncode == 0, resumed.stderr
+    assert steps_so_far(run) == 300
+    absolute = [*words[:-1], f"resume={run.path}"]
+    again = subprocess.run(absolute, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert again.returncode == 0 and "it is finished, so that there is nothing to resume" in again.stderr
+
+
+def test_a_run_made_by_hand_needs_a_run_to_resume(tmp_path):
+    config = from_values(PretrainConfig, compose("pretrain", [*QUICK, "run_name=none", "resume=true"]))
+    with pytest.raises(ConfigError, match="none holds no run; allowed: resume=auto or false"):
+        resume_run("pretrain", RunFolder(tmp_path / "digits" / "none"), config)

@@ -1,0 +1,273 @@
+"""Locks that end with their processes, and runs that are closed in MLflow for processes that are gone."""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run import running as module
+from ssl_sec.edges.run.running import close_abandoned, close_in_its_store, running
+from ssl_sec.edges.run.sweeps import Sweep
+from ssl_sec.edges.tracking.tracker import TrackedRun
+from ssl_sec.errors import ConfigError, StorageError
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    monkeypatch.setattr(module, "_FREE_WITHIN_S", 0.0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return started(tmp_path, "run")
+
+
+def started(output_dir: Path, name: str) -> RunFolder:
+    folder = RunFolder(output_dir / "recipe" / name)
+    folder.start({"epochs": 3})
+    return folder
+
+
+@contextmanager
+def holder(folder: RunFolder, with_loader: bool = False) -> Iterator[int]:
+    """A process that runs something, until it is killed; one that it has forked may live on."""
+    here, there = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with running(folder):
+                if with_loader and (loader := os.fork()):
+                    os.write(there, f"{loader}\n".encode())
+                elif with_loader:
+                    signal.alarm(60)
+                    signal.pause()
+                else:
+                    os.write(there, b"0\n")
+                signal.pause()
+        finally:
+            os._exit(1)
+    try:
+        loader = int(os.read(here, 16))
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        if with_loader:
+            os.kill(loader, signal.SIGKILL)
+        os.close(here)
+        os.close(there)
+
+
+@contextmanager
+def killed(folder: RunFolder) -> Iterator[None]:
+    """After a process that ran something was killed."""
+    with holder(folder):
+        pass
+    yield
+
+
+def test_a_run_has_one_process_and_another_is_told_which(folder: RunFolder):
+    with holder(folder) as pid:
+        where = f"process {pid} on {socket.gethostname()}"
+        with pytest.raises(
+            ConfigError, match=f"run_name: .*/recipe/run is in use: {where} .* runs it; allowed: another"
+        ):
+            with running(folder):
+                raise AssertionError("two run it")
+        with running(RunFolder(folder.path.parent / "other")):
+            pass
+
+
+def test_a_lock_ends_with_its_process_however_it_dies_and_is_not_passed_on_to_loaders(folder: RunFolder):
+    with holder(folder, with_loader=True) as pid:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with running(folder):
+            pass
+    assert not (folder.path.parents[1] / ".running").exists()
+
+
+def test_a_process_that_was_just_killed_is_waited_for(folder: RunFolder, monkeypatch):
+    monkeypatch.setattr(module, "_FREE_WITHIN_S", 60.0)
+    with holder(folder) as pid:
+        monkeypatch.setattr(module.time, "sleep", lambda seconds: os.kill(pid, signal.SIGKILL))
+        with running(folder):
+            pass
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="output_dir: .* cannot be written: Not a directory"):
+        with running(RunFolder(tmp_path / "file" / "recipe" / "run")):
+            pass
+
+
+class Store:
+    """A store with runs of MLflow, each with its folder."""
+
+    def __init__(self, output_dir: Path) -> None:
+        self.output_dir = output_dir
+        self.uri = f"sqlite:///{output_dir}/mlflow.db"
+        self.client = MlflowClient(self.uri)
+
+    def run(self, name: str, uri: str | None = None) -> RunFolder:
+        folder = started(self.output_dir, name)
+        run = TrackedRun.start(
+            self.uri, experiment="e", name=name, values={}, output_dir=self.output_dir, tags={"job": "pretrain"}
+        )
+        folder.run_id_path.write_text(run.run_id)
+        folder.identity_path.write_text(json.dumps({"uri": uri or self.uri}))
+        return folder
+
+    def of(self, folder: RunFolder):
+        return self.client.get_run(folder.run_id_path.read_text())
+
+    def close_abandoned(self, beside: RunFolder) -> None:
+        close_abandoned(beside, self.client, self.uri).join(60)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Store:
+    return Store(tmp_path_factory.mktemp("runs"))
+
+
+def lock_of(folder: RunFolder) -> Path:
+    return module._lock_path(folder)
+
+
+def test_the_next_job_closes_a_run_whose_process_was_killed_and_no_other(store: Store):
+    dead, lives, elsewhere, other_store, ended = (
+        store.run(name, uri)
+        for name, uri in zip("abcde", [None, None, None, "http://elsewhere:5000", None], strict=True)
+    )
+    with holder(lives) as pid, running(mine := store.run("mine")):
+        for each in (dead, elsewhere, other_store, ended):
+            with killed(each):
+                pass
+        record = json.loads(lock_of(elsewhere).read_text())
+        lock_of(elsewhere).write_text(json.dumps({**record, "host": "another-machine"}))
+        dead_pid = json.loads(lock_of(dead).read_text())["pid"]
+        store.client.set_terminated(ended.run_id_path.read_text(), "FINISHED")
+        store.close_abandoned(mine)
+        assert store.of(dead).info.status == "FAILED"
+        told = store.of(dead).data.tags["ended"]
+        assert f"its process ({dead_pid} on {socket.gethostname()}) ended without a word" in told
+        assert not lock_of(dead).exists()
+        for each in (lives, elsewhere, other_store, mine):
+            assert store.of(each).info.status == "RUNNING"
+            assert lock_of(each).exists()
+        assert (store.of(ended).info.status, lock_of(ended).exists()) == ("FINISHED", False)
+        assert json.loads(lock_of(lives).read_text())["pid"] == pid
+
+
+def test_a_run_is_closed_after_its_name_was_refused_to_another(store: Store):
+    folder = store.run("again")
+    with killed(folder), pytest.raises(ConfigError, match="already holds a run"):
+        with running(folder):
+            folder.start({"epochs": 3})
+    store.close_abandoned(store.run("beside"))
+    assert store.of(folder).info.status == "FAILED"
+
+
+def test_a_run_that_its_folder_was_taken_up_for_is_not_closed(store: Store):
+    folder = store.run("resumed")
+    with killed(folder), running(folder):
+        store.close_abandoned(store.run("next"))
+        assert store.of(folder).info.status == "RUNNING"
+
+
+def test_a_store_that_is_away_fails_nothing_and_the_run_is_closed_later(store: Store, monkeypatch):
+    folder = store.run("later")
+    beside = store.run("one more")
+    with killed(folder):
+        with monkeypatch.context() as patch:
+            patch.setattr(MlflowClient, "get_run", lambda *args: 1 / 0)
+            store.close_abandoned(beside)
+        assert store.of(folder).info.status == "RUNNING"
+        assert lock_of(folder).exists()
+        store.close_abandoned(beside)
+    assert store.of(folder).info.status == "FAILED"
+
+
+def sweep_of(store: Store, name: str) -> tuple[int, str]:
+    """The process and the run of a sweep that is killed."""
+    here, there = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            tags = {"job": "ablate", "recipe": "recipe"}
+            sweep = Sweep.start(store.uri, experiment="e", name=name, values={}, output_dir=store.output_dir, tags=tags)
+            os.write(there, (sweep.run_id or "none").encode())
+            signal.pause()
+        finally:
+            os._exit(1)
+    run_id = os.read(here, 64).decode()
+    os.close(here)
+    os.close(there)
+    return pid, run_id
+
+
+def killed_sweep(store: Store, name: str) -> tuple[int, str]:
+    pid, run_id = sweep_of(store, name)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return pid, run_id
+
+
+def test_the_next_job_closes_a_sweep_whose_process_was_killed_and_none_that_goes_on(store: Store):
+    alive, its_run = sweep_of(store, "goes on")
+    try:
+        dead, run_id = killed_sweep(store, "killed")
+        store.close_abandoned(store.run("after a sweep"))
+        run = store.client.get_run(run_id)
+        told = f"its process ({dead} on {socket.gethostname()}) ended without a word"
+        assert (run.info.status, run.data.tags["ended"]) == ("FAILED", f"failed: {told}")
+        assert told in run.data.tags["mlflow.note.content"]
+        assert store.client.get_run(its_run).info.status == "RUNNING"
+    finally:
+        os.kill(alive, signal.SIGKILL)
+        os.waitpid(alive, 0)
+    lock = store.output_dir / ".running" / its_run
+    assert close_in_its_store(lock, "killed by SIGKILL") and not lock.exists()
+    assert store.client.get_run(its_run).data.tags["ended"] == "failed: killed by SIGKILL"
+
+
+def test_a_sweep_whose_end_did_not_reach_mlflow_is_closed_as_it_ended(store: Store, monkeypatch):
+    ended = Sweep.start(
+        store.uri, experiment="e", name="s", values={}, output_dir=store.output_dir, tags={"job": "ablate"}
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(TrackedRun, "end", lambda *args: 1 / 0)
+        ended.end("FINISHED", None, {}, "")
+    assert ended.run_id is not None and store.client.get_run(ended.run_id).info.status == "RUNNING"
+    store.close_abandoned(store.run("after its end"))
+    run = store.client.get_run(ended.run_id)
+    assert (run.info.status, run.data.tags["ended"]) == ("FINISHED", "finished")
+    assert not (store.output_dir / ".running" / ended.run_id).exists()
+
+
+def test_a_supervisor_closes_the_run_with_its_reason(store: Store):
+    folder = store.run("crashed")
+    with killed(folder):
+        assert close_in_its_store(lock_of(folder), "killed by SIGSEGV")
+    assert (store.of(folder).info.status, store.of(folder).data.tags["ended"]) == (
+        "FAILED",
+        "failed: killed by SIGSEGV",
+    )
+
+
+def test_a_run_that_is_taken_up_has_no_end_any_more(store: Store):
+    folder = store.run("taken up")
+    with killed(folder):
+        close_in_its_store(lock_of(folder), "killed by SIGKILL")
+    TrackedRun.take_up(store.uri, folder.run_id_path.read_text())
+    assert (store.of(folder).info.status, "ended" in store.of(folder).data.tags) == ("RUNNING", False)

@@ -1,0 +1,115 @@
+"""Jobs that die, in processes of their own; they import nothing heavy, so that each takes a moment."""
+
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+SUPERVISED = """
+import os, signal, sys, time
+from ssl_sec.edges.run.supervision import supervised
+
+def job():
+    {job}
+
+print(f"supervisor {{os.getpid()}}", flush=True)
+sys.exit(supervised(job))
+"""
+
+# Says that it is ready, and names the signals that it gets until a SIGTERM.
+NAMING = """
+    def told(number, frame):
+        got.append(number)
+        os.write(1, signal.Signals(number).name.encode() + b"\\n")
+    got = []
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, told)
+    print(f"ready {os.getpid()}", flush=True)
+    while signal.SIGTERM not in got:
+        time.sleep(0.01)
+    return 7
+"""
+
+
+def started(job: str, **options) -> subprocess.Popen:
+    code = SUPERVISED.format(job=job.strip())
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", code], **{**pipes, **options})
+
+
+def line(process: subprocess.Popen, word: str) -> int:
+    """The number that follows the word."""
+    return int(process.stdout.readline().removeprefix(f"{word} "))
+
+
+def test_a_jobs_exit_code_and_output_pass_through():
+    process = started("print('done'); return 3")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out.splitlines()[1:], err) == (3, ["done"], "")
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [(signal.SIGSEGV, "a crash in native code"), (signal.SIGKILL, "the machine may have run out of memory")],
+)
+def test_a_job_that_dies_by_a_signal_is_one_line_that_names_it(number, cause):
+    process = started(f"os.kill(os.getpid(), {int(number)})")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    (told,) = err.splitlines()
+    assert told.startswith("error: the job (process ")
+    assert told.endswith(f"was killed by {number.name}, {cause}")
+
+
+def test_signals_are_handed_on_and_the_job_decides_how_it_ends():
+    process = started(NAMING)
+    line(process, "supervisor")
+    line(process, "ready")
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        os.kill(process.pid, number)
+        assert process.stdout.readline() == f"{number.name}\n"
+    _, err = process.communicate(timeout=60)
+    assert (err, process.returncode) == ("", 7)
+
+
+def test_a_ctrl_c_of_the_terminal_reaches_the_job_once():
+    terminal, its_end = pty.openpty()
+
+    def take_terminal() -> None:
+        fcntl.ioctl(its_end, termios.TIOCSCTTY, 0)
+
+    process = started(NAMING, stdin=its_end, start_new_session=True, preexec_fn=take_terminal)
+    line(process, "supervisor")
+    line(process, "ready")
+    os.write(terminal, b"\x03")
+    assert process.stdout.readline() == "SIGINT\n"
+    os.kill(process.pid, signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    os.close(terminal)
+    os.close(its_end)
+    assert (out.split(), process.returncode) == (["SIGTERM"], 7)
+
+
+def test_a_job_ends_with_its_supervisor():
+    process = started(NAMING)
+    line(process, "supervisor")
+    job = line(process, "ready")
+    process.kill()
+    process.wait()
+    process.stdout.read()  # until nobody holds the pipe
+    assert not Path(f"/proc/{job}/exe").exists()
+
+
+def test_what_nohup_ignores_stays_ignored():
+    process = started(
+        "print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, flush=True); return 0",
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    out, _ = process.communicate(timeout=60)
+    assert out.splitlines()[1:] == ["True"]

@@ -1,0 +1,106 @@
+"""What a sweep leaves in MLflow."""
+
+import csv
+import io
+import logging
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from ssl_sec.edges.run.sweeps import Sweep, arms_figure, as_csv, as_markdown
+from ssl_sec.edges.tracking.tracker import TrackedRun
+from ssl_sec.errors import DataError, Stopped
+
+RESULTS = {
+    "none": [{"probe/top1": 80.0, "train/loss": 1.0}, {"probe/top1": 84.0}],
+    "eta 0.5, width 2": [{"probe/top1": 90.0, "val/knn_top1": 70.0}],
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Path:
+    """The folder of a store; making its tables takes longest."""
+    return tmp_path_factory.mktemp("store")
+
+
+def start(folder: Path) -> tuple[Sweep, MlflowClient]:
+    uri = f"sqlite:///{folder}/mlflow.db"
+    tags = {"job": "ablate", "recipe": "r"}
+    sweep = Sweep.start(uri, experiment="e", name="n", values={"arms": ["none"]}, output_dir=folder, tags=tags)
+    return sweep, MlflowClient(uri)
+
+
+def test_the_table_becomes_figures_text_and_a_picture(store: Path):
+    sweep, client = start(store)
+    with sweep.ended_after(RESULTS, lambda: "the table"):
+        assert client.get_run(sweep.run_id).info.status == "RUNNING"
+    run = client.get_run(sweep.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics == pytest.approx(
+        {
+            "sweep/probe_top1_mean none": 82.0,
+            "sweep/probe_top1_std none": 8**0.5,
+            "sweep/probe_top1_mean eta 0.5_ width 2": 90.0,
+            "sweep/val_knn_top1_mean eta 0.5_ width 2": 70.0,
+        }
+    )
+    assert "| none | 2 | 82.00 ± 2.83 |  |" in run.data.tags["mlflow.note.content"]
+    names = {item.path for item in client.list_artifacts(sweep.run_id)}
+    assert {"sweep.txt", "sweep.csv", "plots", "packages.txt"} <= names
+    assert [item.path for item in client.list_artifacts(sweep.run_id, "plots")] == ["plots/arms.png"]
+    rows = list(csv.DictReader(io.StringIO(as_csv(RESULTS))))
+    assert [(row["arm"], row["probe/top1"], row["val/knn_top1"]) for row in rows][2] == (
+        "eta 0.5, width 2",
+        "90.0",
+        "70.0",
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "ended"),
+    [
+        (DataError("no images"), "FAILED", "failed: no images"),
+        (Stopped("stopped"), "KILLED", "stopped"),
+        (KeyboardInterrupt(), "KILLED", "stopped"),
+    ],
+)
+def test_a_sweep_ends_as_its_runs_do_with_what_there_is(store: Path, error, status, ended):
+    sweep, client = start(store)
+    with pytest.raises(type(error)), sweep.ended_after({"none": []}, lambda: ""):
+        raise error
+    run = client.get_run(sweep.run_id)
+    assert (run.info.status, run.data.tags["ended"]) == (status, ended)
+    assert arms_figure({"none": []}) is None and run.data.metrics == {}
+
+
+def test_a_sweep_runs_without_a_store(tmp_path: Path, caplog):
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING):
+        uri = f"sqlite:///{tmp_path}/file/mlflow.db"
+        sweep = Sweep.start(uri, experiment="e", name="n", values={}, output_dir=tmp_path, tags={"job": "ablate"})
+    assert sweep.run_id is None
+    assert "the runs of the sweep have no parent" in caplog.text
+    with sweep.ended_after(RESULTS, lambda: "table"):
+        pass
+
+
+def test_each_run_is_a_point_and_each_arm_a_row():
+    figure = arms_figure(RESULTS)
+    first, second = figure.axes
+    assert [label.get_text() for label in first.get_yticklabels()] == list(RESULTS)
+    assert sorted(x for line in first.lines for x in line.get_xdata()[:2] if line.get_marker() == "o") == [80, 84, 90]
+    assert second.get_xlabel() == "kNN top-1 % on held-out training images"
+    assert as_markdown(RESULTS).splitlines()[0].startswith("| arm | runs | probe top-1 %")
+
+
+def test_runs_of_a_store_that_goes_away_are_no_error(store: Path, monkeypatch, caplog):
+    sweep, _ = start(store)
+
+    def away(self, records):
+        raise ConnectionError("away")
+
+    monkeypatch.setattr(TrackedRun, "__call__", away)
+    with sweep.ended_after(RESULTS, lambda: "table"):
+        pass
+    assert "away" in caplog.text

@@ -1,0 +1,103 @@
+"""Where `jobs.submit` looks for a cluster, and what it says if there is none; no cluster is needed."""
+
+import json
+import socket
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import ray
+from ray.job_submission import JobSubmissionClient
+
+from ssl_sec.edges.submit import cluster as ray_jobs
+from ssl_sec.edges.submit.cluster import Cluster, ConnectionLost
+from ssl_sec.edges.submit.command import submit
+from ssl_sec.errors import ConfigError
+from tests.edges.servers import free_port
+
+
+class Dashboard(BaseHTTPRequestHandler):
+    """Answers as Ray's job server does while it has no jobs."""
+
+    def do_GET(self) -> None:
+        answer = [] if self.path.startswith("/api/jobs") else {"ray_version": ray.__version__}
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def dashboard():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Dashboard)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def no_address(monkeypatch):
+    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def address_of(server) -> str:
+    return f"http://127.0.0.1:{server.server_address[1]}"
+
+
+@pytest.mark.parametrize("scheme", ["", "http://", "ray://"])
+def test_a_stale_address_of_the_environment_is_one_line_at_once(scheme, monkeypatch):
+    address = f"{scheme}127.0.0.1:{free_port()}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConfigError, match=rf"no Ray cluster at {address} \(Connection refused\); start one with"):
+        submit(["list"])
+
+
+def test_the_address_of_a_cluster_that_was_killed_is_one_line_at_once(monkeypatch):
+    last = f"127.0.0.1:{free_port()}"
+    monkeypatch.setattr(ray_jobs, "canonicalize_bootstrap_address_or_die", lambda asked: last)
+    with pytest.raises(ConfigError, match=rf"no Ray cluster at {last} \(Connection refused\)"):
+        submit(["list"])
+
+
+def test_a_port_that_never_answers_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(ray_jobs, "_ANSWER_WITHIN_S", 0.2)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(ConfigError, match=r"no Ray cluster at .* \(no answer within 0.2 s\)"),
+    ):
+        submit(["list", "--address", f"http://127.0.0.1:{silent.getsockname()[1]}"])
+
+
+def test_the_address_of_the_command_line_comes_before_that_of_the_environment(dashboard, monkeypatch, capsys):
+    monkeypatch.setenv("RAY_ADDRESS", f"http://127.0.0.1:{free_port()}")
+    assert submit(["list", "--address", address_of(dashboard)]) == 0
+    assert capsys.readouterr().out == "no jobs\n"
+
+
+def test_a_cluster_that_goes_away_is_one_line(dashboard, monkeypatch):
+    monkeypatch.setattr(ray_jobs, "_LOST_FOR_S", 0.0)
+    monkeypatch.setattr(ray_jobs, "_POLL_S", 0.0)
+    cluster = Cluster(address_of(dashboard))
+    assert cluster.jobs() == []
+    dashboard.shutdown()
+    dashboard.server_close()
+    with pytest.raises(ConnectionLost, match=r"does not answer any more \(Connection refused\); a job may still run"):
+        cluster.jobs()
+    with pytest.raises(ConnectionLost):
+        cluster.follow("mine", print)
+
+
+def test_a_job_on_this_machine_finds_the_python_that_sent_it_first(dashboard, monkeypatch):
+    sent = {}
+    monkeypatch.setattr(JobSubmissionClient, "submit_job", lambda self, **job: sent.update(job))
+    Cluster(address_of(dashboard)).submit("exec python", "mine", {"job_name": "mine"}, {"A": "1"}, {"plan.json": "{}"})
+    assert sent["runtime_env"]["env_vars"]["PATH"] == f"{Path(sys.executable).parent}:${{PATH}}"
+    assert (sent["runtime_env"]["env_vars"]["A"], sent["metadata"]) == ("1", {"job_name": "mine"})

@@ -1,0 +1,54 @@
+import pytest
+
+from ssl_sec.edges.masking import masked, masked_code, masked_command, masked_values
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://ada:geheim@host:5432/db", "postgresql://***@host:5432/db"),
+        ("see https://token@host/a and s3://k:s@b/c.", "see https://***@host/a and s3://***@b/c."),
+        ("http://127.0.0.1:5000/#/experiments/1", "http://127.0.0.1:5000/#/experiments/1"),
+        ("sqlite:////runs/mlflow.db", "sqlite:////runs/mlflow.db"),
+        ("mail ada@host about http://host/x", "mail ada@host about http://host/x"),
+    ],
+)
+def test_userinfo_of_addresses_is_hidden(text, shown):
+    assert masked(text) == shown
+    assert masked(shown) == shown
+
+
+def test_values_of_secret_keys_are_hidden_wherever_they_stand():
+    values = {
+        "tracking": {"uri": "http://u:p@h", "api_token": "abc", "password": None},
+        "data": {"train": ["s3://k:s@b/a", 3], "AWS_SECRET_ACCESS_KEY": "x", "apiKey": 5},
+        "keys": 2,
+    }
+    assert masked_values(values) == {
+        "tracking": {"uri": "http://***@h", "api_token": "***", "password": None},
+        "data": {"train": ["s3://***@b/a", 3], "AWS_SECRET_ACCESS_KEY": "***", "apiKey": "***"},
+        "keys": 2,
+    }
+    assert values["tracking"]["uri"] == "http://u:p@h"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("+api_key = 'abc def'", "+api_key = '***'"),
+        ('+    "password": "x",', '+    "password": "***",'),
+        ("+export AWS_SECRET_ACCESS_KEY=abcDEF123/x", "+export AWS_SECRET_ACCESS_KEY=***"),
+        ("+token: ghp_0123456789", "+token: ***"),
+        ("+uri = 'http://ada:x@host'", "+uri = 'http://***@host'"),
+        ("+tokenizer = GPT2Tokenizer.from_pretrained(name)", "+tokenizer = GPT2Tokenizer.from_pretrained(name)"),
+        ("+    token: str = field()", "+    token: str = field()"),
+        ("+margin = 0.25", "+margin = 0.25"),
+    ],
+)
+def test_code_is_shown_without_what_is_assigned_to_secrets(text, shown):
+    assert masked_code(text) == shown
+
+
+def test_a_command_line_is_shown_without_secrets():
+    words = ["python", "-m", "jobs.pretrain", "a.token=x y", "uri=s3://a:b@c", "seeds=[0, 1]"]
+    assert masked_command(words) == "python -m jobs.pretrain 'a.token=***' 'uri=s3://***@c' 'seeds=[0, 1]'"

@@ -1,0 +1,174 @@
+"""The alias `best` of a registered model, and what its versions say."""
+
+import json
+import math
+
+import pytest
+from mlflow.entities import Dataset, DatasetInput
+from mlflow.tracking import MlflowClient
+
+from ssl_sec.edges.tracking.scores import child_probes, describe_versions, mark_best
+from ssl_sec.edges.tracking.tracker import connected
+
+PAPER, FEW = "digits, all labels (aaaaaaaa)", "digits, 10 labels (bbbbbbbb)"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> MlflowClient:
+    return connected(f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db")
+
+
+def log_data(client, run_id, digest, classes):
+    data = Dataset("digits/train", digest, "ssl_sec", "scikit-learn's", profile=json.dumps({"classes": classes}))
+    client.log_inputs(run_id, [DatasetInput(data, [])])
+
+
+def add_version(client, recipe, knn=None, *, digest="d1", classes=10, neighbours=20):
+    """A run with its registered encoder; its id."""
+    run_id = client.create_run("0", tags={"job": "pretrain", "recipe": recipe, "constraint": "sec"}).info.run_id
+    client.log_param(run_id, "monitor.neighbours", neighbours)
+    if digest is not None:
+        log_data(client, run_id, digest, classes)
+    if knn is not None:
+        client.log_metric(run_id, "val/knn_top1", 1.0, step=1)
+        client.log_metric(run_id, "val/knn_top1", knn, step=2)
+    if not client.search_registered_models(f'name="{recipe}-encoder"'):
+        client.create_registered_model(f"{recipe}-encoder")
+    client.create_model_version(f"{recipe}-encoder", f"runs:/{run_id}/encoder", run_id)
+    return run_id
+
+
+def add_probe(client, recipe, parent, top1, protocol=PAPER, *, digest="test", classes=10, status="FINISHED"):
+    tags = {"job": "probe", "recipe": recipe, "mlflow.parentRunId": parent, "probe.protocol": protocol}
+    run_id = client.create_run("0", tags=tags).info.run_id
+    log_data(client, run_id, digest, classes)
+    client.log_metric(run_id, "probe/top1", top1)
+    client.set_terminated(run_id, status)
+    return run_id
+
+
+def best(client, recipe):
+    mark_best(client, recipe)
+    return str(client.get_registered_model(f"{recipe}-encoder").aliases.get("best"))
+
+
+def test_the_last_knn_figure_chooses_and_of_equals_the_earliest_stays(client):
+    add_version(client, "odd's")
+    assert best(client, "odd's") == "None"
+    for knn, expected in ((60.0, "2"), (70.0, "3"), (70.0, "3"), (65.0, "3")):
+        add_version(client, "odd's", knn)
+        assert best(client, "odd's") == expected
+
+
+def test_probes_choose_as_soon_as_two_versions_have_the_same(client):
+    first, second = add_version(client, "probed", 60.0), add_version(client, "probed", 70.0)
+    add_probe(client, "probed", first, 90.0)
+    assert best(client, "probed") == "2"
+    add_probe(client, "probed", second, 95.0, status="FAILED")
+    assert best(client, "probed") == "2"
+    add_probe(client, "probed", second, 80.0)
+    assert best(client, "probed") == "1"
+    assert {parent: len(runs) for parent, runs in child_probes(client, "probed").items()} == {first: 1, second: 1}
+    add_version(client, "probed", 99.0)  # one that is not probed yet
+    assert best(client, "probed") == "1"
+
+
+def test_other_recipes_do_not_count(client):
+    first = add_version(client, "one", 60.0)
+    add_version(client, "other", 99.0)
+    add_probe(client, "one", first, 50.0)
+    assert best(client, "one") == "1"
+
+
+def test_a_recipe_without_encoders_has_no_best(client):
+    mark_best(client, "none")
+    assert client.search_registered_models("name='none-encoder'") == []
+
+
+def test_encoders_of_other_data_are_not_compared(client):
+    """All sets of one's own had one model's name; the newest one's data decides."""
+    add_version(client, "flowers", 99.0, digest="d1")
+    add_version(client, "flowers", 60.0, digest="d2")
+    assert best(client, "flowers") == "2"
+    add_version(client, "flowers", 50.0, digest="d2")
+    assert best(client, "flowers") == "2"
+    add_version(client, "flowers", 40.0, digest="d1")
+    assert best(client, "flowers") == "1"
+
+
+def test_a_run_that_says_nothing_of_its_data_is_not_compared(client):
+    add_version(client, "untold", 60.0)
+    add_version(client, "untold", 99.0, digest=None)
+    assert best(client, "untold") == "1"
+
+
+@pytest.mark.parametrize("figure", [math.nan, math.inf])
+def test_figures_that_are_not_finite_do_not_count(client, figure):
+    recipe = f"unranked{figure}"
+    first, second = add_version(client, recipe, 60.0), add_version(client, recipe, figure)
+    assert best(client, recipe) == "1"
+    add_probe(client, recipe, first, 80.0)
+    add_probe(client, recipe, second, figure)
+    assert best(client, recipe) == "1"
+
+
+def test_figures_of_one_class_do_not_count(client):
+    first = add_version(client, "one class", 60.0)
+    add_version(client, "one class", 100.0, digest="one", classes=1)
+    assert best(client, "one class") == "None"
+    second = add_version(client, "one class", 50.0)
+    for run_id in (first, second):
+        add_probe(client, "one class", run_id, 100.0 if run_id == second else 99.0, digest="one", classes=1)
+    assert best(client, "one class") == "1"
+
+
+def test_probes_of_another_protocol_are_not_compared(client):
+    first, second = add_version(client, "mixed", 60.0), add_version(client, "mixed", 50.0)
+    add_probe(client, "mixed", first, 70.0, FEW)
+    add_probe(client, "mixed", second, 90.0, PAPER)
+    assert best(client, "mixed") == "1"  # no two of one protocol: kNN
+    add_probe(client, "mixed", first, 85.0, PAPER)
+    assert best(client, "mixed") == "2"
+    third = add_version(client, "mixed", 40.0)
+    for run_id, top1 in ((second, 10.0), (third, 99.0)):
+        add_probe(client, "mixed", run_id, top1, FEW)
+    assert best(client, "mixed") == "3"  # three have this one
+
+
+def test_monitors_with_other_settings_are_not_compared(client):
+    add_version(client, "watched", 99.0, neighbours=1)
+    for knn in (60.0, 61.0):
+        add_version(client, "watched", knn)
+    assert best(client, "watched") == "3"
+
+
+def test_a_version_says_its_data_its_score_and_its_run(client):
+    run_id = add_version(client, "told", 60.0)
+    client.set_tag(run_id, "mlflow.runName", "told-sec-s0")
+    describe_versions(client, "told", run_id)
+    version = client.get_model_version("told-encoder", "1")
+    assert version.tags.items() >= {"score": "60", "score.name": "val/knn_top1", "data.digest": "d1"}.items()
+    assert version.tags.items() >= {"constraint": "sec", "run_id": run_id}.items()
+    assert "kNN" not in version.description and "val/knn_top1 60" in version.description
+    add_probe(client, "told", run_id, 81.5)
+    describe_versions(client, "told", run_id)
+    version = client.get_model_version("told-encoder", "1")
+    assert version.tags.items() >= {"score": "81.5", "score.name": "probe/top1", "score.protocol": PAPER}.items()
+    assert all(part in version.description for part in ("probe/top1 81.5", PAPER, "digest d1", "scikit-learn", run_id))
+
+
+def test_a_better_version_that_comes_while_the_alias_is_set_is_seen(client, monkeypatch):
+    """Another run registers its encoder and sets the alias before we overwrite it with what we had found."""
+    set_alias, calls = MlflowClient.set_registered_model_alias, []
+
+    def slow(self, name, alias, version):
+        calls.append(version)
+        if len(calls) == 1:
+            add_version(client, "raced", 80.0)
+            set_alias(self, name, alias, "2")
+        set_alias(self, name, alias, version)
+
+    monkeypatch.setattr(MlflowClient, "set_registered_model_alias", slow)
+    add_version(client, "raced", 60.0)
+    assert best(client, "raced") == "2"
+    assert calls == ["1", "2"]

@@ -1,0 +1,36 @@
+"""Descriptions of runs."""
+
+from ssl_sec.edges.tracking.notes import description, how_it_ended, resumed, with_end
+
+TAGS = {
+    "command": "python -m jobs.pretrain",
+    "data": "digits",
+    "mlflow.source.git.commit": "abc",
+    "git.dirty": "true",
+    "ran_on": "node1",
+}
+
+
+def test_a_description_says_what_made_the_run_and_how_it_ended():
+    note = with_end(description(TAGS), how_it_ended("FAILED", "the disk is full"))
+    assert note.splitlines() == [
+        "- ended: failed: the disk is full",
+        "- command: `python -m jobs.pretrain`",
+        "- data: digits",
+        "- code: commit abc, changed: see `code.diff`",
+        "- ran on: node1",
+    ]
+    assert how_it_ended("KILLED", None) == "stopped"
+
+
+def test_what_users_write_stays_and_the_end_is_said_once():
+    note = with_end(description(TAGS) + "\nmine", "stopped")
+    assert with_end(note, "finished").splitlines()[0] == "- ended: finished"
+    assert with_end(note, "finished").count("ended") == 1 and "\nmine" in with_end(note, "finished")
+
+
+def test_a_resume_with_another_command_or_code_is_added():
+    note = with_end(description(TAGS), "stopped")
+    assert resumed(note, TAGS) == description(TAGS)
+    again = resumed(note, {**TAGS, "mlflow.source.git.commit": "def", "git.dirty": "false"})
+    assert "ended" not in again and again.count("- resumed:") == 1 and "commit def" in again

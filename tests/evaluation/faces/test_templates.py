@@ -1,0 +1,97 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssl_sec.errors import DataError
+from ssl_sec.evaluation.faces.roc import tar_at_far
+from ssl_sec.evaluation.faces.templates import pool_templates, template_scores
+
+
+def slowly(rows, templates, media):
+    """Mean of each medium, sum of the media, length 1."""
+    pooled = {}
+    for template in sorted(set(templates)):
+        total = [0.0] * len(rows[0])
+        for medium in {m for t, m in zip(templates, media, strict=True) if t == template}:
+            faces = [r for r, t, m in zip(rows, templates, media, strict=True) if (t, m) == (template, medium)]
+            for face in faces:
+                for d, value in enumerate(face):
+                    total[d] += value / math.hypot(*face) / len(faces)
+        pooled[template] = [value / math.hypot(*total) for value in total]
+    return pooled
+
+
+def faces(seed, count=60, dim=5):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(count, dim, generator=generator) + 0.5
+    templates = torch.randint(-3, 9, (count,), generator=generator)
+    return rows, templates, torch.randint(4, (count,), generator=generator)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**31))
+def test_templates_are_those_of_the_slow_loop_in_any_order_and_of_any_norms(seed):
+    rows, templates, media = faces(seed)
+    ids, pooled = pool_templates(rows, templates, media)
+    expected = slowly(rows.tolist(), templates.tolist(), media.tolist())
+    assert ids.tolist() == list(expected)
+    assert torch.allclose(pooled, torch.tensor(list(expected.values()), dtype=torch.float64), atol=1e-6)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(rows), generator=generator)
+    scaled = rows * (0.1 + torch.rand(len(rows), 1, generator=generator))
+    again = pool_templates(scaled[order].numpy(), templates[order].numpy(), media[order].numpy())
+    assert torch.equal(again[0], ids) and torch.allclose(again[1], pooled, atol=1e-6)
+
+
+def test_a_long_video_weighs_no_more_than_a_photograph():
+    rows = torch.tensor([[1.0, 0.0]] * 9 + [[0.0, 5.0]])
+    media = torch.tensor([1] * 9 + [2])
+    _, pooled = pool_templates(rows, torch.zeros(10, dtype=torch.int64), media)
+    assert torch.allclose(pooled, torch.full((1, 2), 0.5**0.5, dtype=torch.float64))
+
+
+def test_scores_are_the_cosines_of_the_pairs():
+    ids, pooled = pool_templates(*faces(1))
+    generator = torch.Generator().manual_seed(0)
+    positions = torch.randint(len(ids), (2, 9000), generator=generator)
+    first, second = ids[positions]
+    scores = template_scores(ids, pooled, first, second)
+    expected = (pooled[positions[0]] * pooled[positions[1]]).sum(1)
+    assert scores.dtype == torch.float32
+    assert torch.allclose(scores.double(), expected, atol=1e-7)
+    assert torch.equal(template_scores(ids, pooled, first.numpy(), second.numpy()), scores)
+
+
+@pytest.mark.parametrize("dim", [1, 512])
+def test_collapsed_embeddings_score_0(dim):
+    generator = torch.Generator().manual_seed(dim)
+    rows = torch.randn(dim, generator=generator) * (0.01 + 100 * torch.rand(80, 1, generator=generator))
+    ids, pooled = pool_templates(rows, torch.arange(80) % 10, torch.arange(80) % 7)
+    first, second = torch.triu_indices(10, 10, 1)
+    scores = template_scores(ids, pooled, first, second)
+    assert tar_at_far(scores, first % 5 == second % 5, [0.9, 0.1]) == {0.9: 0, 0.1: 0}
+
+
+def test_what_is_not_finite_spoils_its_template_alone():
+    rows, templates, media = faces(2)
+    ids, pooled = pool_templates(rows, templates, media)
+    rows[0] = math.nan
+    again = pool_templates(rows, templates, media)[1]
+    spoilt = ids == templates[0]
+    assert again[spoilt].isnan().all()
+    assert torch.equal(again[~spoilt], pooled[~spoilt])
+
+
+def test_what_does_not_fit_is_named():
+    rows, templates, media = faces(0)
+    with pytest.raises(DataError, match="60 templates and 59 media for 60 embeddings"):
+        pool_templates(rows, templates, media[1:])
+    ids, pooled = pool_templates(rows, templates, media)
+    for wrong in (99, -99):
+        with pytest.raises(DataError, match=f"1 of the pairs name one without a face, such as {wrong}"):
+            template_scores(ids, pooled, ids[:2], torch.tensor([int(ids[0]), wrong]))
+    with pytest.raises(DataError, match="2 first ones and 1 second ones"):
+        template_scores(ids, pooled, ids[:2], ids[:1])

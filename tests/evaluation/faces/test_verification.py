@@ -1,0 +1,193 @@
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.decomposition import PCA
+
+from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.evaluation.faces.verification import (
+    best_threshold,
+    kfold_accuracy,
+    kfold_accuracy_of_scores,
+    sum_of_directions,
+    sum_of_embeddings,
+)
+
+
+def slow_threshold(scores, same):
+    """Tries every gap; of the best thresholds the middle, the lower of two."""
+    levels = sorted(set(scores))
+    candidates = [-math.inf, *((a + b) / 2 for a, b in zip(levels, levels[1:], strict=False)), math.inf]
+    if not levels:
+        return -math.inf
+    right = [sum((s > t) == y for s, y in zip(scores, same, strict=True)) for t in candidates]
+    best = [t for t, count in zip(candidates, right, strict=True) if count == max(right)]
+    return best[(len(best) - 1) // 2]
+
+
+def slowly(scores, same, folds):
+    accuracies = []
+    for fold in sorted(set(folds)):
+        finite = [i for i, score in enumerate(scores) if math.isfinite(score)]
+        others = [i for i in finite if folds[i] != fold]
+        threshold = slow_threshold([scores[i] for i in others], [same[i] for i in others])
+        right = sum((scores[i] > threshold) == same[i] for i in finite if folds[i] == fold)
+        accuracies.append(right / folds.count(fold))
+    return accuracies
+
+
+def faces(seed, num_pairs=120, dim=12, noise=1.0):
+    """Pairs of two kinds in turn, so that folds have as many of each."""
+    generator = torch.Generator().manual_seed(seed)
+    same = torch.arange(num_pairs) % 2 == 0
+    people = torch.randn(2, num_pairs, dim, generator=generator)
+    people[1, same] = people[0, same]
+    rows = people + noise * torch.randn(2, num_pairs, dim, generator=generator)
+    first, second = rows * (0.1 + 10 * torch.rand(2, num_pairs, 1, generator=generator))
+    return first, second, same
+
+
+@st.composite
+def scored(draw):
+    count = draw(st.integers(2, 24))
+    score = st.integers(-5, 5).map(float) | st.just(math.nan)
+    scores = draw(st.lists(score, min_size=count, max_size=count))
+    same = draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    folds = draw(st.lists(st.integers(-1, 3), min_size=count, max_size=count).filter(lambda folds: len(set(folds)) > 1))
+    return scores, same, folds
+
+
+@settings(deadline=None, max_examples=150)
+@given(scored())
+def test_accuracies_are_those_of_the_slow_loop(case):
+    scores, same, folds = case
+    found = kfold_accuracy_of_scores(torch.tensor(scores), torch.tensor(same), torch.tensor(folds))
+    assert list(found.per_fold) == slowly(scores, same, folds)
+    assert found.mean == pytest.approx(statistics.fmean(found.per_fold))
+    assert found.std == pytest.approx(statistics.pstdev(found.per_fold))
+
+
+@settings(deadline=None, max_examples=60)
+@given(scored(), st.randoms(use_true_random=False))
+def test_the_order_of_the_pairs_changes_nothing(case, random):
+    scores, same, folds = map(torch.tensor, case)
+    order = random.sample(range(len(same)), len(same))
+    mixed = kfold_accuracy_of_scores(scores[order], same[order], folds[order])
+    assert mixed == kfold_accuracy_of_scores(scores, same, folds)
+
+
+def test_the_threshold_is_halfway_and_of_several_the_middle_one():
+    same = torch.tensor([False, True])
+    assert best_threshold(torch.tensor([0.0, 1.0]), same) == 0.5
+    assert best_threshold(torch.tensor([1.0, 0.0]), same) == -math.inf
+    assert best_threshold(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([False, True, False, True])) == 0.5
+    many = torch.tensor([False, True, False, True, False, True])
+    assert best_threshold(torch.arange(6.0), many) == 2.5
+    assert best_threshold(torch.arange(3.0), torch.tensor([True, True, True])) == -math.inf
+    assert best_threshold(torch.arange(3.0), torch.tensor([False, False, False])) == math.inf
+    assert best_threshold(torch.empty(0), torch.empty(0, dtype=torch.bool)) == -math.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_embeddings_are_compared_by_their_cosines(dtype):
+    first, second, same = (each.to(dtype) if each.is_floating_point() else each for each in faces(0))
+    folds = torch.randint(5, (len(same),), generator=torch.Generator().manual_seed(0))
+    cosines = torch.nn.functional.cosine_similarity(first.double(), second.double())
+    found = kfold_accuracy(first, second, same, folds)
+    assert list(found.per_fold) == slowly(cosines.tolist(), same.tolist(), folds.tolist())
+    assert 0.6 < found.mean < 1
+    assert kfold_accuracy(first.numpy(), second.numpy(), same.numpy(), folds.numpy()) == found
+    assert kfold_accuracy(second, first, same, folds) == found
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**31), st.integers(-40, 40))
+def test_norms_change_nothing(seed, exponent):
+    first, second, same = faces(seed, 40, 4)
+    scales = torch.rand(2, 40, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.5
+    scaled = kfold_accuracy(first * scales[0] * 2.0**exponent, second * scales[1], same, 4)
+    assert scaled == kfold_accuracy(first, second, same, 4)
+
+
+def test_a_number_of_folds_cuts_the_pairs_in_their_order():
+    first, second, same = faces(1)
+    assert kfold_accuracy(first, second, same) == kfold_accuracy(first, second, same, torch.arange(120) // 12)
+    assert len(kfold_accuracy(first[:25], second[:25], same[:25], 4).per_fold) == 4
+
+
+@pytest.mark.parametrize("pca", [None, 1, 7])
+@pytest.mark.parametrize("dim", [1, 16, 512])
+def test_collapsed_embeddings_are_right_half_the_time(dim, pca):
+    generator = torch.Generator().manual_seed(dim)
+    same = torch.arange(60) % 2 == 0
+    for row in (torch.ones(dim), torch.randn(dim, generator=generator), torch.zeros(dim)):
+        for norms in (torch.ones(2, 60, 1), 0.01 + 100 * torch.rand(2, 60, 1, generator=generator)):
+            first, second = row * norms
+            found = kfold_accuracy(first, second, same, 6, min(pca, dim) if pca else None)
+            assert found == (0.5, 0, (0.5,) * 6)
+
+
+def test_what_is_not_finite_is_wrong():
+    first, second = torch.eye(4).repeat(2, 2, 1)
+    same = torch.ones(8, dtype=torch.bool)
+    second[1::2] *= -1
+    same[1::2] = False
+    assert kfold_accuracy(first, second, same, 2).mean == 1
+    first[0], second[1] = math.nan, math.inf
+    for pca in (None, 3):
+        found = kfold_accuracy(first, second, same, 2, pca)
+        assert found.per_fold[0] == 0.5
+        assert kfold_accuracy(torch.full_like(first, math.nan), second, same, 2, pca).mean == 0
+    assert kfold_accuracy(first, second, same, 2).per_fold == (0.5, 1)
+
+
+@pytest.mark.parametrize("pca", [1, 5, 12])
+def test_components_are_those_that_scikit_learn_finds_in_the_other_folds(pca):
+    first, second, same = faces(2)
+    folds = torch.arange(len(same)) % 5
+    accuracies = []
+    for fold in range(5):
+        rows = [torch.nn.functional.normalize(each.double()) for each in (first, second)]
+        others = torch.cat([each[folds != fold] for each in rows])
+        model = PCA(pca, svd_solver="full").fit(others.numpy())
+        reduced = [torch.from_numpy(model.transform(each.numpy())) for each in rows]
+        scores = torch.nn.functional.cosine_similarity(*reduced).float()
+        accuracies.append(slowly(scores.tolist(), same.tolist(), folds.tolist())[fold])
+    assert len(set(accuracies)) > 1
+    assert list(kfold_accuracy(first, second, same, folds, pca).per_fold) == accuracies
+
+
+def test_flips_are_added_as_they_are_or_as_directions():
+    a, b = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([[0.0, 10.0], [2.0, 0.0]])
+    assert torch.equal(sum_of_embeddings(a, b), torch.tensor([[3.0, 14.0], [2.0, 0.0]]))
+    assert torch.allclose(sum_of_directions(a, b), torch.tensor([[0.6, 1.8], [1.0, 0.0]]))
+
+
+def test_what_does_not_fit_is_named():
+    first, second, same = faces(0, 10)
+    with pytest.raises(DataError, match=r"\(10, 12\) and \(9, 12\) embeddings"):
+        kfold_accuracy(first, second[:9], same)
+    with pytest.raises(DataError, match="10 scores for 9 pairs"):
+        kfold_accuracy(first, second, same[:9])
+    with pytest.raises(DataError, match="folds of 9 pairs are given for 10"):
+        kfold_accuracy(first, second, same, torch.arange(9))
+    with pytest.raises(DataError, match="1 folds; 2 or more"):
+        kfold_accuracy(first, second, same, torch.zeros(10, dtype=torch.int64))
+    for folds in (1, 11):
+        with pytest.raises(ConfigError, match=f"in {folds} folds; allowed: 2 to the number of pairs, 10"):
+            kfold_accuracy(first, second, same, folds)
+    for pca in (0, 13):
+        with pytest.raises(ConfigError, match=f"PCA to {pca} components; allowed: 1 to .* 12"):
+            kfold_accuracy(first, second, same, 5, pca)
+
+
+def test_orthogonal_pairs_tie_whatever_rounding_makes_of_their_cosines():
+    """Of so small a cosine float32 holds what float64 leaves of 0: about 1e-17, and its sign."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randint(-9, 10, (60, 2), generator=generator).double()
+    first, second = vectors, vectors.flip(1) * torch.tensor([1.0, -1.0])
+    same = torch.arange(60) % 2 == 0
+    assert kfold_accuracy(first / 3, second / 7, same, 6) == (0.5, 0, (0.5,) * 6)

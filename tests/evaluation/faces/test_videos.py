@@ -1,0 +1,109 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.svm import SVC
+
+from ssl_sec.errors import DataError
+from ssl_sec.evaluation.faces.verification import kfold_accuracy_of_scores
+from ssl_sec.evaluation.faces.videos import hik_svm_kfold_accuracy, score_histogram, video_score_max, video_score_mean
+
+
+def videos(seed, num_pairs=60, dim=8, noise=1.2):
+    """Pairs of both kinds in turn, of videos of different lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    pairs = []
+    for number in range(num_pairs):
+        people = torch.randn(2, dim, generator=generator)
+        people[1] = people[0] if number % 2 == 0 else people[1]
+        lengths = torch.randint(3, 9, (2,), generator=generator).tolist()
+        pairs.append(
+            [who + noise * torch.randn(n, dim, generator=generator) for who, n in zip(people, lengths, strict=True)]
+        )
+    return pairs, torch.arange(num_pairs) % 2 == 0
+
+
+def cosines(first, second):
+    return [
+        math.fsum(x * y for x, y in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b)
+        for a in first.double().tolist()
+        for b in second.double().tolist()
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_are_those_of_the_slow_loop(seed):
+    for first, second in videos(seed, 5)[0]:
+        expected = cosines(first, second)
+        scaled = (7 * first).numpy(), (0.1 * second).double().numpy()
+        for pair in ((first, second), (second, first), scaled):
+            assert video_score_mean(*pair) == pytest.approx(sum(expected) / len(expected), abs=1e-6)
+            assert video_score_max(*pair) == pytest.approx(max(expected), abs=1e-6)
+        histogram = score_histogram(first, second)
+        assert len(histogram) == 100 and histogram.sum().item() == pytest.approx(1)
+        counts = np.histogram(np.rint(np.array(expected) * 2**24) / 2**24, bins=100, range=(-1, 1))[0]
+        assert histogram.tolist() == pytest.approx((counts / len(expected)).tolist())
+
+
+def test_the_ends_belong_to_the_first_bin_and_the_last():
+    rows = torch.tensor([[1.0, 2.0, 3.0]])
+    assert score_histogram(rows, 3 * rows, 4).tolist() == [0, 0, 0, 1]
+    assert score_histogram(rows, -rows, 4).tolist() == [1, 0, 0, 0]
+    assert score_histogram(rows, torch.zeros(2, 3), 4).tolist() == [0, 0, 1, 0]
+
+
+def test_an_svm_is_scikit_learns_with_the_kernel_of_the_slow_loop():
+    pairs, same = videos(0)
+    histograms = torch.stack([score_histogram(*pair, 20) for pair in pairs])
+    folds = torch.arange(60) // 12
+
+    def intersection(a, b):
+        return np.array([[sum(map(min, x, y)) for y in b] for x in a])
+
+    accuracies = []
+    for fold in range(5):
+        trains, tested = (folds != fold).numpy(), (folds == fold).numpy()
+        svm = SVC(kernel=intersection).fit(histograms.numpy()[trains], same.numpy()[trains])
+        accuracies.append(svm.score(histograms.numpy()[tested], same.numpy()[tested]))
+    found = hik_svm_kfold_accuracy(histograms, same, folds)
+    assert list(found.per_fold) == pytest.approx(accuracies)
+    assert 0.7 < found.mean < 1
+    assert hik_svm_kfold_accuracy(histograms, same, 5) == found
+
+
+def test_collapsed_embeddings_are_right_half_the_time():
+    generator = torch.Generator().manual_seed(0)
+    row, same = torch.randn(64, generator=generator), torch.arange(40) % 2 == 0
+    pairs = [
+        [row * (0.1 + torch.rand(n, 1, generator=generator)) for n in torch.randint(1, 6, (2,), generator=generator)]
+        for _ in same
+    ]
+    for score in (video_score_mean, video_score_max):
+        scores = torch.tensor([score(*pair) for pair in pairs])
+        assert kfold_accuracy_of_scores(scores, same, 4) == (0.5, 0, (0.5,) * 4)
+    histograms = torch.stack([score_histogram(*pair) for pair in pairs])
+    assert hik_svm_kfold_accuracy(histograms, same, 4) == (0.5, 0, (0.5,) * 4)
+
+
+def test_what_is_not_finite_is_wrong():
+    pairs, same = videos(1, noise=0.2)
+    good = torch.stack([score_histogram(*pair) for pair in pairs])
+    assert hik_svm_kfold_accuracy(good, same, 5).mean == 1
+    pairs[0][1][2] = math.nan
+    assert math.isnan(video_score_mean(*pairs[0])) and math.isnan(video_score_max(*pairs[0]))
+    histograms = torch.stack([score_histogram(*pair) for pair in pairs])
+    assert histograms[0].isnan().all() and torch.equal(histograms[1:], good[1:])
+    assert hik_svm_kfold_accuracy(histograms, same, 5).per_fold == (11 / 12, 1, 1, 1, 1)
+    histograms[:12] = math.nan
+    assert hik_svm_kfold_accuracy(histograms, same, 5).per_fold == (0, 1, 1, 1, 1)
+
+
+def test_what_does_not_fit_is_named():
+    rows = torch.eye(3)
+    with pytest.raises(DataError, match="videos of 0 and 3 frames; 1 or more each"):
+        video_score_mean(rows[:0], rows)
+    with pytest.raises(DataError, match="3 histograms for 2 pairs"):
+        hik_svm_kfold_accuracy(rows, torch.tensor([True, False]))
+    with pytest.raises(DataError, match="pairs of one kind only"):
+        hik_svm_kfold_accuracy(rows, torch.tensor([True, False, False]), 3)

@@ -1,0 +1,312 @@
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from ssl_sec.evaluation.directions import class_divergences, within_class_energy
+from ssl_sec.figures.training import (
+    Curve,
+    compared_curves_figure,
+    confusion_figure,
+    curves_figure,
+    features_figure,
+    norm_distributions,
+    norm_distributions_figure,
+    norm_histograms_figure,
+)
+from ssl_sec.training.norms import NormHistogram, norm_histogram
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.texts]
+
+
+def rendered(figure: Figure) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=40, metadata={"Software": None})
+    return file.getvalue()
+
+
+def points_of(figure: Figure) -> np.ndarray:
+    return np.concatenate([dots.get_offsets() for dots in figure.axes[0].collections])
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-30, 1.0, 12.5, 1e30])
+def test_equal_norms_have_bins_with_a_width(norm):
+    histogram = norm_histogram(torch.full((9,), norm), step=0)
+    assert sum(histogram.counts) == 9
+    assert all(low < high for low, high in zip(histogram.edges, histogram.edges[1:], strict=False))
+    assert histogram.edges[0] == pytest.approx(norm)
+    assert len(rendered(norm_histograms_figure([histogram]))) > 1000
+
+
+def test_each_metric_has_a_panel_with_labelled_axes():
+    history = {
+        "train/loss": [(20, 1.0), (0, 3.0), (10, 2.0)],
+        "train/lr": [(0, 0.5), (10, 0.1)],
+        "train/other": [(0, 1.0)],
+        "train/empty": [],
+        "train/norm_mean": [(0, 9.0), (10, 8.0)],
+        "train/norm_std": [(0, 2.0), (10, 1.0)],
+    }
+    figure = curves_figure(history, title="a run")
+    names = [axes.get_ylabel() for axes in figure.axes]
+    assert names == ["total loss", "learning rate", "train/other", "embedding norm (L2)"]
+    assert {axes.get_xlabel() for axes in figure.axes} == {"global step"}
+    assert figure.axes[0].lines[0].get_xydata().tolist() == [[0, 3], [10, 2], [20, 1]]
+    (band,) = figure.axes[3].collections
+    corners = band.get_paths()[0].vertices
+    assert {tuple(corner) for corner in corners} == {(0, 7), (0, 11), (10, 7), (10, 9)}
+    assert figure.get_suptitle() == "a run"
+    assert len(rendered(figure)) > 1000
+
+
+def test_the_metrics_of_retrieval_are_named_on_their_axes():
+    metrics = ("train/recall_at_1", "val/recall_at_1", "retrieval/recall_at_1", "retrieval/nmi", "retrieval/f1")
+    labels = ["training Recall@1 (%)", "validation Recall@1 (%)", "test Recall@1 (%)", "test NMI (%)", "test F1 (%)"]
+    figure = curves_figure({metric: [(0, 10.0), (1, 20.0)] for metric in metrics})
+    assert [axes.get_ylabel() for axes in figure.axes] == labels
+    compared = compared_curves_figure({metric: {"run": Curve([0, 1], [10.0, 20.0])} for metric in metrics}, "")
+    assert [axes.get_ylabel() for axes in compared.axes] == labels
+
+
+def test_a_std_without_a_mean_is_a_curve_and_a_mean_without_a_std_has_no_band():
+    (axes,) = curves_figure({"train/norm_std": [(0, 1.0), (1, 2.0)]}).axes
+    assert (axes.get_ylabel(), len(axes.lines)) == ("train/norm_std", 1)
+    (axes,) = curves_figure({"train/norm_mean": [(0, 1.0), (1, 2.0)]}).axes
+    assert (len(axes.lines), len(axes.collections)) == (1, 0)
+
+
+def test_values_that_are_not_finite_are_drawn_as_gaps():
+    figure = curves_figure({"train/loss": [(0, 1.0), (1, float("nan")), (2, float("inf"))]})
+    assert len(rendered(figure)) > 1000
+
+
+@pytest.mark.parametrize("history", [{}, {"train/loss": []}])
+def test_a_history_without_points_says_so(history):
+    assert texts(curves_figure(history)) == ["no metric was recorded"]
+
+
+def test_the_heat_map_keeps_all_embeddings_of_each_step():
+    histograms = [norm_histogram(10 + draw(300, seed=step) / (1 + step), step) for step in (5, 0, 20)]
+    figure = norm_histograms_figure(histograms, num_bins=30)
+    heat_axes, outline_axes, _ = figure.axes
+    shares = heat_axes.collections[0].get_array()
+    assert shares.shape == (30, 3)
+    assert shares.sum(axis=0).tolist() == pytest.approx([100, 100, 100])
+    legend = [text.get_text() for text in outline_axes.get_legend().get_texts()]
+    assert legend == ["step 0", "step 20"]
+    assert heat_axes.get_xlim() == (-2.5, 27.5)
+    assert (heat_axes.get_xlabel(), heat_axes.get_ylabel()) == ("global step", "embedding norm (L2)")
+    assert len(rendered(figure)) > 1000
+
+
+def test_common_bins_share_a_bin_out_evenly():
+    histograms = [NormHistogram(0, [0.0, 2.0, 4.0], [3, 1]), NormHistogram(1, [2.0, 4.0], [8])]
+    heat_axes = norm_histograms_figure(histograms, num_bins=4).axes[0]
+    shares = heat_axes.collections[0].get_array().filled(0)
+    assert shares.T.tolist() == [[37.5, 37.5, 12.5, 12.5], [0, 0, 50, 50]]
+
+
+def test_the_later_of_two_histograms_of_a_step_counts():
+    histograms = [NormHistogram(3, [0.0, 1.0, 2.0], [1, 0]), NormHistogram(3, [0.0, 1.0, 2.0], [0, 1])]
+    heat_axes, outline_axes, _ = norm_histograms_figure(histograms, num_bins=2).axes
+    assert heat_axes.collections[0].get_array().filled(0).ravel().tolist() == [0, 100]
+    assert len(outline_axes.get_legend().get_texts()) == 1
+
+
+@pytest.mark.parametrize("histograms", [[], [NormHistogram(0, [0.0, 1.0], [0])]])
+def test_no_norms_say_so(histograms):
+    assert texts(norm_histograms_figure(histograms)) == ["no norms were recorded"]
+
+
+def test_the_distribution_of_an_arm_is_the_mean_of_its_runs():
+    wide, narrow = NormHistogram(0, [0.0, 2.0, 4.0], [1, 3]), NormHistogram(0, [1.0, 3.0], [5])
+    edges, shares = norm_distributions({"both": [wide, narrow], "one": [narrow]}, num_bins=4)
+    assert edges == [0, 1, 2, 3, 4]
+    assert shares["one"] == pytest.approx([0, 50, 50, 0])
+    # The wide one has 12.5, 12.5, 37.5 and 37.5 %.
+    assert shares["both"] == pytest.approx([6.25, 31.25, 43.75, 18.75])
+    figure = norm_distributions_figure(edges, shares, "title")
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["both", "one"]
+    assert figure.axes[0].get_xlabel() == "embedding norm (L2)"
+
+
+def test_a_legend_of_many_norms_stands_beside_them():
+    arms = {f"arm {place}": [norm_histogram(10 + place + draw(50).abs(), step=0)] for place in range(7)}
+    figure = norm_distributions_figure(*norm_distributions(arms), "title")
+    (legend,), (axes,) = figure.legends, figure.axes
+    assert [text.get_text() for text in legend.get_texts()] == list(arms)
+    assert len(rendered(figure)) > 1000
+    assert legend.get_window_extent().y1 < axes.get_window_extent().y0
+
+
+def test_compared_curves_have_a_panel_for_each_metric_and_one_legend():
+    spread = Curve([0, 5, 9], [1.0, 2.0, 4.0], [0.5, 0.5, 1.0])
+    panels = {
+        "train/loss": {"a": spread, "b": Curve([0], [3.0])},
+        "train/lr": {"b": Curve([0, 9], [1.0, 0.0])},
+        "x": {},
+    }
+    figure = compared_curves_figure(panels, "two runs")
+    loss, rate = figure.axes
+    assert [axes.get_ylabel() for axes in figure.axes] == ["total loss", "learning rate"]
+    assert [line.get_ydata().tolist() for line in loss.lines] == [[1, 2, 4], [3]]
+    assert loss.lines[1].get_color() == rate.lines[0].get_color() != loss.lines[0].get_color()
+    (band,) = loss.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (0.5, 5.0)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+
+
+def test_no_curves_to_compare_say_so():
+    assert texts(compared_curves_figure({"train/loss": {}}, "")) == ["the runs have no curves"]
+
+
+def test_twelve_arms_look_different():
+    curves = {f"arm {number}": Curve([0, 1], [0.0, 1.0]) for number in range(12)}
+    lines = compared_curves_figure({"x": curves}, "").axes[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 12
+
+
+def test_features_are_drawn_by_class_and_the_same_for_one_seed():
+    labels = torch.arange(3).repeat(20)
+    features = 4 * draw(3, 8, seed=1)[labels] + draw(60, 8)
+    names = ["cat", "dog", "horse"]
+    figure = features_figure(features, labels, names, seed=-4, max_points=45)
+    points = points_of(figure)
+    assert points.shape == (45, 2)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == names
+    assert np.array_equal(points, points_of(features_figure(features, labels, names, -4, max_points=45)))
+    assert not np.array_equal(points, points_of(features_figure(features, labels, names, 5, max_points=45)))
+    shown = [np.asarray(dots.get_offsets()) for dots in figure.axes[0].collections]
+    centres = np.stack([points.mean(axis=0) for points in shown])
+    for label, points in enumerate(shown):
+        nearest = np.linalg.norm(points[:, None] - centres, axis=2).argmin(axis=1)
+        assert (nearest == label).mean() > 0.9
+
+
+def test_features_of_twenty_classes_look_different_and_of_more_have_a_colour_bar():
+    labels = torch.arange(20).repeat(2)
+    named = features_figure(draw(40, 4), labels, [f"class {label}" for label in range(20)], seed=0)
+    looks = {(tuple(dots.get_facecolor()[0]), dots.get_paths()[0].vertices.shape) for dots in named.axes[0].collections}
+    assert len(looks) == 20
+    numbered = features_figure(draw(40, 4), labels, [f"class {label}" for label in range(21)], seed=0)
+    assert numbered.legends == []
+    assert numbered.axes[1].get_ylabel() == "number of the class"
+    assert len(rendered(numbered)) > 1000
+
+
+def test_many_classes_that_do_not_all_occur_share_the_whole_colour_bar():
+    labels = 98 + torch.arange(25).repeat(2)
+    figure = features_figure(draw(50, 4), labels, [f"class {label}" for label in range(196)], seed=0)
+    assert figure.axes[0].collections[0].get_clim() == (98, 122)
+    assert figure.axes[0].get_title() == "50 images of 25 classes"
+
+
+@pytest.mark.parametrize("count", [5, 6, 31])
+def test_few_features_are_drawn_with_a_lower_perplexity(count):
+    figure = features_figure(draw(count, 3), torch.arange(count) % 2, ["a", "b"], seed=0)
+    assert points_of(figure).shape == (count, 2)
+    assert np.isfinite(points_of(figure)).all()
+
+
+@pytest.mark.parametrize(
+    ("features", "text"),
+    [
+        (draw(4, 3), "too few"),
+        (draw(50, 1), "too few"),
+        (torch.zeros(50, 3), "same direction"),
+        (torch.ones(50, 3) * torch.arange(1.0, 51).unsqueeze(1), "same direction"),
+        (torch.full((50, 3), torch.nan), "not finite"),
+    ],
+)
+def test_features_that_cannot_be_drawn_say_why(features, text):
+    figure = features_figure(features, torch.zeros(len(features), dtype=torch.int64), ["a"], seed=0)
+    assert text in texts(figure)[0]
+
+
+def test_a_confusion_is_shown_in_percent_of_the_true_class():
+    confusion = torch.tensor([[30, 10, 0], [0, 0, 0], [1, 1, 998]])
+    figure = confusion_figure(confusion, ["cat", "dog", "horse"])
+    axes = figure.axes[0]
+    expected = [[75, 25, 0], [0, 0, 0], [0.1, 0.1, 99.8]]
+    assert np.allclose(np.asarray(axes.images[0].get_array()), expected)
+    written = {text.get_position(): text.get_text() for text in axes.texts}
+    assert written == {(0, 0): "75", (1, 0): "25", (2, 2): "100"}
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["cat", "dog", "horse"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted class", "true class")
+    assert len(rendered(figure)) > 1000
+
+
+@pytest.mark.parametrize(("num_classes", "num_named"), [(100, 100), (101, 51), (1000, 100)])
+def test_many_classes_have_no_numbers_and_at_most_100_names(num_classes, num_named):
+    confusion = torch.eye(num_classes, dtype=torch.int64)
+    axes = confusion_figure(confusion, [f"class {label}" for label in range(num_classes)]).axes[0]
+    assert len(axes.texts) == 0
+    assert len(axes.get_xticklabels()) == num_named
+
+
+def test_a_confusion_needs_a_name_for_each_class():
+    with pytest.raises(AssertionError, match="1 names for 2 classes"):
+        confusion_figure(torch.eye(2, dtype=torch.int64), ["cat"])
+
+
+def test_figures_touch_no_global_state():
+    modules = "sys, ssl_sec.figures.training, ssl_sec.recipes.metric_learning.figures"
+    code = f"import {modules}; print([m for m in ('matplotlib.pyplot', 'sklearn') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+CLASSES = torch.tensor([7, 3, 3, 7, 9, 7, 3, 7])
+
+
+def scatter_matrices(embeddings, labels):
+    """SFT's Eqs. 7 and 11, class by class."""
+    means, matrices = [], []
+    for label in labels.unique():
+        members = embeddings[labels == label]
+        means.append(members.mean(0))
+        matrices.append(sum(torch.outer(x - means[-1], x - means[-1]) for x in members) / len(members))
+    return torch.stack(means), torch.stack(matrices)
+
+
+def test_a_divergence_is_the_trace_of_the_scatter_matrix():
+    embeddings = draw(8, 4).double()
+    labels, divergences = class_divergences(embeddings, CLASSES)
+    _, matrices = scatter_matrices(embeddings, CLASSES)
+    assert labels.tolist() == [3, 7, 9]
+    torch.testing.assert_close(divergences, torch.stack([matrix.trace() for matrix in matrices]))
+    assert divergences[2] == 0  # one row
+
+
+@pytest.mark.parametrize(("energy", "axes"), [(0.5, 1), (0.95, 2), (1.0, 3)])
+def test_the_energy_within_is_that_in_the_leading_axes_of_the_means(energy, axes):
+    embeddings = draw(8, 4).double()
+    means, matrices = scatter_matrices(embeddings, CLASSES)
+    values, vectors = torch.linalg.eigh(sum(torch.outer(mean, mean) for mean in means) / 3)
+    values, vectors = values.flip(0), vectors.flip(1)
+    assert next(k for k in range(1, 5) if values[:k].sum() >= energy * values.sum() * (1 - 1e-9)) == axes
+    leading, within = vectors[:, :axes], matrices.mean(0)
+    expected = (leading.T @ within @ leading).trace() / within.trace()
+    assert 0.05 < expected < 0.95
+    assert within_class_energy(embeddings, CLASSES, energy) == pytest.approx(expected.item(), rel=1e-10)
+
+
+def test_means_and_spread_in_orthogonal_subspaces_have_no_energy_in_common():
+    embeddings = torch.tensor([[3.0, 0.0, 1.0], [3.0, 0.0, -1.0], [0.0, 2.0, 2.0], [0.0, 2.0, -2.0]])
+    labels = torch.tensor([0, 0, 1, 1])
+    assert within_class_energy(embeddings, labels) == pytest.approx(0, abs=1e-6)
+    assert within_class_energy(embeddings.roll(1, 0), labels) > 0.1
+    assert within_class_energy(embeddings[::2], torch.tensor([0, 1])) == 0  # no spread
+    with pytest.raises(ValueError, match=r"energy: found 1.5, must be in \(0, 1\]"):
+        within_class_energy(embeddings, labels, 1.5)

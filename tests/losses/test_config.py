@@ -1,0 +1,92 @@
+import dataclasses
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+import yaml
+
+from ssl_sec import losses
+from ssl_sec.errors import ConfigError
+from ssl_sec.losses import config as loss_config
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.settings import from_values
+from tests.losses.cases import ALL_LOSSES, rows
+from tests.recipes.test_config import RUN
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "loss"
+PAIR = {kind.name: kind for kind in get_args(loss_config.PairLossConfig)}
+CLASS = {kind.name: kind for kind in get_args(loss_config.ClassLossConfig)}
+
+
+def values_of(name):
+    return yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+
+
+def built(config):
+    return config.build() if config.name in PAIR else config.build(num_classes=7, dim=3)
+
+
+def test_every_loss_has_a_file_and_every_file_a_loss():
+    assert {path.stem for path in CONFIGS.glob("*.yaml")} == set(PAIR) | set(CLASS)
+    kinds = {type(built(from_values(kind, values_of(name)))) for name, kind in (PAIR | CLASS).items()}
+    exported = [getattr(losses, name) for name in losses.__all__ if name.endswith("Loss") and name != "Loss"]
+    assert kinds == set(exported)
+    assert {case.make for case in ALL_LOSSES} == set(exported) - {losses.CombinedLoss}  # of two others
+
+
+@pytest.mark.parametrize("name", sorted((PAIR | CLASS).keys() - {"combined"}))
+def test_a_file_states_the_losss_own_defaults(name):
+    config = from_values((PAIR | CLASS)[name], values_of(name))
+    values = values_of(name)
+    assert set(values) == {field.name for field in dataclasses.fields(config)}
+    sizes = [] if name in PAIR else [7, 3]
+    bare = type(built(config))(*sizes, **({"scale": 24.0} if name == "l2softmax" else {}))
+    assert repr(built(config)) == repr(bare)
+
+
+@pytest.mark.parametrize("name", sorted((PAIR | CLASS).keys() - {"combined"}))
+def test_what_a_file_sets_reaches_the_loss(name):
+    values = values_of(name)
+    changed = {k: 3 if k == "margin" and name == "sphereface" else 0.25 for k in values if k != "name"}
+    loss = built(from_values((PAIR | CLASS)[name], {**values, **changed, "name": name}))
+    if name == "npair_angular":
+        assert loss.angular.alpha_degrees == changed.pop("alpha_degrees")
+    changed.pop("reachable_loss", None)
+    assert {key: getattr(loss, key) for key in changed} == changed
+
+
+def test_combined_losses_have_values_of_their_own():
+    values = {"name": "combined", "first": {"name": "arcface", "scale": 9.0}, "second": {"name": "center"}}
+    loss = built(from_values(CLASS["combined"], {**values, "weight": 0.5}))
+    assert isinstance(loss.first, losses.ArcFaceLoss) and isinstance(loss.second, losses.CenterLoss)
+    assert (loss.first.scale, loss.weight) == (9.0, 0.5)
+    embeddings, labels = rows(6, 3), torch.tensor([0, 6, 2, 2, 1, 0])
+    loss = loss.double().eval()
+    loss.second.centres.normal_()
+    expected = loss.first(embeddings, labels) + 0.5 * loss.second(embeddings, labels)
+    assert loss(embeddings, labels).item() == pytest.approx(expected.item(), rel=1e-12)
+    with pytest.raises(ConfigError, match="loss.weight: found -1.0, must be ≥ 0"):
+        from_values(CLASS["combined"], {**values, "weight": -1.0})
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "message"),
+    [
+        ("ntxent", "temperature", 0.0, "loss.temperature: found 0.0, must be > 0"),
+        ("ranked_list", "margin", 2.0, "loss.margin: found 2.0, must be in [0, 1.2]"),
+        ("arcface", "margin_radians", 4.0, "loss.margin_radians: found 4.0, must be in [0, π)"),
+        ("normface", "scale", -1.0, "loss.scale: found -1.0, must be > 0, or None to learn it"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_key(name, key, value, message):
+    with pytest.raises(ConfigError) as caught:
+        from_values((PAIR | CLASS)[name], {**values_of(name), key: value})
+    assert str(caught.value) == message
+
+
+def test_self_supervision_has_no_classes():
+    for name in PAIR:
+        assert from_values(PretrainConfig, {**RUN, "loss": values_of(name)}).loss.name == name
+    with pytest.raises(ConfigError, match="^loss.name: found 'arcface'; allowed: angular, contrastive, "):
+        from_values(PretrainConfig, {**RUN, "loss": values_of("arcface")})

@@ -1,0 +1,268 @@
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import load_file
+
+from ssl_sec.collectives import rank, world_size
+from ssl_sec.data.standard_sets import open_digits
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run.worker import Worker, work
+from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
+from ssl_sec.losses import normalized_softmax_lower_bound
+from ssl_sec.recipes.face.config import FaceConfig
+from ssl_sec.recipes.face.recipe import build_recipe, drawn_pairs, recognise_faces
+from ssl_sec.settings import from_values
+from tests.data.files import write_digit_pairs
+from tests.fakes import FakeRuntime, FakeStore, assert_identical
+from tests.recipes.test_pretraining import assert_the_same_curve, figures
+from tests.workers import on_workers
+
+CPU = torch.device("cpu")
+VALUES = {
+    "recipe": "digits_faces",
+    "data": {"name": "digits"},
+    "augment": {"flip_probability": 0.5},
+    "encoder": {"name": "ir18", "width": 0.0625},
+    "head": {"name": "fc_bn", "dim": 16},
+    "loss": {"name": "arcface", "scale": 16.0},
+    "constraint": {"name": "sec_ema", "eta": 0.5, "rho": 0.4, "ramp": "capped"},
+    "sampler": {"name": "shuffled"},
+    "optimiser": {"name": "sgd_epochs", "decay_at_epochs": [1.5]},
+    "runtime": {"name": "local", "device": "cpu", "precision": "float64"},
+    "epochs": 2,
+    "global_batch_size": 300,
+    "log_every_steps": 1,
+    "monitor": {"max_pairs": 40},
+    "checkpoint": {"every_epochs": 1},
+}
+FLOAT32 = {"name": "local", "device": "cpu"}
+
+
+def config(**changes) -> FaceConfig:
+    return from_values(FaceConfig, {**VALUES, **changes})
+
+
+def run(folder, machine=None, state=None, **changes):
+    machine, store = machine or FakeRuntime(), FakeStore(folder, state)
+    recognise_faces(config(**changes), machine, store)
+    return machine, store
+
+
+@pytest.fixture(scope="module")
+def tested(tmp_path_factory):
+    """A benchmark of test digits."""
+    pairs, images = write_digit_pairs(tmp_path_factory.mktemp("people"))
+    return {"name": "pairs", "title": "digits", "pairs": str(pairs), "images": str(images)}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, tested):
+    """An uninterrupted run of two epochs of four steps on one worker."""
+    return run(tmp_path_factory.mktemp("whole"), benchmarks=[tested])
+
+
+def on_a_worker(folder, changes):
+    runtime = FakeRuntime(rank(), world_size())
+    run(folder, runtime, **changes)
+    return [(step, metrics) for step, metrics, _ in runtime.reports], runtime.last_state()
+
+
+@pytest.mark.distributed
+def test_two_workers_give_the_same_run(tmp_path, whole, tested):
+    expected = [(step, metrics) for step, metrics, _ in whole[0].reports]
+    for reports, state in on_workers(2, tmp_path, on_a_worker, tmp_path, {"benchmarks": [tested]}):
+        assert_the_same_curve(reports, expected)
+        torch.testing.assert_close(state, whole[0].last_state(), rtol=1e-7, atol=1e-9)
+
+
+def work_on_a_worker(folder, changes):
+    """A job as a cluster's worker does it, with the run's folder."""
+    work("face", {**VALUES, **changes}, str(folder), Worker(rank=rank(), world_size=world_size(), device=CPU))
+    return RunFolder(folder).outcome()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_shared_out_classes_train_as_one_worker_does_also_when_the_number_of_workers_changes(
+    tmp_path, whole, tested, before, after
+):
+    changes = {"share_classes_from": 10, "benchmarks": [tested]}
+    folder = RunFolder(tmp_path / "run")
+    folder.start({**VALUES, **changes})
+    folder.stop_path.touch()
+    assert on_workers(before, tmp_path, work_on_a_worker, folder.path, changes) == ["stopped"] * before
+    (checkpoint,) = folder.checkpoints_path.iterdir()
+    assert len(list(checkpoint.glob("rows-*.safetensors"))) == before
+    folder.stop_path.unlink()
+    assert on_workers(after, tmp_path, work_on_a_worker, folder.path, changes) == ["finished"] * after
+    records = [json.loads(line) for line in folder.metrics_path.read_text().splitlines()]
+    reports = [(record["step"], record["metrics"]) for record in records if "metrics" in record]
+    assert_the_same_curve(reports, [(step, metrics) for step, metrics, _ in whole[0].reports])
+    torch.testing.assert_close(load_file(folder.encoder_path), load_file(whole[1].encoder_path), rtol=1e-7, atol=1e-9)
+
+
+def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole, tested):
+    runtime = FakeRuntime(stop_at=4)
+    with pytest.raises(Stopped):
+        run(tmp_path, runtime, benchmarks=[tested])
+    torch.manual_seed(99)
+    resumed, _ = run(tmp_path, state=runtime.last_state(), benchmarks=[tested])
+    assert figures([r[:2] for r in runtime.reports + resumed.reports]) == figures([r[:2] for r in whole[0].reports])
+    assert_identical(resumed.last_state(), whole[0].last_state())
+
+
+def test_an_image_of_a_benchmark_that_cannot_be_read_costs_no_training(tmp_path, whole):
+    """Images that do not fit into memory are read when they are measured."""
+    table, images = write_digit_pairs(tmp_path)
+    benchmark = {"name": "pairs", "title": "digits", "pairs": str(table), "images": str(images)}
+    path = next(images.glob("digit 3/*.png"))
+    content = path.read_bytes()
+    path.write_bytes(content[:60])
+    runtime = FakeRuntime()
+    with pytest.raises(DataError, match=f"{path}: "):
+        run(tmp_path, runtime, benchmarks=[{**benchmark, "resident_limit_mib": 0}])
+    path.write_bytes(content)
+    mended, _ = run(tmp_path, state=runtime.last_state(), benchmarks=[{**benchmark, "resident_limit_mib": 0}])
+    assert [report[:2] for report in mended.reports] == [whole[0].reports[-1][:2]]
+
+
+def test_the_reports_come_at_their_pace(whole):
+    runtime, _ = whole
+    steps_per_epoch = 1437 // 300
+    assert list(runtime.series("train/loss")) == list(range(2 * steps_per_epoch))
+    assert list(runtime.series("train/verification_accuracy")) == [0, 3, 7]
+    assert [step for step, _ in runtime.saves] == [4, 8]
+    assert list(runtime.series("train/lr").values()) == pytest.approx([0.1] * 6 + [0.01] * 2)
+    step, measured, _ = runtime.reports[-1]
+    assert step == 8
+    assert {"face/digits_accuracy", "face/digits_accuracy_std", "face/digits_eer"} <= set(measured)
+    assert {f"face/digits_tar_at_far_1e-{power}" for power in (1, 2, 3)} <= set(measured)
+
+
+def test_people_come_apart(tmp_path, tested):
+    changes = {"runtime": FLOAT32, "global_batch_size": 64, "augment": {"flip_probability": 0.0}}
+    runtime, _ = run(tmp_path, benchmarks=[tested], evaluation={"flips": "none"}, **changes)
+    losses = list(runtime.series("train/metric_loss").values())
+    assert losses[-1] < 0.5 * losses[0]
+    accuracies = list(runtime.series("train/verification_accuracy").values())
+    assert accuracies[-1] > 80 and accuracies[-1] > accuracies[0] + 10
+    assert runtime.reports[-1][1]["face/digits_eer"] < 25
+
+
+@pytest.mark.parametrize("flips", ["none", "sum_of_directions", "sum_of_embeddings"])
+def test_mirror_images_are_merged_as_asked_for(tmp_path, tested, flips):
+    runtime, _ = run(tmp_path, benchmarks=[tested], epochs=0, evaluation={"flips": flips})
+    measured = runtime.reports[-1][1]
+    others, _ = run(tmp_path, benchmarks=[tested], epochs=0, evaluation={"flips": flips, "pca": 5})
+    assert others.reports[-1][1]["face/digits_accuracy"] != measured["face/digits_accuracy"]
+
+
+def test_held_out_people_are_watched_and_not_trained_on(tmp_path):
+    runtime, store = run(tmp_path, held_out_share=0.3, epochs=1)
+    assert store.described[0][1] < 1437
+    assert list(runtime.series("val/verification_accuracy")) == [0, 2]
+    assert runtime.series("train/verification_accuracy") == {}
+
+
+def test_people_of_a_benchmark_are_left_out(tmp_path, tested):
+    folder = tmp_path / "train"
+    for label in range(12):
+        (folder / f"digit {label}").mkdir(parents=True)
+        for number in range(30):
+            Image.new("L", (8, 8), 20 * label + number % 7).save(folder / f"digit {label}" / f"{number}.png")
+    data = {"name": "folder", "root": str(tmp_path), "num_channels": 1}
+    for leave_out, people in ((True, 2), (False, 12)):
+        state = {"benchmarks": [tested], "data": data, "leave_out_tested": leave_out, "epochs": 1}
+        runtime, _ = run(tmp_path, global_batch_size=20, **state)
+        assert runtime.last_state()["objective"]["loss.weight"].shape == (people, 16)
+
+
+def test_normfaces_bound_is_reported_beside_its_loss(tmp_path):
+    runtime, _ = run(tmp_path, loss={"name": "normface"}, epochs=1)
+    bounds, scales = (list(runtime.series(f"train/{name}").values()) for name in ("loss_lower_bound", "scale"))
+    assert bounds == pytest.approx([normalized_softmax_lower_bound(10, scale) for scale in scales])
+    assert len(set(scales)) > 1
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {"name": "combined", "first": {"name": "normface"}, "second": {"name": "c_contrastive"}, "weight": 0.01},
+        {"name": "combined", "first": {"name": "softmax"}, "second": {"name": "center"}, "weight": 0.003},
+        {"name": "l2softmax", "scale": 10.0},
+        {"name": "c_triplet"},
+    ],
+)
+def test_other_losses_train(tmp_path, loss):
+    runtime, _ = run(tmp_path, loss=loss, epochs=2, transform={"name": "sft", "tail_below": 145})
+    losses = list(runtime.series("train/metric_loss").values())
+    assert losses[-1] < losses[0]
+    assert "train/generated_loss" in runtime.reports[-2][1] or runtime.series("train/generated_loss")
+
+
+def test_pair_losses_take_batches_of_classes(tmp_path):
+    changes = {"loss": {"name": "triplet"}, "sampler": {"name": "classes", "images_per_class": 30}}
+    runtime, _ = run(tmp_path, **changes, epochs=0.5)
+    assert len(runtime.series("train/loss")) >= 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"loss": {"name": "triplet"}}, ConfigError, "sampler: found 'shuffled', must be 'classes' with loss=triplet"),
+        ({"epochs": -1}, ConfigError, "epochs"),
+        ({"global_batch_size": 2000}, ConfigError, "global_batch_size = 2000"),
+        ({"transform": {"name": "sft", "tail_below": 5}}, ConfigError, "transform.tail_below: found 5, must part"),
+        ({"benchmarks": [{"name": "bin", "path": "nowhere.bin"}]}, DataError, "nowhere.bin"),
+        ({"benchmarks": 2 * [{"name": "bin", "path": "x.bin"}]}, ConfigError, "benchmarks.title: found 'x'"),
+        ({"benchmarks": [{"name": "bin", "path": "x (1).bin"}]}, ConfigError, r"benchmarks.title: found 'x \(1\)'"),
+        ({"evaluation": {"fars": [2.0]}}, ConfigError, "evaluation.fars"),
+        ({"evaluation": {"pca": 17}}, ConfigError, "evaluation.pca: found 17, must be 1 to 16, the dimension of the "),
+        ({"share_classes_from": 1}, ConfigError, "share_classes_from"),
+    ],
+)
+def test_a_wrong_run_is_refused_in_one_line(tmp_path, changes, error, message):
+    with pytest.raises(error, match=message) as raised:
+        run(tmp_path, **changes)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_person_with_one_image_is_refused_where_a_loss_needs_two(tmp_path):
+    for label, count in enumerate((1, 4, 5)):
+        (tmp_path / "train" / str(label)).mkdir(parents=True)
+        for number in range(count):
+            Image.new("L", (8, 8), 9 * number).save(tmp_path / "train" / str(label) / f"{number}.png")
+    changes = {
+        "loss": {"name": "triplet"},
+        "sampler": {"name": "classes", "images_per_class": 2},
+        "global_batch_size": 6,
+    }
+    data = {"name": "folder", "root": str(tmp_path), "num_channels": 1}
+    with pytest.raises(DataError, match="1 people have one image; loss=triplet needs two of each or more"):
+        run(tmp_path, data=data, **changes)
+
+
+def test_a_checkpoint_of_other_classes_is_refused(whole):
+    state = {**whole[0].last_state(), "num_classes": 11}
+    recipe = build_recipe(config(), open_digits("train"), FakeRuntime())
+    with pytest.raises(StorageError, match="digits/train has 10 classes, but the checkpoint's run had 11"):
+        recipe.restore(state)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=2, max_size=12), max_pairs=st.integers(10, 60), seed=st.integers(0, 99)
+)
+def test_drawn_pairs_are_half_of_one_person_and_half_of_two(sizes, max_pairs, seed):
+    labels = torch.tensor([label for label, size in enumerate(sizes) for _ in range(size)])
+    drawn = drawn_pairs(labels, max_pairs, seed)
+    if drawn is None:
+        assert sum(size - 1 for size in sizes) < 10 or max(sizes) > len(labels) // 2
+        return
+    first, second, same = drawn
+    assert torch.equal(labels[first] == labels[second], same)
+    assert (first != second).all()
+    assert 10 <= int(same.sum()) == len(same) // 2 <= max_pairs

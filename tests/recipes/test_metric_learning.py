@@ -1,0 +1,184 @@
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ssl_sec.collectives import rank, world_size
+from ssl_sec.data.crops import CentreCrop
+from ssl_sec.errors import ConfigError, DataError, Stopped
+from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
+from ssl_sec.recipes.metric_learning.recipe import build_recipe, learn_metric
+from ssl_sec.settings import from_values
+from tests.fakes import FakeRuntime, FakeStore, assert_identical
+from tests.recipes.test_pretraining import assert_the_same_curve, assert_views_are_equal, figures
+from tests.workers import on_workers
+
+VALUES = {
+    "recipe": "digits_retrieval",
+    "data": {"name": "digits", "num_train_classes": 6},
+    "augment": {"min_scale": 0.4, "flip_probability": 0.0},
+    "encoder": {"name": "resnet18", "width": 0.125},
+    "head": {"name": "bn_fc", "dim": 16},
+    "loss": {"name": "triplet"},
+    "constraint": {"name": "sec_ema", "eta": 0.5, "rho": 0.3, "ramp": "constant"},
+    "transform": {"name": "sft"},
+    "sampler": {"name": "classes", "images_per_class": 5},
+    "optimiser": {"name": "adam", "learning_rate": 1e-3, "backbone_learning_rate": 5e-4, "decay_at_steps": [6]},
+    "runtime": {"name": "local", "device": "cpu", "precision": "float64"},
+    "steps": 10,
+    "global_batch_size": 20,
+    "held_out_share": 0.3,
+    "log_every_steps": 1,
+    "monitor": {"every_steps": 4},
+    "checkpoint": {"every_steps": 3},
+}
+CROP = CentreCrop()
+
+
+def config(**changes) -> MetricLearningConfig:
+    return from_values(MetricLearningConfig, {**VALUES, **changes})
+
+
+def run(folder, machine=None, state=None, **changes):
+    machine, store = machine or FakeRuntime(), FakeStore(folder, state)
+    learn_metric(config(**changes), machine, store)
+    return machine, store
+
+
+def on_a_worker(folder, changes):
+    """What this worker reported, and its last saved state."""
+    runtime = FakeRuntime(rank(), world_size())
+    run(folder, runtime, **changes)
+    return [(step, metrics) for step, metrics, _ in runtime.reports], runtime.last_state()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run of ten steps on one worker."""
+    return run(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.distributed
+def test_two_workers_give_the_same_run(tmp_path, whole):
+    runtime, _ = whole
+    expected = [(step, metrics) for step, metrics, _ in runtime.reports]
+    (first, state), (second, other_state) = on_workers(2, tmp_path, on_a_worker, tmp_path, {})
+    assert_the_same_curve(first, expected)
+    assert_the_same_curve(second, expected[:-1])  # the test classes are measured by the first worker
+    for each in (state, other_state):
+        torch.testing.assert_close(each, runtime.last_state(), rtol=1e-7, atol=1e-9)
+
+
+def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole):
+    runtime = FakeRuntime(stop_at=5)
+    with pytest.raises(Stopped):
+        run(tmp_path, runtime)
+    torch.manual_seed(99)
+    resumed, store = run(tmp_path, state=runtime.last_state())
+    assert figures([r[:2] for r in runtime.reports + resumed.reports]) == figures([r[:2] for r in whole[0].reports])
+    assert_identical(resumed.last_state(), whole[0].last_state())
+    assert_identical(load_file(store.head_path), load_file(whole[1].head_path))
+
+
+def test_the_reports_are_those_of_the_papers_and_come_at_their_pace(whole):
+    runtime, _ = whole
+    assert list(runtime.series("train/loss")) == list(range(10))
+    assert list(runtime.series("val/recall_at_1")) == [0, 3, 7, 9]  # at the start, too
+    assert [step for step, _ in runtime.saves] == [3, 6, 9, 10]
+    step, figures_at_the_end, _ = runtime.reports[-1]
+    assert step == 10
+    assert set(figures_at_the_end) == {
+        *(f"retrieval/recall_at_{k}" for k in (1, 2, 4, 8)),
+        "retrieval/nmi",
+        "retrieval/f1",
+        *(f"retrieval/{split}_norm_{figure}" for split in ("test", "train") for figure in ("mean", "variance")),
+    }
+    recalls = [figures_at_the_end[f"retrieval/recall_at_{k}"] for k in (1, 2, 4, 8)]
+    assert recalls == sorted(recalls) and 25 < recalls[0] <= 100  # four classes
+
+
+def test_the_rates_fall_and_the_backbone_has_its_own(whole):
+    runtime, _ = whole
+    rates = list(runtime.series("train/lr").values())
+    assert rates == pytest.approx([1e-3] * 6 + [1e-4] * 4)
+    groups = runtime.last_state()["optimiser"]["param_groups"]
+    assert {group["rate_factor"] for group in groups} == {0.5, 1.0}
+
+
+def test_no_class_is_trained_on_and_measured(tmp_path):
+    recipe = build_recipe(config(), config().data.open_by_class("train", CROP), FakeRuntime())
+    trained = set(recipe.image_set.class_names)
+    test = set(config().data.open_by_class("test", CROP).class_names)
+    assert trained == set("012345") and test == set("6789")
+
+
+def test_a_gpu_would_draw_the_views_that_a_cpu_draws():
+    images = config().data.open_by_class("train", CROP)
+    on_cpu, elsewhere = FakeRuntime(), FakeRuntime()
+    elsewhere.device = torch.device("meta")
+    views = [build_recipe(config(), images, runtime).views for runtime in (on_cpu, elsewhere)]
+    assert_views_are_equal(*views, images.images[:40])
+
+
+def test_what_outlives_the_run_is_left_in_the_store(whole):
+    runtime, store = whole
+    state = runtime.last_state()
+    assert_identical({f"backbone.{k}": v for k, v in load_file(store.encoder_path).items()}, dict(state["encoder"]))
+    assert_identical(load_file(store.head_path), dict(state["head"]))
+    kept = torch.load(store.features_path, weights_only=True)
+    assert kept["features"].shape == (len(kept["labels"]), 16) and set(kept["labels"].tolist()) == {0, 1, 2, 3}
+    examples = torch.load(store.examples_path, weights_only=True)
+    assert examples["neighbours"].shape[:2] == examples["correct"].shape
+    assert not any(
+        torch.equal(query, image)
+        for query, images in zip(examples["queries"], examples["neighbours"], strict=True)
+        for image in images[:1]
+    )
+
+
+def test_the_watched_embeddings_are_kept_at_the_monitors_pace(whole):
+    _, store = whole
+    kept = sorted(store.watched_path(0).parent.iterdir())
+    assert kept == [store.watched_path(steps) for steps in (0, 4, 8, 10)]
+    first, last = (load_file(path)["embeddings"] for path in (kept[0], kept[-1]))
+    assert first.shape == last.shape and not torch.equal(first, last)
+
+
+def test_without_held_out_classes_the_training_classes_are_watched(tmp_path):
+    runtime, store = run(tmp_path, held_out_share=0.0, steps=2)
+    assert list(runtime.series("train/recall_at_1")) == [0, 1]
+    assert runtime.series("val/recall_at_1") == {}
+    assert store.described == [("digits/train", 866)]
+
+
+def test_no_steps_measure_the_encoder_as_it_starts(tmp_path):
+    runtime, _ = run(tmp_path, steps=0)
+    assert [list(metrics)[0] for _, metrics, _ in runtime.reports] == ["val/recall_at_1", "retrieval/recall_at_1"]
+
+
+def test_the_loss_falls_and_training_classes_come_together(tmp_path):
+    changes = {"monitor": {"every_steps": 100}, "checkpoint": {"every_steps": 100}, "held_out_share": 0.0}
+    optimiser = {"name": "adam", "learning_rate": 3e-3, "backbone_learning_rate": 3e-3}
+    runtime, _ = run(tmp_path, steps=60, transform={"name": "none"}, optimiser=optimiser, **changes)
+    losses = list(runtime.series("train/metric_loss").values())
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    recalls = list(runtime.series("train/recall_at_1").values())
+    assert recalls[-1] > recalls[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"global_batch_size": 22}, ConfigError, "global_batch_size"),
+        ({"data": {"name": "digits", "num_train_classes": 1}}, DataError, "1 class"),
+        ({"data": {"name": "digits", "num_train_classes": 10}}, ConfigError, "data.num_train_classes: found 10"),
+        ({"data": {"name": "digits"}}, ConfigError, "data.num_train_classes"),
+        ({"sampler": {"name": "classes", "images_per_class": 1}}, ConfigError, "sampler.images_per_class"),
+        ({"global_batch_size": 60}, (ConfigError, DataError), "classes"),
+        ({"held_out_share": 1.0}, ConfigError, "held_out_share"),
+        ({"steps": -1}, ConfigError, "steps"),
+    ],
+)
+def test_a_wrong_run_is_refused_in_one_line(tmp_path, changes, error, message):
+    with pytest.raises(error, match=message) as raised:
+        run(tmp_path, **changes)
+    assert "\n" not in str(raised.value)

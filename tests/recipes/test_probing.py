@@ -1,0 +1,219 @@
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from ssl_sec.data.config import DigitsConfig
+from ssl_sec.data.image_set import subset
+from ssl_sec.data.standard_sets import open_digits
+from ssl_sec.errors import DataError
+from ssl_sec.evaluation.linear_probe import ProbeResult
+from ssl_sec.networks.config import ResNetConfig
+from ssl_sec.recipes.probing import recipe as probing
+from ssl_sec.recipes.probing.config import ProbeConfig
+from ssl_sec.recipes.probing.recipe import ProbeFindings, linear_evaluation
+from ssl_sec.training.config import LocalConfig
+from tests.fakes import FakeRuntime
+from tests.workers import on_workers
+
+CPU = LocalConfig(device="cpu")
+QUICK = ProbeConfig(epochs=8, learning_rates=(0.01, 0.1, 1.0), decay_at=(5 / 8,))
+
+
+class Pixels(nn.Module):
+    """An encoder that knows the pixels, and nothing else."""
+
+    def forward(self, images):
+        return images.flatten(1)
+
+
+class Collapsed(nn.Module):
+    """An encoder that knows nothing."""
+
+    def forward(self, images):
+        return images.new_ones(len(images), 5)
+
+
+def probe(encoder=None, config=QUICK, runtime=None, data=None):
+    return linear_evaluation(encoder or Pixels(), data or DigitsConfig(), config, CPU, runtime or FakeRuntime())
+
+
+def with_digits(monkeypatch, **changes):
+    """Digits whose splits are changed by functions."""
+
+    def open_split(self, split, crop):
+        return changes.get(split, lambda image_set: image_set)(open_digits(split))
+
+    monkeypatch.setattr(DigitsConfig, "_open", open_split)
+
+
+def with_labels(function):
+    return lambda image_set: dataclasses.replace(image_set, labels=function(image_set.labels))
+
+
+def test_the_pixels_of_digits_are_linearly_separable_mostly():
+    findings = probe()
+    assert findings.probe.top1 > 0.85
+    assert findings.probe.top5 > 0.98
+    assert findings.knn_top1 > 0.9
+    assert findings.class_names == tuple(map(str, range(10)))
+    assert findings.probe.confusion.sum() == 360
+
+
+def test_test_labels_decide_the_score_and_not_the_choice(monkeypatch):
+    honest = probe()
+    with_digits(monkeypatch, test=with_labels(lambda labels: (labels + 1) % 10))
+    poisoned = probe()
+    assert poisoned.probe.learning_rate == honest.probe.learning_rate
+    assert poisoned.probe.held_out_top1 == honest.probe.held_out_top1
+    assert poisoned.probe.top1 < 0.1
+
+
+@pytest.mark.parametrize(
+    ("split", "names", "told"),
+    [
+        (
+            "train",
+            tuple("01234"),
+            r"digits/test: its classes \(10: 0, 1, .*7, …\) are .* of digits/train \(5: 0, 1, 2, 3, 4\)",
+        ),
+        ("test", tuple("1023456789"), r"digits/test: its classes \(10: 1, 0, 2"),
+    ],
+)
+def test_splits_of_other_classes_are_refused(monkeypatch, split, names, told):
+    with_digits(monkeypatch, **{split: lambda image_set: dataclasses.replace(image_set, class_names=names)})
+    with pytest.raises(DataError, match=told):
+        probe()
+
+
+def test_a_test_split_without_the_last_classes_is_measured(monkeypatch):
+    def few(image_set):
+        return dataclasses.replace(
+            subset(image_set, (image_set.labels < 4).nonzero().flatten()), class_names=tuple("0123")
+        )
+
+    with_digits(monkeypatch, test=few)
+    assert probe().probe.top1 > 0.85
+
+
+def test_the_chosen_rate_is_the_best_on_held_out_training_images():
+    findings = probe()
+    held_out = findings.probe.held_out_top1
+    assert set(held_out) == {0.01, 0.1, 1.0}
+    assert held_out[findings.probe.learning_rate] == max(held_out.values())
+    assert len(set(held_out.values())) > 1
+
+
+def test_with_all_labels_the_chosen_probe_is_trained_again_on_the_whole_training_set(monkeypatch):
+    trained_on = []
+    train = probing.train_linear_probes
+
+    def spy(feature_batches, **options):
+        trained_on.append((sum(len(labels) for _, labels in feature_batches(0)), options["learning_rates"]))
+        return train(feature_batches, **options)
+
+    monkeypatch.setattr(probing, "train_linear_probes", spy)
+    findings = probe()
+    # Of 1,437 images, a tenth of each class is held out.
+    assert trained_on == [(1295, QUICK.learning_rates), (1437, (findings.probe.learning_rate,))]
+    trained_on.clear()
+    probe(config=dataclasses.replace(QUICK, labels_per_class=3))
+    assert trained_on == [(30, QUICK.learning_rates)]
+
+
+def test_fewer_labels_score_less():
+    few = probe(config=dataclasses.replace(QUICK, labels_per_class=1))
+    some = probe(config=dataclasses.replace(QUICK, labels_per_class=20))
+    assert 0.2 < few.probe.top1 < some.probe.top1 - 0.1
+    assert few.knn_top1 < some.knn_top1 - 0.1
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_a_collapsed_encoder_scores_no_more_than_chance(augment):
+    findings = probe(Collapsed(), dataclasses.replace(QUICK, epochs=2, augment=augment))
+    assert findings.probe.top1 <= 0.11
+    assert findings.knn_top1 <= 0.11
+
+
+def test_a_probe_on_augmented_images_scores_sensibly():
+    runtime = FakeRuntime()
+    findings = probe(config=dataclasses.replace(QUICK, augment=True), runtime=runtime)
+    assert 0.3 < findings.probe.top1 <= 1
+    losses = list(runtime.series("probe/loss").values())
+    assert losses[7] < losses[0]
+
+
+def test_augmented_images_are_drawn_anew_in_every_epoch(monkeypatch):
+    batches = []
+    train = probing.train_linear_probes
+
+    def spy(feature_batches, **options):
+        batches.append([torch.cat([rows for rows, _ in feature_batches(epoch)]) for epoch in (0, 1, 0)])
+        return train(feature_batches, **options)
+
+    monkeypatch.setattr(probing, "train_linear_probes", spy)
+    probe(config=dataclasses.replace(QUICK, epochs=1, decay_at=(), augment=True, labels_per_class=3))
+    first, second, again = batches[0]
+    assert torch.equal(first, again)
+    assert not torch.equal(first.sort(0).values, second.sort(0).values)
+
+
+def test_small_sets_make_one_batch():
+    findings = probe(config=dataclasses.replace(QUICK, augment=True, labels_per_class=1, epochs=3))
+    assert findings.probe.top1 > 0.1
+
+
+def test_the_whole_training_set_is_used_whatever_pretraining_was_limited_to():
+    assert probe(data=DigitsConfig(max_images=30)).metrics() == probe().metrics()
+
+
+def test_the_encoder_is_neither_trained_nor_moved():
+    torch.manual_seed(0)
+    encoder = ResNetConfig(name="resnet18", width=0.03).build(1, 8)
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    probe(encoder, dataclasses.replace(QUICK, epochs=1, decay_at=(), augment=True, labels_per_class=5))
+    torch.testing.assert_close(dict(encoder.state_dict()), before, rtol=0, atol=0)
+    assert all(parameter.grad is None for parameter in encoder.parameters())
+    assert not encoder.training
+
+
+def test_each_epoch_is_reported_and_the_second_training_goes_on_counting():
+    runtime = FakeRuntime()
+    probe(runtime=runtime)
+    assert list(runtime.series("probe/loss")) == list(range(16))
+    assert runtime.series("probe/epoch") == {epoch: epoch + 1 for epoch in range(16)}
+
+
+def test_the_metrics_are_percentages_by_name():
+    result = ProbeResult(
+        learning_rate=2.0,
+        held_out_top1={1.0: 0.5, 2.0: 0.75},
+        top1=0.5,
+        top5=0.9,
+        confusion=torch.zeros(2, 2, dtype=torch.int64),
+    )
+    assert ProbeFindings(probe=result, knn_top1=0.25, class_names=("a", "b")).metrics() == {
+        "probe/top1": 50.0,
+        "probe/top5": 90.0,
+        "probe/knn_top1": 25.0,
+        "probe/learning_rate": 2.0,
+        "probe/held_out_top1_lr_1": 50.0,
+        "probe/held_out_top1_lr_2": 75.0,
+    }
+
+
+def found(config):
+    from ssl_sec.collectives import rank, world_size
+
+    encoder = Pixels().double()
+    return probe(encoder, config, FakeRuntime(rank(), world_size())).metrics()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("augment", [False, True])
+def test_two_workers_find_what_one_does(tmp_path, augment):
+    config = dataclasses.replace(QUICK, epochs=2, batch_size=60, augment=augment)
+    one = found(config)
+    first, second = on_workers(2, tmp_path, found, config)
+    assert first == second == pytest.approx(one, rel=1e-5)

@@ -1,0 +1,62 @@
+"""Compares compiled objectives with eager ones and prints, as JSON, how far they are apart and in how many graphs.
+
+    python -m tests.training.compiled_objective <device> <backend> [<name> ...]
+
+A program of its own, started by `test_objective_compiled.py` and `gpu/test_compiled.py`: the checks of shapes in the
+tests' process cannot be compiled.
+"""
+
+import json
+import sys
+
+import torch
+from torch._dynamo.utils import counters
+
+from ssl_sec.losses import SphericalConstraint, SphericalFeatureTransform, tiles
+from ssl_sec.training.objective import Objective
+from ssl_sec.training.schedules import FaceRamp
+from tests.losses.cases import ALL_LOSSES, DIM, NUM_CLASSES, rows
+
+LABELS = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3, 5, 5, 5])
+MODES = ("rotate", "translate", "ftl")
+STEPS = 9  # over the ramp's start and end, and steps in which centres have moved
+
+
+def compare(case, mode=None, device="cpu", backend="aot_eager"):
+    def build():
+        transform = None if mode is None else SphericalFeatureTransform(NUM_CLASSES, DIM, mode).double()
+        return Objective(case.build(), SphericalConstraint(rho=0.3), FaceRamp(0.7, 2), transform).to(device).train()
+
+    torch.compiler.reset()
+    counters.clear()
+    eager, other = build(), build()
+    compiled = torch.compile(other, fullgraph=True, backend=backend)
+    labels, apart = LABELS.to(device), 0.0
+    for step in range(STEPS):
+        ours, theirs = (rows(16, seed=step).to(device).requires_grad_() for _ in range(2))
+        terms, expected = compiled(ours, labels, step), eager(theirs, labels, step)
+        terms.total.backward()
+        expected.total.backward()
+        difference = (ours.grad - theirs.grad).norm() / theirs.grad.norm()
+        apart = max(apart, (terms.total / expected.total - 1).abs().item(), difference.item())
+    for ours, theirs in zip(other.state_dict().values(), eager.state_dict().values(), strict=True):
+        apart = max(apart, (ours.double() - theirs.double()).abs().max().item())
+    return {"apart": apart, "graphs": counters["stats"]["unique_graphs"]}
+
+
+def main(device, backend, *names):
+    by_name = {case.name: case for case in ALL_LOSSES}
+    compared = {}
+    for name in names or (*by_name, *MODES, "ntxent in tiles"):
+        if name in MODES:
+            compared[name] = compare(by_name["triplet"], name, device, backend)
+        elif name == "ntxent in tiles":
+            tiles.CPU_TILE_ROWS = tiles.GPU_TILE_ROWS = 6
+            compared[name] = compare(by_name["ntxent"], None, device, backend)
+        else:
+            compared[name] = compare(by_name[name], None, device, backend)
+    print(json.dumps(compared))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,182 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from ssl_sec import losses
+from ssl_sec.augment.views import already_cropped
+from ssl_sec.collectives import (
+    average_gradients,
+    average_parameter_gradients,
+    own_rows,
+    rank,
+    wait_for_workers,
+)
+from ssl_sec.data.class_batches import ClassBatches
+from ssl_sec.data.standard_sets import open_digits
+from ssl_sec.errors import StorageError
+from ssl_sec.losses import class_tiles
+from ssl_sec.training.checkpoint import load_checkpoint, save_checkpoint, save_part, without_held_rows
+from ssl_sec.training.class_sharding import draw_templates, held_templates, template_losses
+from ssl_sec.training.objective import Objective
+from ssl_sec.training.optimisers import parameter_groups, sgd
+from ssl_sec.training.schedules import Constant
+from ssl_sec.training.step import Recipe
+from tests.losses.cases import rows
+from tests.workers import on_workers
+
+CPU = torch.device("cpu")
+NUM_CLASSES, DIM, BATCH, STEPS = 11, 5, 12, 3
+LOSSES = {
+    "softmax": lambda: losses.SoftmaxLoss(NUM_CLASSES, DIM),
+    "l2softmax": lambda: losses.L2SoftmaxLoss(NUM_CLASSES, DIM, scale=4.0),
+    "modified_softmax": lambda: losses.ModifiedSoftmaxLoss(NUM_CLASSES, DIM),
+    "normface": lambda: losses.NormFaceLoss(NUM_CLASSES, DIM),
+    "sphereface": lambda: losses.SphereFaceLoss(NUM_CLASSES, DIM, scale=6.0),
+    "cosface": lambda: losses.CosFaceLoss(NUM_CLASSES, DIM, scale=6.0),
+    "arcface": lambda: losses.ArcFaceLoss(NUM_CLASSES, DIM, scale=6.0),
+    "c_contrastive": lambda: losses.CContrastiveLoss(NUM_CLASSES, DIM, margin=2.0),
+    "c_triplet": lambda: losses.CTripletLoss(NUM_CLASSES, DIM),
+}
+every_loss = pytest.mark.parametrize("name", LOSSES)
+
+
+def trained(name, shared_out, tile_entries=class_tiles.TILE_ENTRIES, first_step=0, folder=None):
+    """Losses of some steps, the network's weights and gradients, and this worker's templates with their range."""
+    class_tiles.TILE_ENTRIES = tile_entries
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(7, DIM), nn.Tanh(), nn.Linear(DIM, DIM)).double()
+    loss = LOSSES[name]()
+    draw_templates(loss, 3, shared_out)
+    for module in template_losses(loss):
+        module.weight.data *= 30
+    objective = Objective(loss, losses.SphericalConstraint(), Constant(0.1)).double()
+    average_parameter_gradients(objective, [each.rows for each in held_templates(objective).values()])
+    model = average_gradients(network, CPU)
+    optimiser = sgd(parameter_groups([network, objective], 1e-3), 0.9)
+    recipe = Recipe(
+        encoder=network,
+        head=nn.Identity(),
+        model=model,
+        objective=objective,
+        optimiser=optimiser,
+        learning_rate=Constant(0.3),
+        image_set=replace(open_digits("test"), class_names=tuple(map(str, range(NUM_CLASSES)))),
+        sampler=ClassBatches(labels=torch.arange(12) // 2, images_per_class=2, global_batch_size=BATCH, seed=0),
+        views=already_cropped,
+        row_labels=lambda batch, rows: batch.labels,
+        total_steps=STEPS,
+    )
+    if first_step:
+        recipe.restore(load_checkpoint(folder / f"step-{first_step:09d}", CPU, recipe.held_classes))
+    values = []
+    for step in range(first_step, STEPS):
+        for group in optimiser.param_groups:
+            group["lr"] = 0.3
+        images, labels = rows(BATCH, 7, seed=step), torch.tensor([0, 3, 3, 10, 5, 6, 0, 9, 4, 2, 2, 1])
+        own = own_rows(BATCH)
+        optimiser.zero_grad()
+        terms = objective(model(images[own]), labels[own], step)
+        terms.total.backward()
+        optimiser.step()
+        values.append(terms.total.item())
+        if folder is not None and not first_step:
+            saved(folder, step + 1, recipe)
+    parameters = [parameter.detach() for parameter in network.parameters()]
+    gradients = [parameter.grad for parameter in network.parameters()]
+    scale = [parameter.detach() for parameter in loss.parameters() if parameter.ndim == 0]
+    class_tiles.TILE_ENTRIES = 1 << 24
+    return values, [*parameters, *gradients, *scale], loss.weight.detach(), loss.weight.grad
+
+
+def saved(folder, step, recipe):
+    common, held = without_held_rows(recipe.state(step))
+    if held:
+        save_part(folder, step, held)
+        wait_for_workers()
+    if rank() == 0:
+        save_checkpoint(folder, step, common, keep_last=9)
+    wait_for_workers()
+
+
+def assert_equal(results, whole):
+    for values, network, _, _ in results:
+        torch.testing.assert_close(values, whole[0], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(network, whole[1], rtol=1e-10, atol=1e-12)
+    for part in (2, 3):
+        torch.testing.assert_close(torch.cat([result[part] for result in results]), whole[part], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.distributed
+@every_loss
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_workers_that_hold_some_of_the_classes_equal_one_that_holds_all(name, num_workers, tmp_path):
+    whole = trained(name, shared_out=False)
+    results = on_workers(num_workers, tmp_path, trained, name, True)
+    assert [len(result[2]) for result in results] == ([5, 6] if num_workers == 2 else [2, 3, 3, 3])
+    assert_equal(results, whole)
+
+
+@every_loss
+@pytest.mark.parametrize("classes_a_tile", [1, 3, 10])
+def test_tiles_of_classes_equal_the_whole(name, classes_a_tile):
+    assert_equal([trained(name, False, classes_a_tile * BATCH)], trained(name, False))
+
+
+@pytest.mark.distributed
+def test_tiles_of_shared_out_classes_equal_the_whole(tmp_path):
+    assert_equal(on_workers(2, tmp_path, trained, "arcface", True, 2 * BATCH), trained("arcface", False))
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (4, 2)])
+def test_a_run_goes_on_with_another_number_of_workers(before, after, tmp_path):
+    folder = tmp_path / "checkpoints"
+    whole = trained("cosface", shared_out=False)
+    on_workers(before, tmp_path, trained, "cosface", True, 1 << 24, 0, folder)
+    assert len(list((folder / "step-000000001").glob("rows-*"))) == before
+    assert not list(folder.glob(".*"))
+    results = on_workers(after, tmp_path, trained, "cosface", True, 1 << 24, 1, folder)
+    assert_equal(results, (whole[0][1:], *whole[1:]))
+
+
+def test_a_checkpoint_that_lacks_classes_is_refused(tmp_path):
+    loss = LOSSES["cosface"]()
+    draw_templates(loss, 3, shared_out=True)
+    common, held = without_held_rows({"loss": held_templates(loss)})
+    save_part(tmp_path, 1, held)
+    path = save_checkpoint(tmp_path, 1, common, keep_last=1)
+    restored = load_checkpoint(path, CPU, slice(4, 9))["loss"]["weight"]
+    assert torch.equal(restored, loss.weight[4:9])
+    with pytest.raises(StorageError, match="lacks templates of classes 4 to 20"):
+        load_checkpoint(path, CPU, slice(4, 21))
+    counted = save_checkpoint(tmp_path, 2, {"num_classes": 11}, keep_last=2)
+    with pytest.raises(StorageError, match="step-000000002: its run had 11 classes, and this one has 21 or more"):
+        load_checkpoint(counted, CPU, slice(4, 21))
+    (path / "rows-000000000000.safetensors").unlink()
+    with pytest.raises(StorageError, match=r"rows-000000000000.safetensors is missing"):
+        load_checkpoint(path, CPU)
+
+
+def test_templates_depend_on_their_class_and_the_seed_alone():
+    drawn = {}
+    for number in (900, 3000):
+        loss = losses.SoftmaxLoss(number, 4)
+        draw_templates(loss, 7, shared_out=False)
+        drawn[number] = loss.weight.detach()
+    assert torch.equal(drawn[900], drawn[3000][:900])
+    assert drawn[3000].std().item() == pytest.approx(0.01, rel=0.05)
+    assert len(drawn[3000].unique(dim=0)) == 3000
+    loss = losses.SoftmaxLoss(900, 4)
+    draw_templates(loss, 8, shared_out=False)
+    assert not torch.equal(loss.weight, drawn[900])
+
+
+def test_a_loss_on_the_meta_device_becomes_real():
+    with torch.device("meta"):
+        loss = nn.ModuleList([losses.NormFaceLoss(20, 4), losses.CenterLoss(20, 4)])
+    draw_templates(loss, 0, shared_out=False)
+    assert not any(tensor.is_meta for tensor in [*loss.parameters(), *loss.buffers()])
+    assert loss[0].scale.item() > 1
+    assert not loss[1].centres.any()

@@ -1,0 +1,190 @@
+import pytest
+import torch
+from torch import nn
+
+from ssl_sec.collectives import average_gradients, average_parameter_gradients, own_rows
+from ssl_sec.losses import NTXentLoss, SoftmaxLoss, SphericalConstraint, SphericalFeatureTransform, TripletLoss
+from ssl_sec.losses.geometry import norms
+from ssl_sec.networks.batch_norm import globalise_batch_norm
+from ssl_sec.training.objective import Objective
+from ssl_sec.training.schedules import Constant, LinearRamp
+from tests.losses.cases import ALL_LOSSES, DIM, NUM_CLASSES, rows
+from tests.workers import on_workers
+
+NUM_IMAGES = 8
+STEPS = 4
+
+
+def constraints():
+    return {
+        "none": None,
+        "sec": SphericalConstraint(),
+        "sec_ema": SphericalConstraint(rho=0.3),
+        "fixed": SphericalConstraint(radius=2.0),
+    }
+
+
+def test_the_total_is_the_loss_plus_eta_times_the_constraint():
+    embeddings = torch.randn(8, 5, dtype=torch.float64)
+    labels = torch.arange(4).repeat(2)
+    terms = Objective(NTXentLoss(0.2), SphericalConstraint(), LinearRamp(0.5, 10))(embeddings, labels, step=4)
+    assert terms.metric_loss.item() == NTXentLoss(0.2)(embeddings, labels).item()
+    assert terms.constraint.item() == SphericalConstraint()(embeddings).item()
+    assert terms.total.item() == pytest.approx(terms.metric_loss.item() + 0.2 * terms.constraint.item(), rel=1e-15)
+    assert torch.equal(terms.norms, norms(embeddings))
+
+
+def test_without_a_constraint_the_total_is_the_loss():
+    embeddings = torch.randn(8, 5, requires_grad=True)
+    labels = torch.arange(4).repeat(2)
+    terms = Objective(NTXentLoss(), None, Constant(3.0))(embeddings, labels, step=0)
+    assert terms.total.item() == terms.metric_loss.item() == NTXentLoss()(embeddings, labels).item()
+    assert terms.constraint.item() == terms.generated_loss.item() == 0
+    assert terms.total.requires_grad
+    assert not any(
+        part.requires_grad for part in (terms.metric_loss, terms.generated_loss, terms.constraint, terms.norms)
+    )
+
+
+def test_generated_rows_have_their_own_loss_with_its_weight():
+    """SFT, Eq. 10."""
+    torch.manual_seed(0)
+    embeddings, labels = torch.randn(8, 5, dtype=torch.float64), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    transform = SphericalFeatureTransform(4, 5, weight=0.3).double()
+    transform.centres.normal_()
+    generated, targets = transform.eval()(embeddings, labels, 4)
+    loss = TripletLoss(0.5)
+    terms = Objective(loss, SphericalConstraint(), Constant(2.0), transform)(embeddings, labels, step=4)
+    assert terms.generated_loss.item() == loss(generated, targets).item() > 0
+    assert terms.metric_loss.item() == loss(embeddings, labels).item() != terms.generated_loss.item()
+    expected = terms.metric_loss + 0.3 * terms.generated_loss + 2.0 * terms.constraint
+    assert terms.total.item() == pytest.approx(expected.item(), rel=1e-15)
+
+
+def test_a_batch_that_generates_nothing_has_no_loss_of_it():
+    transform = SphericalFeatureTransform(4, 5, tail_classes=torch.tensor([0, 1, 2]))
+    objective = Objective(SoftmaxLoss(4, 5), None, Constant(0.0), transform)
+    terms = objective(torch.randn(6, 5), torch.tensor([0, 0, 1, 1, 2, 2]), step=0)
+    assert terms.generated_loss.item() == 0
+    assert terms.total.item() == terms.metric_loss.item() > 0
+
+
+def test_half_precision_embeddings_are_gathered_and_summed_in_single_precision():
+    embeddings = torch.randn(8, 5).bfloat16()
+    terms = Objective(NTXentLoss(), SphericalConstraint(), Constant(0.1))(embeddings, torch.arange(4).repeat(2), 0)
+    assert terms.total.dtype == terms.norms.dtype == torch.float32
+
+
+def test_the_running_radius_is_part_of_its_state():
+    objective = Objective(NTXentLoss(), SphericalConstraint(rho=0.5), Constant(1.0))
+    assert set(objective.state_dict()) == {"constraint.mean_norm", "constraint.started"}
+
+
+def network():
+    torch.manual_seed(0)
+    encoder = nn.Sequential(
+        nn.Conv2d(3, 6, 3, bias=False),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 6, 2, bias=False),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+    )
+    head = nn.Sequential(nn.Flatten(), nn.Linear(54, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 5))
+    return nn.Sequential(encoder, head).double()
+
+
+def trained(constraint):
+    """Values, averaged gradients and buffers of some steps on this worker's rows, views of images in other hands."""
+    plain = globalise_batch_norm(network())
+    model = average_gradients(plain, torch.device("cpu"))
+    objective = Objective(NTXentLoss(0.2), constraints()[constraint], Constant(0.7))
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    taken = []
+    for step in range(STEPS):
+        generator = torch.Generator().manual_seed(step)
+        views = torch.randn(2 * NUM_IMAGES, 3, 6, 6, generator=generator, dtype=torch.float64)
+        # So ordered, the two views of an image are on different workers.
+        labels = torch.arange(NUM_IMAGES).repeat(2)
+        own = own_rows(2 * NUM_IMAGES)
+        optimiser.zero_grad()
+        terms = objective(model(views[own]), labels[own], step)
+        terms.total.backward()
+        gradients = [parameter.grad.clone() for parameter in plain.parameters()]
+        optimiser.step()
+        taken.append((terms.total.item(), terms.metric_loss.item(), terms.constraint.item(), terms.norms, gradients))
+    return taken, dict(plain.state_dict()), dict(objective.state_dict())
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("num_workers", [2, 4])
+@pytest.mark.parametrize("constraint", ["none", "sec", "sec_ema", "fixed"])
+def test_workers_equal_one_in_values_gradients_statistics_and_radius(tmp_path, constraint, num_workers):
+    whole = trained(constraint)
+    totals = [step[0] for step in whole[0]]
+    assert len(set(totals)) == STEPS
+    assert all(gradient.abs().max() > 1e-6 for gradient in whole[0][0][4])
+    for part in on_workers(num_workers, tmp_path, trained, constraint):
+        torch.testing.assert_close(part, whole, rtol=1e-10, atol=1e-12)
+
+
+# A class on one worker, classes on two, and, but for NT-Xent, one with a single row.
+UNEVEN = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 4, 5, 5, 5])
+PAIRED = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3, 5, 5, 5])
+TRANSFORMS = {
+    "rotate": {},
+    "translate": {"mode": "translate"},
+    "ftl": {"mode": "ftl"},
+    "tails": {"tail_classes": torch.tensor([1, 4])},
+}
+
+
+def some_steps(loss, labels, transform=None):
+    """Values, averaged gradients and state of some steps on this worker's rows."""
+    torch.manual_seed(0)
+    plain = nn.Linear(7, DIM).double()
+    model = average_gradients(plain, torch.device("cpu"))
+    objective = Objective(loss, SphericalConstraint(rho=0.4), Constant(0.7), transform).train()
+    average_parameter_gradients(objective)
+    parameters = [*plain.parameters(), *objective.parameters()]
+    optimiser = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    own = own_rows(len(labels))
+    taken = []
+    for step in range(STEPS):
+        optimiser.zero_grad()
+        terms = objective(model(rows(len(labels), 7, seed=step)[own]), labels[own], step)
+        terms.total.backward()
+        taken.append((terms.total.item(), terms.generated_loss.item(), [p.grad.clone() for p in parameters]))
+        optimiser.step()
+    return taken, dict(objective.state_dict())
+
+
+def every_loss():
+    taken = {}
+    for case in ALL_LOSSES:
+        taken[case.name] = some_steps(case.build(), PAIRED if case.name == "ntxent" else UNEVEN)
+    return taken
+
+
+def every_transform():
+    taken = {}
+    for name, options in TRANSFORMS.items():
+        (case,) = [case for case in ALL_LOSSES if case.name == ("cosface" if name == "tails" else "triplet")]
+        transform = SphericalFeatureTransform(NUM_CLASSES, DIM, seed=3, **options).double()
+        taken[name] = some_steps(case.build(), UNEVEN, transform)
+    return taken
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("num_workers", [2, 4])
+@pytest.mark.parametrize("of_one", [every_loss, every_transform])
+def test_workers_equal_one_for_every_loss_and_transform(tmp_path, of_one, num_workers):
+    whole = of_one()
+    for name, (taken, _) in whole.items():
+        assert all(gradient.abs().max() > 1e-6 for gradient in taken[0][2]), name
+        assert of_one is every_loss or taken[-1][1] > 0, name
+    for part in on_workers(num_workers, tmp_path, of_one):
+        for name in whole:
+            torch.testing.assert_close(
+                part[name], whole[name], rtol=1e-9, atol=1e-11, msg=lambda m, name=name: f"{name}: {m}"
+            )

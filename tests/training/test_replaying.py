@@ -1,0 +1,54 @@
+"""A replayed function computes what it computes when it is called, at each call once."""
+
+import pytest
+import torch
+
+from ssl_sec.training.replaying import WARM_UP_CALLS, Replayed
+from tests.pretend_graphs import PretendGraphs
+
+
+def growing():
+    """Adds its input to a total, and returns the double of that."""
+    total = torch.zeros(3)
+
+    def add(values):
+        total.add_(values)
+        return total * 2
+
+    return total, add
+
+
+def test_every_call_computes_once():
+    graphs, (total, add) = PretendGraphs(), growing()
+    replayed = Replayed(add, graphs)
+    for call in range(1, 3 * WARM_UP_CALLS):
+        doubled = replayed(torch.full((3,), float(call)))
+        assert total.tolist() == [call * (call + 1) / 2] * 3
+        assert doubled.tolist() == [call * (call + 1)] * 3
+    assert len(graphs.recorded) == 1 and graphs.replays == 2 * WARM_UP_CALLS - 1
+
+
+def test_the_inputs_are_not_kept():
+    _, add = growing()
+    replayed = Replayed(add, PretendGraphs())
+    given = [torch.full((3,), float(call)) for call in range(6)]
+    for values in given:
+        replayed(values)
+    assert [values[0].item() for values in given] == list(range(6))
+
+
+def test_an_input_of_another_shape_is_refused():
+    replayed = Replayed(lambda values: values * 2, PretendGraphs())
+    for _ in range(WARM_UP_CALLS + 1):
+        replayed(torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
+        replayed(torch.ones(4))
+
+
+def test_what_cannot_be_recorded_is_called_as_it_is(caplog):
+    graphs, (total, add) = PretendGraphs(fails=True), growing()
+    replayed = Replayed(add, graphs)
+    for _ in range(6):
+        replayed(torch.ones(3))
+    assert total.tolist() == [6.0] * 3 and graphs.replays == 0
+    assert [each.getMessage() for each in caplog.records] == ["the steps are not recorded as CUDA graphs: no memory"]

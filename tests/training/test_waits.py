@@ -1,0 +1,79 @@
+"""Between two reports the host never waits for the device: counted on a pretended one."""
+
+import multiprocessing
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from ssl_sec.data.image_set import ResidentImages
+from ssl_sec.training.step import Cadence, train
+from tests.fakes import FakeRuntime
+from tests.pretend_gpu import PretendGPU
+from tests.recipes import test_metric_learning, test_pretraining
+
+FLOAT32 = {"name": "local", "precision": "float32"}
+SELDOM = Cadence(log_every_steps=5, save_every_steps=10**6, monitor_every_steps=10**6)
+
+
+def colour_images():
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (120, 3, 12, 12), dtype=torch.uint8, generator=generator)
+    return ResidentImages(
+        images=pixels, labels=torch.arange(120) % 10, class_names=tuple("abcdefghij"), name="noise", description="noise"
+    )
+
+
+def pretraining(optimiser, runtime, images):
+    config = test_pretraining.config(
+        runtime=FLOAT32, augment={}, optimiser={"name": optimiser, "learning_rate": 0.1}, global_batch_size=40
+    )
+    return test_pretraining.build_recipe(config, images, runtime)
+
+
+def metric_learning(optimiser, runtime, images):
+    config = test_metric_learning.config(
+        runtime=FLOAT32,
+        transform={"name": "none"},
+        optimiser={"name": optimiser, "learning_rate": 0.1, "backbone_learning_rate": 0.1},
+        global_batch_size=40,
+    )
+    return test_metric_learning.build_recipe(config, images, runtime)
+
+
+CASES = {
+    "pretraining, sgd": (pretraining, "sgd"),
+    "pretraining, lars": (pretraining, "lars"),
+    "triplet, adam": (metric_learning, "adam"),
+}
+
+
+def counted(case):
+    """Waits up to each report of twelve steps, and all launches; in a process whose autograd knows the device."""
+    build, optimiser = CASES[case]
+    runtime, waits = FakeRuntime(), []
+    with PretendGPU() as gpu:
+        runtime.device = gpu.device
+        recipe = replace(build(optimiser, runtime, colour_images().to(gpu.device)), total_steps=12)
+        runtime.report = lambda step, *figures: waits.append((step, gpu.waits.total()))
+        runtime.save = lambda step, state: None
+        gpu.reset()
+        train(recipe, runtime, SELDOM, lambda steps_taken: {})
+    return waits[:-1], gpu.launches.total()  # the last report is the monitor's
+
+
+@pytest.fixture(scope="module")
+def counts():
+    with multiprocessing.get_context("spawn").Pool(1) as process:
+        return dict(zip(CASES, process.map(counted, CASES), strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_host_waits_for_reports_alone(case, counts):
+    waits, launches = counts[case]
+    steps, totals = zip(*waits, strict=True)
+    assert max(later - earlier for earlier, later in pairwise(steps)) > 1
+    # One transfer of the figures, and one of the norms for the histogram of an epoch.
+    assert max(later - earlier for earlier, later in pairwise((0, *totals))) <= 2
+    assert launches > 1000
