@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from jaxtyping import install_import_hook
 
 GPU_TESTS = Path(__file__).parent / "gpu"
@@ -13,6 +14,10 @@ os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
 # Without a GPU, Triton's kernels run in its interpreter; it looks at the variable when it is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A busy machine takes its time; the examples are the same in every run.
+settings.register_profile("tests", deadline=None, derandomize=True)
+settings.load_profile("tests")
 
 # Every shape that a signature states is checked at every call of the tests.
 if find_spec("beartype") is not None:

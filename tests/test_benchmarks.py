@@ -50,6 +50,7 @@ def test_every_loss_and_its_peer_are_measured_at_a_small_size(monkeypatch):
         assert losses.shown(figures)["loss"] == comparison.name
 
 
+@pytest.mark.slow
 def test_every_part_of_the_evaluation_finds_what_its_peer_finds():
     rows = evaluation.measure(num_images=1500, rounds=1)
     assert [row["part"] for row in rows] == [
@@ -88,6 +89,7 @@ def test_contenders_take_turns_at_training(monkeypatch):
     assert not multiprocessing.active_children()  # lightly's loader has ended
 
 
+@pytest.mark.slow
 def test_a_contender_apart_trains_and_tells_where_a_step_goes():
     ours = throughput.Apart("ours", SMALL, simclr.random_images(40, 16), torch.device("cpu"))
     try:
@@ -140,6 +142,7 @@ def test_launchers_take_turns_and_leave_no_process(monkeypatch):
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
+@pytest.mark.slow
 def test_what_workers_send_is_what_the_reckoning_says():
     figures = growth.of_workers(2)  # asserts it in each worker
     assert figures["calls"] == 5 + 2 * 21  # the head has a batch norm too

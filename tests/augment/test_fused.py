@@ -33,7 +33,7 @@ def both(size, **options):
     num_views=st.integers(1, 3),
     step=st.integers(0, 10**6),
 )
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_the_views_are_kornias(strength, height, width, flips, num_views, step):
     kornias, ours = both(
         min(height, width), colour_strength=strength, flip_probability=flips, num_views=num_views, min_scale=0.05

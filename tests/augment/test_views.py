@@ -50,7 +50,7 @@ def test_views_have_their_size_and_stay_in_range(channels, num_views):
 
 @pytest.mark.parametrize("channels", [1, 3])
 @given(cuts=st.lists(st.integers(1, BATCH - 1), unique=True, max_size=4), step=st.integers(0, 50))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_the_views_of_some_rows_are_those_rows_of_the_whole_batchs_views(channels, cuts, step):
     augment = augmentation(channels, colour_strength=1.0)
     pixels = images(channels=channels)
@@ -59,7 +59,7 @@ def test_the_views_of_some_rows_are_those_rows_of_the_whole_batchs_views(channel
 
 @pytest.mark.parametrize("channels", [1, 3])
 @given(cuts=st.lists(st.integers(1, BATCH - 1), unique=True, max_size=4), step=st.integers(0, 50))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_so_are_those_of_retrieval(channels, cuts, step):
     augment = RetrievalAugmentation(image_size_px=8, seed=5)
     pixels = images(channels=channels)

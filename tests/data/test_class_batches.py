@@ -37,7 +37,7 @@ def assert_uniform(counts, variance_share=1.0) -> None:
 
 
 @given(sizes=st.lists(st.integers(0, 6), min_size=2, max_size=12), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_batch_has_its_classes_and_repeats_only_where_it_must(sizes, data):
     labels = torch.tensor([label for label, size in enumerate(sizes) for _ in range(size)], dtype=torch.int64)
     num_classes = sum(size > 0 for size in sizes)
@@ -60,7 +60,7 @@ def test_a_batch_has_its_classes_and_repeats_only_where_it_must(sizes, data):
 
 
 @given(sizes=st.lists(st.integers(1, 7), min_size=2, max_size=10), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_triplets_are_disjoint_to_the_largest_batch(sizes, data):
     labels = torch.tensor([label for label, size in enumerate(sizes) for _ in range(size)])
     largest = (len(labels) - max(len(sizes), *sizes) + 2) // 3 * 3

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_sample_images
@@ -85,7 +85,6 @@ def test_where_no_box_fits_it_is_the_centre(width, height):
     draw=st.integers(-(2**63), 2**63 - 1),
     min_scale=st.floats(0.01, 1.0),
 )
-@settings(deadline=None)
 def test_boxes_lie_in_the_image_and_are_as_large_as_stated(width, height, draw, min_scale):
     crop = RandomResizedCrop(min_scale=min_scale)
     left, top, right, bottom = crop.box(width, height, uniform(draw, NUMBERS_PER_BOX))

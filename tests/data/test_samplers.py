@@ -10,7 +10,7 @@ from ssl_sec.errors import ConfigError
 
 
 @given(num_images=st.integers(1, 3000), seed=st.integers(-(2**63), 2**63 - 1), epoch=st.integers(0, 10**6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_an_epoch_is_a_permutation(num_images, seed, epoch):
     images = permute(torch.arange(num_images), num_images, seed, epoch)
     assert torch.equal(images.sort().values, torch.arange(num_images))
@@ -23,7 +23,7 @@ def test_permutations_at_powers_of_two(num_images):
 
 
 @given(num_images=st.integers(1, 100), global_batch_size=st.integers(1, 100), epoch=st.integers(0, 5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_batches_of_an_epoch_are_disjoint(num_images, global_batch_size, epoch):
     global_batch_size = min(global_batch_size, num_images)
     batches = ShuffledBatches(num_images=num_images, global_batch_size=global_batch_size, seed=3)

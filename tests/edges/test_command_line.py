@@ -93,6 +93,7 @@ def test_the_local_runtime_imports_neither_ray_nor_lightning(tmp_path: Path):
         "from ssl_sec.edges.run import pictures\n"  # t-SNE of all digits would take most of the time
         "pictures.features_figure = partial(pictures.features_figure, max_points=60)\n"
         "pretrain(['experiment=digits', 'epochs=1', 'data.max_images=256', 'encoder.width=0.125', 'runtime=local', "
+        "'tracking.system_metrics=false', "
         f"'output_dir={tmp_path}'])\n"
         "sys.exit(', '.join({'ray', 'pytorch_lightning', 'lightning'} & set(sys.modules)) or 0)"
     )

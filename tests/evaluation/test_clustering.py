@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.metrics.cluster import pair_confusion_matrix
@@ -49,14 +49,12 @@ partitions = st.integers(1, 25).flatmap(
 )
 
 
-@settings(deadline=None)
 @given(partitions)
 def test_figures_are_those_of_the_slow_loop(case):
     assignments, labels = case
     assert nmi_f1(torch.tensor(assignments), torch.tensor(labels)) == pytest.approx(slowly(assignments, labels))
 
 
-@settings(deadline=None)
 @given(partitions, st.randoms(use_true_random=False))
 def test_order_names_and_sides_change_nothing(case, random):
     assignments, labels = map(np.array, case)

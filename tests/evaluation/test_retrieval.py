@@ -59,7 +59,7 @@ def retrievals(draw):
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(retrievals(), st.integers(1, 30))
 def test_shares_are_those_of_the_slow_loop(case, tile_size):
     embeddings, labels, is_query = case
@@ -67,7 +67,7 @@ def test_shares_are_those_of_the_slow_loop(case, tile_size):
     assert recall_at_k(embeddings, labels, KS, is_query, tile_size=tile_size) == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(retrievals(), st.randoms(use_true_random=False), st.integers(-60, 60))
 def test_order_and_norms_change_nothing_and_a_greater_k_finds_no_less(case, random, exponent):
     embeddings, labels, is_query = case

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.gpu.conftest import needs_gpu
+
 BOUNDS = {"float32": 1e-3, "bfloat16": 5e-2}
 # One of pairs in tiles, one that sorts, one with centres that move, and a transform.
 OBJECTIVES = ("ntxent", "triplet", "center", "rotate")
@@ -21,6 +23,11 @@ def printed(program, device, *arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.parametrize(
+    "device",
+    [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])],
+    indirect=True,
+)
 def test_a_compiled_network_is_the_eager_one(device):
     for precision, distances in printed("tests.gpu.compiled_network", device).items():
         assert set(distances) == {"embeddings", "gradients", "statistics"}

@@ -50,7 +50,7 @@ def test_the_value_is_that_of_the_slow_loop(case):
     dim=st.integers(2, 6),
     seed=st.integers(0, 10_000),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_value_is_that_of_the_slow_loop_for_any_shape(case, sizes, lonely, dim, seed):
     labels = [label for label, size in enumerate(sizes) for _ in range(size)]
     if case.name != "ntxent":
@@ -63,7 +63,7 @@ def test_the_value_is_that_of_the_slow_loop_for_any_shape(case, sizes, lonely, d
 
 
 @given(seed=st.integers(0, 10_000), cut=st.integers(0, 14))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_triplets_are_counted_alike_by_a_sort_and_one_by_one(seed, cut):
     labels = torch.tensor([0, 1, 1, 2, 2, 2, 3, 3, 3, 3, 3, 1, 0, 4])
     (case,) = [case for case in PAIR_LOSSES if case.name == "triplet"]
@@ -81,7 +81,7 @@ def test_triplets_are_counted_alike_by_a_sort_and_one_by_one(seed, cut):
 
 @pytest.mark.parametrize("case", CLASS_LOSSES, ids=str)
 @given(labels=st.lists(st.integers(0, 5), min_size=1, max_size=10), seed=st.integers(0, 10_000))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_value_is_that_of_the_slow_loop_for_any_classes(case, labels, seed):
     loss, embeddings, labels = case.build(), rows(len(labels), seed=seed), torch.tensor(labels)
     expected = sum(case.slow_terms(loss, embeddings, labels))

@@ -21,7 +21,7 @@ def at_once(x, anchors):
     bound=st.sampled_from([BOUNDED, UNBOUNDED]),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_value_and_gradient_are_those_of_the_whole_matrix(count, tile, cut, bound, seed):
     anchors = slice(min(cut), min(max(cut), count))
     anchors = slice(min(anchors.start, anchors.stop), anchors.stop)

@@ -233,7 +233,7 @@ def test_a_truncated_file_is_refused(tmp_path, name, share):
 
 
 @given(content=st.binary(max_size=60), is_safetensors=st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_file_of_anything_is_refused(tmp_path_factory, content, is_safetensors):
     path = tmp_path_factory.getbasetemp() / ("any.safetensors" if is_safetensors else "any.pt")
     path.write_bytes(content)

@@ -20,7 +20,7 @@ def curve(figure, place=0):
     return line.get_xdata(), line.get_ydata()
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     scores=st.lists(st.integers(-3, 3), min_size=3, max_size=30),
     same=st.lists(st.booleans(), min_size=28, max_size=28),

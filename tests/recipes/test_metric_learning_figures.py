@@ -65,7 +65,7 @@ def assert_distribution(found: Distribution, values: list[float], low: float, hi
         assert (found.mean, found.variance) == (None, None)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(labels=st.lists(st.integers(0, 4), min_size=0, max_size=12), seed=st.integers(0, 99))
 def test_few_pairs_and_triplets_are_all_counted_once(labels, seed):
     labels = torch.tensor(labels, dtype=torch.int64)

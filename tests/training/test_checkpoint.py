@@ -129,7 +129,7 @@ def test_if_all_are_torn_each_is_named_newest_first(tmp_path):
 
 
 @given(which=st.sampled_from(["state.pt", "manifest.json"]), place=st.floats(0, 1), bit=st.integers(0, 7))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_flipped_bit_never_gives_another_state(which, place, bit):
     with tempfile.TemporaryDirectory() as folder:
         path = save_checkpoint(Path(folder), 3, state(), keep_last=1)

@@ -110,7 +110,7 @@ def assert_equal(results, whole):
 
 @pytest.mark.distributed
 @every_loss
-@pytest.mark.parametrize("num_workers", [2, 4])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_workers_that_hold_some_of_the_classes_equal_one_that_holds_all(name, num_workers, tmp_path):
     whole = trained(name, shared_out=False)
     results = on_workers(num_workers, tmp_path, trained, name, True)

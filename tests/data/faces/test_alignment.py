@@ -32,7 +32,7 @@ def moved(points, scale: float, radians: float, shift) -> np.ndarray:
 
 
 @given(SEEDS, st.integers(2, 9), st.floats(0.01, 100), st.floats(-3.2, 3.2))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_similarity_is_recovered(seed, num_points, scale, radians):
     rng = np.random.default_rng(seed)
     points, shift = rng.normal(size=(num_points, 2)) * 50, rng.normal(size=2) * 100
@@ -43,7 +43,7 @@ def test_a_similarity_is_recovered(seed, num_points, scale, radians):
 
 
 @given(SEEDS, st.floats(0, 30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_transform_is_that_of_least_squares(seed, spread):
     # In the plane a similarity is linear in its four parameters: x' = a x − b y + u, y' = b x + a y + v.
     rng = np.random.default_rng(seed)

@@ -71,7 +71,7 @@ FACES = {
 PLAIN = {key: entry(float(key % 2), plain(key)) for key in range(4)}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.lists(st.one_of(st.just(MAGIC_BYTES), st.binary(max_size=5)), max_size=6).map(b"".join),
@@ -88,7 +88,7 @@ def test_a_record_is_what_was_written(payloads):
     assert offset == len(content)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.data())
 def test_a_truncated_record_is_told_from_a_whole_one(data):
     payload = data.draw(st.lists(st.one_of(st.just(MAGIC_BYTES), st.binary(max_size=5)), max_size=6).map(b"".join))

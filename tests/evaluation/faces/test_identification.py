@@ -59,7 +59,7 @@ def slow_pairs(rows, labels):
     return genuine, impostors
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(faces(), st.integers(1, 20))
 def test_all_pairs_are_those_of_the_slow_loop(case, tile_size):
     rows, labels = case
@@ -99,7 +99,7 @@ def slow_detection(rows, labels, gallery, probes, fars):
     return rates
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(faces(), st.data())
 def test_open_set_rates_are_those_of_the_slow_loop(case, data):
     rows, labels = case
@@ -136,7 +136,7 @@ def slow_rank(probes, labels, distractors, size, k):
     return found / pairs
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(faces(min_size=5), faces(), st.integers(1, 6), st.integers(1, 9))
 def test_identification_is_that_of_the_slow_loop(case, others, chunk, tile_size):
     rows, labels = case

@@ -40,7 +40,7 @@ def pairs(draw):
     return torch.tensor(scores, dtype=torch.float32) / 4, torch.tensor(same)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(pairs())
 def test_tar_is_that_of_the_best_threshold(case):
     scores, same = case
@@ -58,7 +58,7 @@ def test_tar_of_ordinary_scores(dtype):
     assert tar_at_far(scores.numpy(), same.numpy(), FARS) == rates
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(pairs(), st.randoms(use_true_random=False))
 def test_order_and_scale_change_nothing(case, random):
     scores, same = case
@@ -90,7 +90,7 @@ def test_equal_scores_are_chance():
     assert [each.tolist() for each in roc(scores, same)[:2]] == [[0, 1], [0, 1]]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(pairs())
 def test_the_roc_is_scikit_learns_without_what_lies_on_its_lines(case):
     scores, same = case

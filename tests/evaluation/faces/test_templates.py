@@ -31,7 +31,7 @@ def faces(seed, count=60, dim=5):
     return rows, templates, torch.randint(4, (count,), generator=generator)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 2**31))
 def test_templates_are_those_of_the_slow_loop_in_any_order_and_of_any_norms(seed):
     rows, templates, media = faces(seed)

@@ -60,7 +60,7 @@ def scored(draw):
     return scores, same, folds
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(scored())
 def test_accuracies_are_those_of_the_slow_loop(case):
     scores, same, folds = case
@@ -70,7 +70,7 @@ def test_accuracies_are_those_of_the_slow_loop(case):
     assert found.std == pytest.approx(statistics.pstdev(found.per_fold))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(scored(), st.randoms(use_true_random=False))
 def test_the_order_of_the_pairs_changes_nothing(case, random):
     scores, same, folds = map(torch.tensor, case)
@@ -103,7 +103,7 @@ def test_embeddings_are_compared_by_their_cosines(dtype):
     assert kfold_accuracy(second, first, same, folds) == found
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 2**31), st.integers(-40, 40))
 def test_norms_change_nothing(seed, exponent):
     first, second, same = faces(seed, 40, 4)
