@@ -25,7 +25,7 @@ from benchmarks.measure import environment, save, table
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.recipes.pretraining.recipe import pretrain
+from ssl_sec.recipes.pretraining.recipe import run
 from ssl_sec.settings import from_values
 from ssl_sec.training.norms import NormHistogram
 from ssl_sec.training.step import Request
@@ -164,7 +164,7 @@ def _worker(rank: int, num_workers: int, recipe: tuple[str, ...], folder: str) -
         dist.init_process_group("gloo", f"file://{folder}/rendezvous", world_size=num_workers, rank=rank)
     config = from_values(PretrainConfig, compose("pretrain", list(recipe)))
     recorder = Recorder(rank, num_workers)
-    pretrain(config, recorder, Nowhere(Path(folder)))
+    run(config, recorder, Nowhere(Path(folder)))
     if rank == 0:
         (Path(folder) / "result").write_bytes(pickle.dumps((recorder.curves, recorder.weights)))
     if num_workers > 1:

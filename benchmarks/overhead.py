@@ -30,8 +30,9 @@ os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
 
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.run import worker
-from ssl_sec.edges.run.driver import run_pretraining
+from ssl_sec.edges.run.driver import run_training
 from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values
 from ssl_sec.training.norms import NormHistogram
 
@@ -132,7 +133,7 @@ def main() -> None:
 def trained(overrides: tuple[str, ...]) -> tuple[float, int]:
     """Seconds of the training of a run, and the bytes of its last checkpoint."""
     with contextlib.redirect_stderr(io.StringIO()):
-        finished = run_pretraining(from_values(PretrainConfig, compose("pretrain", list(overrides))))
+        finished = run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", list(overrides))))
     folder = finished.folder
     seconds = folder.encoder_path.stat().st_mtime - folder.workers_path.stat().st_mtime
     return seconds, max(path.stat().st_size for path in folder.checkpoints_path.glob("*/state.pt"))

@@ -1,8 +1,10 @@
 """Deep metric learning: python -m jobs.metric_learning experiment=cars196_triplet_sec data.root=<folder>."""
 
-from ssl_sec.edges.commands import main, metric_learning
+from functools import partial
 
-__all__ = ["metric_learning"]
+from ssl_sec.edges.commands import main, run_recipe
+
+metric_learning = partial(run_recipe, "metric_learning")
 
 if __name__ == "__main__":
     main("metric_learning")

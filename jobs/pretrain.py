@@ -1,8 +1,10 @@
 """Contrastive pretraining: python -m jobs.pretrain experiment=cifar10_sec_100 [probe.enabled=true]."""
 
-from ssl_sec.edges.commands import main, pretrain
+from functools import partial
 
-__all__ = ["pretrain"]
+from ssl_sec.edges.commands import main, run_recipe
+
+pretrain = partial(run_recipe, "pretrain")
 
 if __name__ == "__main__":
     main("pretrain")

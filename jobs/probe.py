@@ -1,8 +1,10 @@
 """Linear evaluation of a pretraining run: python -m jobs.probe run=<id, name or folder>."""
 
-from ssl_sec.edges.commands import main, probe
+from functools import partial
 
-__all__ = ["probe"]
+from ssl_sec.edges.commands import main, run_recipe
+
+probe = partial(run_recipe, "probe")
 
 if __name__ == "__main__":
     main("probe")

@@ -35,12 +35,23 @@ T = TypeVar("T")
 
 
 class Complete(ABCMeta):
-    """Of classes that leave methods to their subclasses: a public one that lacks some fails where it is defined."""
+    """Of classes that leave methods to their subclasses: one that lacks some fails where it is defined.
 
-    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **rest: Any) -> None:
+    A class whose name begins with _ may lack some, and one that says so: `class TrainingConfig(..., is_base=True)`.
+    """
+
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], is_base: bool = False, **rest: Any
+    ) -> "Complete":
+        """The class."""
+        return super().__new__(cls, name, bases, namespace, **rest)
+
+    def __init__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], is_base: bool = False, **rest: Any
+    ) -> None:
         super().__init__(name, bases, namespace, **rest)
         if missing := ", ".join(sorted(cls.__abstractmethods__)):
-            if not name.startswith("_"):
+            if not (is_base or name.startswith("_")):
                 raise TypeError(f"class {name} must define {missing}")
 
 

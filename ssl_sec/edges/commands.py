@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,63 +20,30 @@ from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE, command
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.errors import ConfigError, first_line, nearest
+from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import from_values
 
 
-def pretrain(overrides: Sequence[str]) -> str:
-    """Contrastive pretraining, with a linear probe if asked for."""
-    values = values_of("pretrain", overrides)
-    from ssl_sec.edges.machine import announce
-    from ssl_sec.recipes.pretraining.config import PretrainConfig
+def run_recipe(job: str, overrides: Sequence[str]) -> str:
+    """Trains or measures as a recipe of `recipes/registry.py` does.
 
-    config = from_values(PretrainConfig, values)
+    Args:
+        job: the recipe, by its name.
+        overrides: in Hydra's grammar.
+
+    Returns:
+        What is to be printed.
+    """
+    values = values_of(job, overrides)
+    from ssl_sec.edges.machine import announce
+
+    recipe = RECIPES[job]
+    config = from_values(recipe.config, values)
     announce(config.runtime)
-    from ssl_sec.edges.run.driver import run_pretraining
+    from ssl_sec.edges.run.driver import run_recipe
     from ssl_sec.edges.run.summary import summary
 
-    return summary(run_pretraining(config))
-
-
-def metric_learning(overrides: Sequence[str]) -> str:
-    """Deep metric learning, measured on classes that it has not seen."""
-    values = values_of("metric_learning", overrides)
-    from ssl_sec.edges.machine import announce
-    from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
-
-    config = from_values(MetricLearningConfig, values)
-    announce(config.runtime)
-    from ssl_sec.edges.run.driver import run_metric_learning
-    from ssl_sec.edges.run.summary import summary
-
-    return summary(run_metric_learning(config))
-
-
-def face(overrides: Sequence[str]) -> str:
-    """Face recognition, measured on benchmarks of verification and identification."""
-    values = values_of("face", overrides)
-    from ssl_sec.edges.machine import announce
-    from ssl_sec.recipes.face.config import FaceConfig
-
-    config = from_values(FaceConfig, values)
-    announce(config.runtime)
-    from ssl_sec.edges.run.driver import run_face
-    from ssl_sec.edges.run.summary import summary
-
-    return summary(run_face(config))
-
-
-def probe(overrides: Sequence[str]) -> str:
-    """Linear evaluation of the encoder of a pretraining run."""
-    values = values_of("probe", overrides)
-    from ssl_sec.edges.machine import announce
-    from ssl_sec.recipes.probing.config import ProbeJobConfig
-
-    config = from_values(ProbeJobConfig, values)
-    announce(config.runtime)
-    from ssl_sec.edges.run.driver import run_probe
-    from ssl_sec.edges.run.summary import summary
-
-    return summary(run_probe(config))
+    return summary(run_recipe(recipe, config))
 
 
 def ablate(overrides: Sequence[str]) -> str:
@@ -158,10 +126,10 @@ def pipeline(arguments: Sequence[str]) -> int:
 
 # Commands that are configured by `configs/<name>.yaml` and return what is to be printed.
 _JOBS: dict[str, Callable[[Sequence[str]], str]] = {
-    job.__name__: job for job in (pretrain, probe, ablate, metric_learning, face, export, align, report, replay)
+    job.__name__: job for job in (ablate, export, align, report, replay)
 }
-# Those that train.
-_SUPERVISED = frozenset({"pretrain", "probe", "ablate", "metric_learning", "face"})
+# Those of them that train.
+_TRAIN = frozenset({"ablate"})
 # Commands with a command line of their own, which return the exit code.
 _OTHERS: dict[str, Callable[[Sequence[str]], int]] = {"submit": submit}
 # Only the cluster calls them.
@@ -177,8 +145,10 @@ def run_command(arguments: Sequence[str], supervise: bool = False) -> int:
     """
     name, *rest = arguments or ["--help"]
     job = name.replace("-", "_")
+    if job in RECIPES:
+        return run_job(job, partial(run_recipe, job), rest, supervise=supervise)
     if job in _JOBS:
-        return run_job(job, _JOBS[job], rest, supervise=supervise and job in _SUPERVISED)
+        return run_job(job, _JOBS[job], rest, supervise=supervise and job in _TRAIN)
     return exit_code_of(lambda: _run_other(name, job, rest))
 
 
@@ -190,12 +160,13 @@ def _run_other(name: str, job: str, arguments: Sequence[str]) -> int:
     elif job in (others := {**_OTHERS, **_HIDDEN}):
         return others[job](arguments)
     else:
-        raise ConfigError(f"command: found {name!r}; {nearest(job, {**_JOBS, **_OTHERS})}")
+        raise ConfigError(f"command: found {name!r}; {nearest(job, [*RECIPES, *_JOBS, *_OTHERS])}")
     return 0
 
 
 def _help() -> str:
-    shown = {name: (run.__doc__ or "").splitlines()[0] for name, run in {**_JOBS, **_OTHERS}.items()}
+    shown = {name: recipe.about for name, recipe in RECIPES.items()}
+    shown |= {name: (run.__doc__ or "").splitlines()[0] for name, run in {**_JOBS, **_OTHERS}.items()}
     width = max(map(len, shown))
     return "\n".join(
         [

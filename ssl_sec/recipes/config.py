@@ -1,12 +1,16 @@
 """What every training run is: the part of its configuration that all recipes share."""
 
 import re
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import torch
 
 from ssl_sec.data.config import DataConfig
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.evaluation.config import ProbeConfig
+from ssl_sec.losses.config import ClassLossConfig, PairLossConfig
 from ssl_sec.networks.config import EncoderConfig, HeadConfig
 from ssl_sec.settings import (
     Count,
@@ -40,6 +44,19 @@ class CheckpointConfig(Settings, key="checkpoint"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepCheckpointConfig(Settings, key="checkpoint"):
+    """When checkpoints are saved, and how many stay.
+
+    Attributes:
+        every_steps: a checkpoint is saved after so many steps, and at the end.
+        keep_last: so many of the newest stay; older ones are deleted.
+    """
+
+    every_steps: Count = 500
+    keep_last: Count = 2
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
     """Where figures go.
 
@@ -67,8 +84,29 @@ class TrackingConfig:
             check(not own, key, name, f"another name: {', '.join(RUN_TAGS)} and mlflow.* are set by the job")
 
 
+class RunConfig(Settings):
+    """What every run of a recipe has; each dataclass of one declares these fields.
+
+    Attributes:
+        runtime: where it runs.
+        run_name: name of the run and its folder; None makes one.
+        output_dir: where run folders are made.
+        tracking: where figures go.
+    """
+
+    runtime: RuntimeConfig
+    run_name: str | None
+    output_dir: str
+    tracking: TrackingConfig
+
+    @property
+    def kept_checkpoints(self) -> int:
+        """How many of the newest checkpoints stay."""
+        return 1
+
+
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig(Settings):
+class TrainingConfig(RunConfig, is_base=True):
     """What every training run has.
 
     Attributes:
@@ -88,7 +126,9 @@ class TrainingConfig(Settings):
     data: DataConfig
     encoder: EncoderConfig
     head: HeadConfig
+    loss: PairLossConfig | ClassLossConfig
     constraint: ConstraintConfig
+    checkpoint: CheckpointConfig | StepCheckpointConfig
     runtime: RuntimeConfig
     global_batch_size: Annotated[int, Range(ge=2, le=2**20)]
     seed: Seed = 0
@@ -106,9 +146,32 @@ class TrainingConfig(Settings):
             self.runtime.check_shares(self.global_batch_size)
 
     @property
+    def kept_checkpoints(self) -> int:
+        """How many of the newest checkpoints stay."""
+        return self.checkpoint.keep_last
+
+    @property
     def recipe_name(self) -> str:
         """The recipe, or the data set where none is given."""
         return self.recipe or self.data.title
+
+    @property
+    @abstractmethod
+    def length(self) -> int | float:
+        """Epochs or steps of the run."""
+
+    @property
+    def linear_probe(self) -> ProbeConfig | None:
+        """How the encoder is probed; None if probes say nothing of it."""
+        return None
+
+    def open_evaluated(self, data: DataConfig) -> ImageSet:
+        """Images of a data set as the network is given them in evaluation."""
+        return data.open("test")
+
+    def tied_to_the_length(self) -> list[str]:
+        """The keys whose schedule is another one in a longer run."""
+        return ["constraint.ramp"] if self.constraint.weight(1, 2) != self.constraint.weight(1, 3) else []
 
     def steps_between_reports(self, device: torch.device) -> int:
         """How often the loss is reported on a device."""

@@ -10,7 +10,8 @@ from mlflow.store.db import utils
 from mlflow.store.model_registry import sqlalchemy_store
 from sqlalchemy import Engine, create_engine
 
-from ssl_sec.edges.run import pictures
+from ssl_sec.recipes.metric_learning import figures as metric_learning_figures
+from ssl_sec.recipes.pretraining import figures as pretraining_figures
 from tests.data.files import write_digit_pairs
 
 # A narrow encoder and few steps: the flow is the recipe's, the result is not looked at.
@@ -83,7 +84,8 @@ def pictures_are_quick() -> Iterator[None]:
     """t-SNE of all digits, and layouts, take longer than everything else of a small run; pictures have their tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ConstrainedLayoutEngine, "execute", lambda self, figure: None)
-        patch.setattr(pictures, "features_figure", partial(pictures.features_figure, max_points=60))
+        for module in (pretraining_figures, metric_learning_figures):
+            patch.setattr(module, "features_figure", partial(module.features_figure, max_points=60))
         yield
 
 

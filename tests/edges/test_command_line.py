@@ -90,8 +90,8 @@ def test_bad_input_is_one_line(overrides, code, message, tmp_path: Path, capsys)
 def test_the_local_runtime_imports_neither_ray_nor_lightning(tmp_path: Path):
     code = (
         "import sys; from functools import partial; from jobs.pretrain import pretrain\n"
-        "from ssl_sec.edges.run import pictures\n"  # t-SNE of all digits would take most of the time
-        "pictures.features_figure = partial(pictures.features_figure, max_points=60)\n"
+        "from ssl_sec.recipes.pretraining import figures\n"  # t-SNE of all digits would take most of the time
+        "figures.features_figure = partial(figures.features_figure, max_points=60)\n"
         "pretrain(['experiment=digits', 'epochs=1', 'data.max_images=256', 'encoder.width=0.125', 'runtime=local', "
         "'tracking.system_metrics=false', "
         f"'output_dir={tmp_path}'])\n"

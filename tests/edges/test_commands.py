@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
-from ssl_sec.edges.commands import pretrain, run_command
+from jobs.pretrain import pretrain
+from ssl_sec.edges.commands import run_command
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 
 ROOT = Path(__file__).parents[2]
-SHOWN = ["pretrain", "probe", "ablate", "metric_learning", "face", "export", "align", "report", "replay", "submit"]
+SHOWN = ["pretrain", "probe", "metric_learning", "face", "ablate", "export", "align", "report", "replay", "submit"]
 
 
 def test_a_run_says_what_it_uses_and_what_it_is_doing(quick, caplog):

@@ -14,7 +14,8 @@ from ssl_sec.edges.run.worker import Worker, work
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
 from ssl_sec.losses import normalized_softmax_lower_bound
 from ssl_sec.recipes.face.config import FaceConfig
-from ssl_sec.recipes.face.recipe import build_recipe, drawn_pairs, recognise_faces
+from ssl_sec.recipes.face.recipe import build_recipe, drawn_pairs
+from ssl_sec.recipes.face.recipe import run as recognise_faces
 from ssl_sec.settings import from_values
 from tests.data.files import write_digit_pairs
 from tests.fakes import FakeRuntime, FakeStore, assert_identical

@@ -6,7 +6,8 @@ from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
-from ssl_sec.recipes.metric_learning.recipe import build_recipe, learn_metric
+from ssl_sec.recipes.metric_learning.recipe import build_recipe
+from ssl_sec.recipes.metric_learning.recipe import run as learn_metric
 from ssl_sec.settings import from_values
 from tests.fakes import FakeRuntime, FakeStore, assert_identical
 from tests.recipes.test_pretraining import assert_the_same_curve, assert_views_are_equal, figures

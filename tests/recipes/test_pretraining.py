@@ -7,7 +7,8 @@ from safetensors.torch import load_file
 from ssl_sec.collectives import rank, world_size
 from ssl_sec.errors import ConfigError, Stopped
 from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.recipes.pretraining.recipe import build_recipe, pretrain
+from ssl_sec.recipes.pretraining.recipe import build_recipe
+from ssl_sec.recipes.pretraining.recipe import run as pretrain
 from ssl_sec.settings import from_values
 from tests.fakes import FakeRuntime, FakeStore, assert_identical
 from tests.workers import on_workers

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -22,12 +22,11 @@ from ssl_sec.edges.composition.hints import in_words, meant, suggestion, swept
 from ssl_sec.edges.composition.keys import keys_of, kind_of, misfit, unknown_keys
 from ssl_sec.edges.overrides import understood
 from ssl_sec.errors import ConfigError, nearest, printable
+from ssl_sec.recipes.registry import trainings
 from ssl_sec.settings import flattened
 
 logger = logging.getLogger("ssl_sec")
 
-TrainingJob = Literal["pretrain", "metric_learning", "face"]
-_TRAINING_JOBS: tuple[TrainingJob, ...] = ("pretrain", "metric_learning", "face")
 # Keys of earlier versions, and what is in their place.
 _RENAMED = {
     "probe.decay_epochs": "give probe.decay_at, shares of probe.epochs, as [0.6,0.75,0.9] for 60, 75, 90 of 100"
@@ -110,9 +109,9 @@ def experiments(job: str) -> dict[str, str]:
     return {name: explanation for name, explanation in explanations().items() if _runs(job, name)}
 
 
-def job_of(experiment: str) -> TrainingJob | None:
+def job_of(experiment: str) -> str | None:
     """The job that runs an experiment; None if there is none."""
-    return next((job for job in _TRAINING_JOBS if _runs(job, experiment)), None)
+    return next((job for job in trainings() if _runs(job, experiment)), None)
 
 
 def _runs(job: str, name: str) -> bool:
@@ -411,7 +410,7 @@ def _unknown_key(job: str, given: Sequence[Override], choice: _Choice) -> str | 
             explained = options()[group].get(now, "").partition(";")[0].rstrip(".")
             about = f" ({explained})" if explained else ""
             return f"{key}: unknown key with {group}={now}{about}; {in_words(having)} has it"
-        others = [other for other in _TRAINING_JOBS if group in _primary(other).keys - _primary(job).keys]
+        others = [other for other in trainings() if group in _primary(other).keys - _primary(job).keys]
         for possible in [] if meant(key, keys) else meant(key, elsewhere):
             if having := _usable_ones(job, elsewhere[possible]):
                 return f"{key}: unknown key; did you mean {possible!r}, with {in_words(having)}?"

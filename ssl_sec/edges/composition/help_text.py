@@ -12,6 +12,7 @@ from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, OPTION, Conf
 from ssl_sec.edges.composition.experiments import Experiment, as_typed, explanations, in_words, load
 from ssl_sec.edges.composition.keys import Key, keys_of, keys_of_entry, kind_of, listed_kinds, summary_of
 from ssl_sec.edges.packaging import command
+from ssl_sec.recipes.registry import PRETRAIN, RECIPES
 
 _EXPERIMENT = "experiment"
 _FIRST_GROUPS = ("data", "runtime")
@@ -20,17 +21,10 @@ _WITHOUT_OPTIONS = ("align", "replay", "report")
 _COLUMN = 38
 # A space that no line ends at.
 _FIXED = "\N{NO-BREAK SPACE}"
-# The figure that stands beside an experiment's name.
-_FIGURES: Mapping[str, tuple[str, str]] = {
-    "pretrain": ("probe/top1", "top-1 %"),
-    "ablate": ("probe/top1", "top-1 %"),
-    "metric_learning": ("retrieval/recall_at_1", "R@1 %"),
-    "face": ("face/lfw_accuracy", "LFW %"),
-}
 _USAGES: Mapping[str, str] = {
+    "ablate": "[group=option ...] [key=value ...]",
     "align": "images=<folder> landmarks=<csv> output=<folder>",
     "export": "run=<MLflow run id> format=<format> [key=value ...]",
-    "probe": "run=<MLflow run id> [group=option ...] [key=value ...]",
     "replay": "folder=<the run's folder>",
     "report": "table=<n> | figure=<n> | compare <run> <run> [...]",
 }
@@ -43,25 +37,6 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
     "export": (
         ("run=<id> format=safetensors", "weights, and the Python that loads them"),
         ("run=<id> format=onnx output=encoder", "an ONNX graph, in the folder encoder"),
-    ),
-    "face": (
-        ("experiment=casia_arcface_sec data.root=<folder>", "a row of SEC's Table 11"),
-        ("data=folder encoder=ir50 --help", "the keys of some options"),
-    ),
-    "metric_learning": (
-        ("experiment=digits_retrieval runtime=local", "in under a minute on a CPU"),
-        ("experiment=cars196_triplet_sec data.root=<folder>", "a row of SEC's Table 10"),
-        ("data=folder encoder=timm --help", "the keys of some options"),
-    ),
-    "pretrain": (
-        ("experiment=digits runtime=local", "in seconds on a CPU"),
-        ("data=folder data.root=<folder> data.image_size_px=64", "your images"),
-        ("experiment=cifar10_sec_100 probe.enabled=true", "a row of SEC's Table 5"),
-        ("data=folder encoder=timm --help", "the keys of some options"),
-    ),
-    "probe": (
-        ("run=<id>", "the run's own data set"),
-        ("run=<id> data=cifar100 data.root=<folder>", "another one"),
     ),
     "replay": (("folder=runs/digits/<name>", "after an outage of the MLflow server"),),
     "report": (
@@ -93,16 +68,17 @@ def help_text(job: str, overrides: Sequence[str]) -> str:
 
 
 def _head(job: str) -> str:
-    program = command(job)
+    program, recipe = command(job), RECIPES.get(job)
     flags = {
         "--help": "explains the keys of the options that stand beside it",
         "--cfg job": "prints the configuration and stops",
     }
     if job not in _WITHOUT_OPTIONS:
         flags[f"{OPTION} <folder>"] = "takes experiments and options of yours, too, as from a folder ./configs"
-    lines = [f"usage: {program} {_USAGES.get(job, '[group=option ...] [key=value ...]')}", "", *_listed(flags)]
+    lines = [f"usage: {program} {_USAGES[job] if recipe is None else recipe.usage}", "", *_listed(flags)]
     about = ConfigFile(path=CONFIG_FOLDER / f"{job}.yaml", is_own=False).explanation.partition(": python")[0]
-    examples = [line for example, why in _EXAMPLES[job] for line in (f"  {why}:", f"    {program} {example}")]
+    given = _EXAMPLES[job] if recipe is None else recipe.examples
+    examples = [line for example, why in given for line in (f"  {why}:", f"    {program} {example}")]
     return "\n".join([*lines, "", *_wrapped(f"{about}.", ""), "", "examples:", *examples])
 
 
@@ -128,7 +104,7 @@ def _experiments(job: str) -> str:
     """All experiments by the file that they stand in, those of a paper's table with the paper's figure."""
     alone: dict[str, str] = {}
     tables: dict[str, list[str]] = {}
-    metric, figure = _FIGURES[job]
+    metric, figure = RECIPES.get(job, PRETRAIN).paper_figure or ("", "")
     for name, explanation in experiments(job).items():
         experiment = load(name)
         assert experiment is not None

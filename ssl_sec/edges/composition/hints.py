@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ssl_sec.edges.packaging import command
 from ssl_sec.errors import nearest
+from ssl_sec.recipes.registry import PRETRAIN, RECIPES
 
 # What other programs call our keys -> the last part of ours.
 _SYNONYMS: Mapping[str, Sequence[str]] = {
@@ -111,8 +112,7 @@ def swept(job: str, override: str, is_list: bool) -> str:
     if is_list:
         return f"{found} must be one list: '{key}=[{values}]'"
     ways = [f"{command('submit')} {job} ... {override} sweeps on a Ray cluster"]
-    if job == "pretrain" and key in ("seed", "constraint"):
+    if job == PRETRAIN.name and key in ("seed", "constraint"):
         here = f"seeds=[{values}]" if key == "seed" else f"arms=[{values}]"
         ways.append(f"{command('ablate')} ... '{here}' runs one after the other on this machine")
-    sweeps = job in ("pretrain", "metric_learning", "face", "probe")
-    return f"{found} must be one; {'; '.join(ways)}" if sweeps else f"{found} must be one"
+    return f"{found} must be one; {'; '.join(ways)}" if job in RECIPES else f"{found} must be one"

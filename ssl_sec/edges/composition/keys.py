@@ -10,6 +10,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ssl_sec.errors import nearest
+from ssl_sec.recipes.registry import PRETRAIN, RECIPES
 
 _TYPES = {str: "text", int: "integer", float: "number", bool: "true or false"}
 _BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
@@ -37,21 +38,15 @@ def kind_of(job: str) -> type[Any]:
     """The dataclass of a job's configuration."""
     # Imported when asked for: the edges that look for no keys have no need of torch.
     from ssl_sec.edges import config
-    from ssl_sec.recipes.face.config import FaceConfig
-    from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
-    from ssl_sec.recipes.pretraining.config import PretrainConfig
-    from ssl_sec.recipes.probing.config import ProbeJobConfig
 
+    if job in RECIPES:
+        return RECIPES[job].config
     if job == "ablate":
-        bases = (config.AblateConfig, PretrainConfig)
+        bases = (config.AblateConfig, PRETRAIN.config)
         return dataclasses.make_dataclass("Ablation", [], bases=bases, frozen=True, kw_only=True)
     return {
         "align": config.AlignConfig,
         "export": config.ExportConfig,
-        "face": FaceConfig,
-        "metric_learning": MetricLearningConfig,
-        "pretrain": PretrainConfig,
-        "probe": ProbeJobConfig,
         "replay": config.ReplayConfig,
         "report": config.ReportConfig,
     }[job]

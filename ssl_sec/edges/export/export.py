@@ -17,17 +17,16 @@ from mlflow.tracking import MlflowClient
 from torch import Tensor
 
 from ssl_sec.augment.views import unit_range
-from ssl_sec.data.config import DataConfig
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.config import ExportConfig
 from ssl_sec.edges.export.model_card import model_card
 from ssl_sec.edges.folder.finding import id_of, job_of, trained_folder
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.record import run_record
-from ssl_sec.edges.folder.stored_config import stored_values
+from ssl_sec.edges.folder.stored_config import training_config
 from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
 from ssl_sec.edges.run.driver import download_run
-from ssl_sec.edges.run.worker import CONFIGS, Job, RecipeConfig, load_encoder, load_head
+from ssl_sec.edges.run.worker import load_encoder, load_head
 from ssl_sec.edges.tracking.runs import RunArchive, beside, find_run
 from ssl_sec.edges.tracking.scores import child_probes
 from ssl_sec.errors import ConfigError, StorageError, UserError, first_line
@@ -40,17 +39,12 @@ from ssl_sec.exporting import (
     check_export,
     require_packages,
 )
-from ssl_sec.recipes.config import TrackingConfig
-from ssl_sec.recipes.face.config import FaceConfig
-from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
-from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.recipes.probing.config import ProbeJobConfig
-from ssl_sec.settings import from_values
+from ssl_sec.recipes.config import TrackingConfig, TrainingConfig
+from ssl_sec.recipes.registry import RECIPES, RecipeRow, trainings
 
 logger = logging.getLogger("ssl_sec")
 
 _CHECKED_IMAGES = 64
-_TRAININGS: tuple[Job, ...] = ("pretrain", "metric_learning", "face")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,11 +96,11 @@ def run_export(config: ExportConfig) -> Exported:
         default = output_dir / "exports" / f"{trained.recipe_name}-{source.short_name}-{form.name}"
         output = default if config.output is None else Path(config.output).expanduser().resolve()
         _refuse_existing(output, config.overwrite)
-        image_set = _image_set(trained, config.data or trained.data)
+        image_set = trained.open_evaluated(config.data or trained.data)
         channels, height, width = image_set.image_shape
         encoder = load_encoder(trained, image_set.image_shape, source.files / "encoder.safetensors").eval()
         head = None
-        if not isinstance(trained, PretrainConfig):
+        if source.recipe.leaves_head:
             head = load_head(trained, encoder.num_features, source.files / "head.safetensors").eval()
         exportable = Exportable(
             encoder=encoder,
@@ -132,6 +126,7 @@ class _Source:
     """A run whose network is exported.
 
     Attributes:
+        recipe: that trained it.
         files: the folder with its weights.
         config: of the run.
         short_name: that sets its export apart from others of the recipe.
@@ -139,8 +134,9 @@ class _Source:
         probes: of its encoder; None if only MLflow knows, which cannot be asked.
     """
 
+    recipe: RecipeRow
     files: Path
-    config: RecipeConfig
+    config: TrainingConfig
     short_name: str
     run: Run
     probes: list[Run] | None
@@ -149,23 +145,28 @@ class _Source:
 @contextmanager
 def _found(config: ExportConfig, output_dir: Path) -> Iterator[_Source]:
     """The run that is meant, with its files as long as the context lasts."""
-    folder = trained_folder(config.run, _TRAININGS)
+    folder = trained_folder(config.run, trainings())
     if folder is not None:
         yield _in_folder(folder, config.tracking, output_dir)
         return
-    store, found = find_run(config.run, config.tracking, config.output_dir, _TRAININGS)
+    store, found = find_run(config.run, config.tracking, config.output_dir, trainings())
     run, probes = _with_probes(store.client, found.run_id)
     with tempfile.TemporaryDirectory() as downloads:
-        trained = download_run(store.client, found.run_id, Path(downloads), _TRAININGS)
-        yield _Source(files=Path(downloads), config=trained, short_name=found.run_id[:8], run=run, probes=probes)
+        trained = download_run(store.client, found.run_id, Path(downloads), trainings())
+        yield _Source(
+            recipe=RECIPES[run.data.tags["job"]],
+            files=Path(downloads),
+            config=trained,
+            short_name=found.run_id[:8],
+            run=run,
+            probes=probes,
+        )
 
 
 def _in_folder(folder: RunFolder, tracking: TrackingConfig, output_dir: Path) -> _Source:
     """A run from its folder; MLflow, if it answers, knows its probes and more of its origin."""
-    name = job_of(folder)
-    job: Job = next(each for each in _TRAININGS if each == name)
-    trained = from_values(CONFIGS[job], stored_values(folder.config_path))
-    assert not isinstance(trained, ProbeJobConfig)
+    recipe = RECIPES[str(job_of(folder))]
+    trained = training_config(recipe, folder.config_path)
     run_id = id_of(folder)
     run, probes = run_record(folder, trained.data.title), None
     try:
@@ -176,7 +177,7 @@ def _in_folder(folder: RunFolder, tracking: TrackingConfig, output_dir: Path) ->
         reason = f"MLflow did not answer for {ANSWER_S:g} s" if isinstance(error, NoAnswer) else first_line(error)
         logger.warning("%s; the model card tells what %s has", reason, folder.path)
     short_name = folder.path.name if run_id is None else run_id[:8]
-    return _Source(files=folder.path, config=trained, short_name=short_name, run=run, probes=probes)
+    return _Source(recipe=recipe, files=folder.path, config=trained, short_name=short_name, run=run, probes=probes)
 
 
 def _with_probes(client: MlflowClient, run_id: str) -> tuple[Run, list[Run]]:
@@ -191,17 +192,6 @@ def _with_probes(client: MlflowClient, run_id: str) -> tuple[Run, list[Run]]:
     except MlflowException as error:
         uri = client.tracking_uri
         raise StorageError(f"tracking.uri: MLflow at {uri} cannot be used: {first_line(error)}") from error
-
-
-def _image_set(trained: RecipeConfig, data: DataConfig) -> ImageSet:
-    """Where the images of the check come from, as the network is given them in evaluation."""
-    match trained:
-        case PretrainConfig():
-            return data.open("test")
-        case MetricLearningConfig():
-            return data.open_by_class("test", trained.augment.centre_crop())
-        case FaceConfig():
-            return data.open("train")  # its tests are the benchmarks
 
 
 def _some_images(image_set: ImageSet) -> Float[Tensor, "batch channels height width"]:

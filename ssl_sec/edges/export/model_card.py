@@ -13,6 +13,7 @@ from ssl_sec.edges.run.summary import FIGURES
 from ssl_sec.edges.tracking.provenance import DIRTY_TAG
 from ssl_sec.errors import printable
 from ssl_sec.exporting import Check, Exportable, Format, versions
+from ssl_sec.recipes.registry import RECIPES
 
 _RECIPE_KEYS = (
     "recipe",
@@ -34,23 +35,6 @@ _FIGURES = {
     "train/norm_std": "standard deviation of the norms",
 }
 _UNPROBED = "The encoder was not evaluated by a linear probe."
-# What the network of a job is, and the Hub's tags of it.
-_KINDS: Mapping[str, tuple[str, Sequence[str]]] = {
-    "pretrain": (
-        "An image encoder, pretrained without labels by a contrastive loss; {} features an image.",
-        ("self-supervised-learning", "contrastive-learning"),
-    ),
-    "metric_learning": (
-        "An embedding of images by deep metric learning, in {} dimensions: two of one class are to have a greater "
-        "cosine than two of different classes, also where no class was trained on.",
-        ("metric-learning", "image-retrieval"),
-    ),
-    "face": (
-        "An embedding of aligned faces in {} dimensions: two of one person are to have a greater cosine than two of "
-        "different people, whom it was not trained on.",
-        ("metric-learning", "face-recognition"),
-    ),
-}
 
 
 def model_card(run: Run, probes: Sequence[Run] | None, form: Format, exportable: Exportable, check: Check) -> str:
@@ -64,22 +48,22 @@ def model_card(run: Run, probes: Sequence[Run] | None, form: Format, exportable:
         check: what reading the files back gave.
     """
     tags, parameters = run.data.tags, run.data.params
-    recipe = parameters.get("recipe", tags.get("recipe", "custom"))
-    kind, hub_tags = _KINDS[tags["job"]]
+    group = parameters.get("recipe", tags.get("recipe", "custom"))
+    recipe = RECIPES[tags["job"]]
     inputs = [item.dataset for item in run.inputs.dataset_inputs] if run.inputs else []
     channels, height, width = exportable.image_shape
     metadata = {
         "library_name": form.library,
         "pipeline_tag": "image-feature-extraction",
-        "tags": [*hub_tags, "image-feature-extraction", form.name],
+        "tags": [*recipe.hub_tags, "image-feature-extraction", form.name],
         **({"datasets": list(dict.fromkeys(data.name.partition("/")[0] for data in inputs))} if inputs else {}),
         **({"metrics": ["accuracy"]} if probes or "val/knn_top1" in run.data.metrics else {}),
     }
     kept = {key: value for key, value in sorted(parameters.items()) if key.startswith(_RECIPE_KEYS)}
     parts = [
         f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---",
-        f"# {_cell(recipe)}: {_cell(exportable.architecture.title)}",
-        kind.format(exportable.dim),
+        f"# {_cell(group)}: {_cell(exportable.architecture.title)}",
+        recipe.network.format(exportable.dim),
         "## Input",
         f"float32 [batch, {channels}, {height}, {width}], pixels in [0, 1], any batch size; the images of the training "
         f"had {height} x {width} pixels. {form.input_contract(exportable)} Output: float32 [batch, {exportable.dim}].",
@@ -131,7 +115,7 @@ def _results(run: Run, probes: Sequence[Run] | None) -> str:
         what = f"probe {probe.info.run_id[:8]}, {'all labels' if labels == 'None' else f'{labels} labels a class'}"
         rows += [(what, *row) for row in _figures(probe.data.metrics)]
     told = ""
-    if not probes and run.data.tags["job"] == "pretrain":
+    if not probes and RECIPES[run.data.tags["job"]].is_probed:
         told = "MLflow was not asked for linear probes." if probes is None else _UNPROBED
         told += "\n\n"
     if not rows:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.masking import HIDDEN
 from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.recipes.registry import RECIPES
 
 
 @runtime_checkable
@@ -86,7 +87,7 @@ def trained_folder(word: str, jobs: Sequence[str]) -> RunFolder | None:
     if job not in jobs:
         allowed = " or ".join(f"jobs.{each}" for each in jobs)
         raise ConfigError(f"run: found {word!r}, a run of jobs.{job}; allowed: a run of {allowed}")
-    needed = [folder.encoder_path, *([] if job == "pretrain" else [folder.head_path])]
+    needed = [folder.path / name for name in RECIPES[job].network_files]
     return folder if folder.holds_data and all(path.is_file() for path in needed) else None
 
 

@@ -18,23 +18,28 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
 
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.edges.folder.stored_config import training_config
 from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.errors import ConfigError, DataError, StorageError, UserError, first_line
+from ssl_sec.recipes.registry import PRETRAIN, RECIPES
 from ssl_sec.settings import flattened, from_values
 from ssl_sec.training.checkpoint import load_checkpoint, newest_checkpoint
 from ssl_sec.training.norms import NormHistogram
 
+if TYPE_CHECKING:
+    from ssl_sec.recipes.config import TrainingConfig
+
 logger = logging.getLogger(__name__)
 
 # What a run's checkpoints, and a recipe's models, are judged by, on images held out of the training set; a run has one.
-SCORES = ("val/knn_top1", "val/recall_at_1", "val/verification_accuracy")
+SCORES = tuple(row.score for row in RECIPES.values() if row.score is not None)
 
 # In Python's words.
 _FATAL = {
@@ -144,6 +149,24 @@ class RunFolder:
     @property
     def _watched_folder(self) -> Path:
         return self.path / "watched"
+
+    @property
+    def confusion_path(self) -> Path:
+        """How a probe confuses the classes, once it has ended."""
+        return self.path / "confusion.json"
+
+    @property
+    def probed_config_path(self) -> Path:
+        """The configuration of the run whose encoder is probed here."""
+        return self.path / "pretrain.yaml"
+
+    def probed(self) -> "TrainingConfig":
+        """The run whose encoder is probed here.
+
+        Raises:
+            StorageError: if it cannot be read.
+        """
+        return training_config(PRETRAIN, self.probed_config_path)
 
     @property
     def norms_path(self) -> Path:

@@ -8,9 +8,6 @@ from ssl_sec.edges.masking import masked_values
 from ssl_sec.errors import StorageError
 from ssl_sec.networks.config import TimmConfig
 from ssl_sec.recipes.config import TrackingConfig, TrainingConfig
-from ssl_sec.recipes.face.config import FaceConfig
-from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
-from ssl_sec.recipes.pretraining.config import PretrainConfig
 
 UNTRAINED = "random"
 
@@ -27,13 +24,11 @@ def run_name_of(config: TrainingConfig) -> str:
 def what_tags(config: TrainingConfig) -> dict[str, str]:
     """What a training run is, in a few words."""
     name, width = _encoder(config), getattr(config.encoder, "width", 1.0)
-    assert isinstance(config, PretrainConfig | MetricLearningConfig | FaceConfig)
-    length = config.steps if isinstance(config, MetricLearningConfig) else config.epochs
     return {
         "data": config.data.title,
         "encoder": name if width == 1 else f"{name}x{width:g}",
         "loss": config.loss.name,
-        "constraint": config.constraint.name if length > 0 else UNTRAINED,
+        "constraint": config.constraint.name if config.length > 0 else UNTRAINED,
         "seed": str(config.seed),
     }
 

@@ -2,12 +2,17 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
 from ssl_sec.edges.masking import HIDDEN, masked
 from ssl_sec.errors import ConfigError, StorageError, first_line
+from ssl_sec.recipes.registry import RecipeRow
+from ssl_sec.settings import from_values
+
+if TYPE_CHECKING:
+    from ssl_sec.recipes.config import TrainingConfig
 
 
 def stored_values(path: Path) -> dict[str, Any]:
@@ -26,6 +31,20 @@ def stored_values(path: Path) -> dict[str, Any]:
     if isinstance(probe, dict) and "decay_epochs" in probe:
         values["probe"] = _with_shares(probe)
     return {str(key): value for key, value in values.items()}
+
+
+def training_config(recipe: RecipeRow, path: Path) -> "TrainingConfig":
+    """The stored configuration of a training run.
+
+    Args:
+        recipe: of the run.
+        path: of the file.
+
+    Raises:
+        StorageError: if the file cannot be read, or holds no configuration.
+        ConfigError: if it is not one of the recipe.
+    """
+    return cast("TrainingConfig", from_values(recipe.config, stored_values(path)))
 
 
 def _with_shares(probe: dict[str, Any]) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from typing import Any
 from ssl_sec.edges.composition.compose import compose, job_of
 from ssl_sec.edges.report.files import Report, in_markdown
 from ssl_sec.edges.report.pictures import NOT_RUN, table_figure
-from ssl_sec.edges.run.worker import CONFIGS
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, deciding, in_order
 from ssl_sec.errors import ConfigError
 from ssl_sec.papers import Column, Table, Value, load
+from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import flattened, from_values, to_values
 
 _MOST_COLUMNS = 7
@@ -264,7 +264,7 @@ def _settings_of(recipe: str) -> Mapping[str, str] | None:
     if job is None:
         return None
     try:
-        config = from_values(CONFIGS[job], compose(job, [f"experiment={recipe}"]))
+        config = from_values(RECIPES[job].config, compose(job, [f"experiment={recipe}"]))
     except ConfigError:  # it needs what the command line gives
         return None
     return deciding({key: str(value) for key, value in flattened(to_values(config)).items()})

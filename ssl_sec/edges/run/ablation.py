@@ -16,13 +16,14 @@ from ssl_sec.edges.composition.compose import compose, options
 from ssl_sec.edges.config import AblateConfig
 from ssl_sec.edges.folder.names import own_tags
 from ssl_sec.edges.machine import announce
-from ssl_sec.edges.run.driver import Finished, new_name, run_pretraining
+from ssl_sec.edges.run.driver import Finished, new_name, run_training
 from ssl_sec.edges.run.summary import how_to_look
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.tracker import tracking_uri
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values
 
 _COLUMNS = {"probe/top1": "probe top-1 %", "probe/top5": "probe top-5 %", "probe/knn_top1": "kNN top-1 %"}
@@ -56,7 +57,7 @@ def run_ablation(overrides: Sequence[str]) -> str:
         for (arm, _), config in configs.items():
             tags = {**(config.tracking.tags or {}), "arm": arm}
             tracking = replace(config.tracking, parent_run=sweep.run_id or config.tracking.parent_run, tags=tags)
-            finished = run_pretraining(replace(config, tracking=tracking))
+            finished = run_training(PRETRAIN, replace(config, tracking=tracking))
             results[arm].append(finished.metrics)
     assert finished is not None
     _keep(results, seeds, finished.folder.path.parent)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
@@ -26,15 +26,14 @@ from ssl_sec.edges.folder.finding import find_folder, id_of, trained_folder
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import claimed, own_tags, run_name_of, what_tags
 from ssl_sec.edges.folder.record import data_set
-from ssl_sec.edges.folder.stored_config import stored_values, with_credentials
+from ssl_sec.edges.folder.stored_config import stored_values, training_config, with_credentials
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.overrides import assigned
 from ssl_sec.edges.packaging import command
 from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
-from ssl_sec.edges.run.pictures import face_pictures, pretraining_pictures, probe_pictures, retrieval_pictures
 from ssl_sec.edges.run.resuming import resume_run
 from ssl_sec.edges.run.running import close_abandoned, running
-from ssl_sec.edges.run.worker import CONFIGS, Job, RecipeConfig, Worker, load_encoder, load_head, work
+from ssl_sec.edges.run.worker import Worker, load_encoder, load_head, work
 from ssl_sec.edges.tracking.addresses import require_store
 from ssl_sec.edges.tracking.following import Follower, Progress
 from ssl_sec.edges.tracking.provenance import keep_code
@@ -49,10 +48,9 @@ from ssl_sec.edges.tracking.scores import (
 )
 from ssl_sec.edges.tracking.tracker import LateRun, RunIdentity, TrackedRun, tracking_uri
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
-from ssl_sec.recipes.face.config import FaceConfig
-from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
-from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.config import RunConfig, TrainingConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
+from ssl_sec.recipes.registry import PRETRAIN, PROBE, RECIPES, RecipeRow
 from ssl_sec.settings import from_values, to_values
 from ssl_sec.training.config import LocalConfig, RuntimeConfig
 
@@ -63,22 +61,7 @@ _CLOSE_WITHIN_S = 5.0
 # A terminal's Ctrl-C may come twice, by way of another process; a person's second one comes later.
 _SAME_SIGNAL_S = 0.5
 
-_LAST_ARTIFACT: Mapping[Job, str] = {
-    "pretrain": "encoder.safetensors",
-    "metric_learning": "encoder.safetensors",
-    "face": "encoder.safetensors",
-    "probe": "confusion.json",
-}
-
-_PICTURES: Mapping[Job, Callable[[RunFolder], list[Path]]] = {
-    "pretrain": pretraining_pictures,
-    "metric_learning": retrieval_pictures,
-    "face": face_pictures,
-    "probe": probe_pictures,
-}
-
-
-_Config = TypeVar("_Config", bound=RecipeConfig)
+_Config = TypeVar("_Config", bound=TrainingConfig)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,23 +83,36 @@ class Finished:
     metrics: Mapping[str, float]
 
 
-def run_pretraining(config: PretrainConfig) -> Finished:
-    """Pretrains, and probes if that is asked for; the probe's figures are then in the result.
+def run_recipe(recipe: RecipeRow, config: RunConfig) -> Finished:
+    """Trains, or probes what was trained.
+
+    Raises:
+        UserError: for what the user can mend.
+        Stopped: if a stop was asked for; the state is saved.
+    """
+    if isinstance(config, TrainingConfig):
+        return run_training(recipe, config)
+    assert isinstance(config, ProbeJobConfig)
+    return run_probe(config)
+
+
+def run_training(recipe: RecipeRow, config: TrainingConfig) -> Finished:
+    """Trains, and probes if that is asked for; the probe's figures are then in the result.
 
     Raises:
         UserError: for what the user can mend.
         Stopped: if a stop was asked for; the state is saved.
     """
     config = _named(config)
-    finished = _train("pretrain", config, total=config.epochs, unit="epoch")
-    if not config.probe.enabled:
+    finished = _train(recipe, config)
+    if config.linear_probe is None or not config.linear_probe.enabled:
         return finished
     if finished.folder.stop_path.exists():  # it came after the last step
         meant = shlex.quote(assigned("run", finished.run_id or str(finished.folder.path)))
-        raise Stopped(f"stopped; {config.run_name} is finished; probe it with: {command('probe')} {meant}")
+        raise Stopped(f"stopped; {config.run_name} is finished; probe it with: {command(PROBE.name)} {meant}")
     probe = ProbeJobConfig(
         run=finished.run_id or str(finished.folder.path),
-        probe=config.probe,
+        probe=config.linear_probe,
         runtime=config.runtime,
         output_dir=config.output_dir,
         tracking=config.tracking,
@@ -130,28 +126,6 @@ def run_pretraining(config: PretrainConfig) -> Finished:
     return replace(finished, metrics={**finished.metrics, **probed.metrics})
 
 
-def run_metric_learning(config: MetricLearningConfig) -> Finished:
-    """Trains an embedding and measures it on the test classes.
-
-    Raises:
-        UserError: for what the user can mend.
-        Stopped: if a stop was asked for; the state is saved.
-    """
-    config = _named(config)
-    return _train("metric_learning", config, total=config.steps, unit="step")
-
-
-def run_face(config: FaceConfig) -> Finished:
-    """Trains an embedding of faces and measures it on the benchmarks.
-
-    Raises:
-        UserError: for what the user can mend.
-        Stopped: if a stop was asked for; the state is saved.
-    """
-    config = _named(config)
-    return _train("face", config, total=config.epochs, unit="epoch")
-
-
 def _named(config: _Config) -> _Config:
     """The run with its recipe and a name: the one that is given, or one that is free in the recipe's folder."""
     config = replace(config, recipe=config.recipe_name)
@@ -162,39 +136,26 @@ def _named(config: _Config) -> _Config:
     return replace(config, run_name=claimed(output_dir / config.recipe_name, run_name_of(config)))
 
 
-def _train(
-    job: Job,
-    config: RecipeConfig,
-    *,
-    total: int | float,
-    unit: Literal["epoch", "step"],
-) -> Finished:
+def _train(recipe: RecipeRow, config: TrainingConfig) -> Finished:
     assert config.run_name is not None
     output_dir = Path(config.output_dir).expanduser().resolve()
     folder = RunFolder(output_dir / config.recipe_name / config.run_name)
     with running(folder), _stopped_by_signals(folder):
-        return _train_in(folder, job, config, total=total, unit=unit)
+        return _train_in(folder, recipe, config)
 
 
-def _train_in(
-    folder: RunFolder,
-    job: Job,
-    config: RecipeConfig,
-    *,
-    total: int | float,
-    unit: Literal["epoch", "step"],
-) -> Finished:
+def _train_in(folder: RunFolder, recipe: RecipeRow, config: TrainingConfig) -> Finished:
     assert config.run_name is not None
     output_dir = Path(config.output_dir).expanduser().resolve()
     values = to_values(config)
     uri = tracking_uri(config.tracking, output_dir)
     if not (folder.holds_run if config.resume == "auto" else config.resume):
         folder.start(values)
-    elif not resume_run(job, folder, config):
+    elif not resume_run(recipe, folder, config):
         return _nothing_to_do(folder, uri)
     run = _Run(
-        job=job,
-        recipe=config.recipe_name,
+        recipe=recipe,
+        group=config.recipe_name,
         folder=folder,
         values=values,
         runtime=config.runtime,
@@ -204,9 +165,9 @@ def _train_in(
     return run.to_its_end(
         experiment=config.tracking.experiment or config.recipe_name,
         name=config.run_name,
-        progress=Progress(total, config.run_name, unit, said=folder.messages()),
+        progress=Progress(config.length, config.run_name, recipe.unit, said=folder.messages()),
         global_batch_size=config.global_batch_size,
-        tags={**own_tags(config.tracking), **what_tags(config), "recipe": config.recipe_name, "job": job},
+        tags={**own_tags(config.tracking), **what_tags(config), "recipe": config.recipe_name, "job": recipe.name},
         parent_run_id=config.tracking.parent_run,
     )
 
@@ -236,15 +197,14 @@ def run_probe(config: ProbeJobConfig) -> Finished:
     Raises:
         UserError: for what the user can mend.
     """
-    folder = trained_folder(config.run, ("pretrain",))
+    folder = trained_folder(config.run, (PRETRAIN.name,))
     if folder is not None:
-        trained = from_values(PretrainConfig, stored_values(folder.config_path))
+        trained = training_config(PRETRAIN, folder.config_path)
         tracking, run_id = tracked_beside(folder, config.tracking, Path(config.output_dir).expanduser())
         return _probe(replace(config, run=run_id or str(folder.path), tracking=tracking), folder.path, trained)
-    store, run = find_run(config.run, config.tracking, config.output_dir, ("pretrain",))
+    store, run = find_run(config.run, config.tracking, config.output_dir, (PRETRAIN.name,))
     with tempfile.TemporaryDirectory() as downloads:
-        trained = download_run(store.client, run.run_id, Path(downloads), ("pretrain",))
-        assert isinstance(trained, PretrainConfig)
+        trained = download_run(store.client, run.run_id, Path(downloads), (PRETRAIN.name,))
         config = replace(config, run=run.run_id, tracking=beside(config.run, config.tracking))
         return _probe(config, Path(downloads), trained)
 
@@ -254,7 +214,7 @@ def _id_in_mlflow(run: str) -> str | None:
     return None if "/" in run or run == "untracked" else run  # as version 0.1 has it
 
 
-def download_run(client: MlflowClient, run_id: str, folder: Path, jobs: Sequence[Job]) -> RecipeConfig:
+def download_run(client: MlflowClient, run_id: str, folder: Path, jobs: Sequence[str]) -> TrainingConfig:
     """Lays `config.yaml` and `encoder.safetensors` of a finished training run, and an embedding's head, into a folder.
 
     Args:
@@ -270,24 +230,20 @@ def download_run(client: MlflowClient, run_id: str, folder: Path, jobs: Sequence
         ConfigError: if the store has no such run, or the run no encoder.
     """
     try:
-        found = client.get_run(run_id).data.tags.get("job")
-        job: Job | None = next((job for job in jobs if job == found), None)
-        if job is None:
-            raise ConfigError(f"run: found {run_id!r}, a run of jobs.{found}; allowed: a run of {_either(jobs)}")
-        head = ["head.safetensors"] if job in ("metric_learning", "face") else []
-        for artifact in ("config.yaml", "encoder.safetensors", *head):
+        job = client.get_run(run_id).data.tags.get("job")
+        if job is None or job not in jobs:
+            raise ConfigError(f"run: found {run_id!r}, a run of jobs.{job}; allowed: a run of {_either(jobs)}")
+        for artifact in ("config.yaml", *RECIPES[job].network_files):
             client.download_artifacts(run_id, artifact, str(folder))
     except (MlflowException, OSError) as error:
         raise ConfigError(
             f"run: found {run_id!r}, but MLflow at {client.tracking_uri} has no encoder of it; allowed: a finished run "
             f"of {_either(jobs)}"
         ) from error
-    config = from_values(CONFIGS[job], stored_values(folder / "config.yaml"))
-    assert not isinstance(config, ProbeJobConfig)
-    return config
+    return training_config(RECIPES[job], folder / "config.yaml")
 
 
-def _either(jobs: Sequence[Job]) -> str:
+def _either(jobs: Sequence[str]) -> str:
     return " or ".join(f"jobs.{job}" for job in jobs)
 
 
@@ -305,12 +261,12 @@ def run_replay(config: ReplayConfig) -> Finished:
     identity = RunIdentity(**json.loads(folder.identity_path.read_text()))
     identity = replace(identity, uri=config.uri or with_credentials(identity.uri, "uri"))
     require_store(identity.uri, "uri")
-    job: Job = next(name for name in get_args(Job) if name == identity.tags["job"])
+    recipe = RECIPES[identity.tags["job"]]
     values = stored_values(folder.config_path)
-    runtime = from_values(CONFIGS[job], values).runtime
+    runtime = from_values(recipe.config, values).runtime
     run = _Run(
-        job=job,
-        recipe=identity.tags["recipe"],
+        recipe=recipe,
+        group=identity.tags["recipe"],
         folder=folder,
         values=values,
         runtime=runtime,
@@ -321,29 +277,29 @@ def run_replay(config: ReplayConfig) -> Finished:
         return run.replay(identity)
 
 
-def _probe(config: ProbeJobConfig, trained_path: Path, trained: PretrainConfig) -> Finished:
+def _probe(config: ProbeJobConfig, trained_path: Path, trained: TrainingConfig) -> Finished:
     output_dir = Path(config.output_dir).expanduser().resolve()
-    recipe = trained.recipe_name
+    group = trained.recipe_name
     if config.run_name is None:
         name = f"{trained.run_name or run_name_of(trained)}-probe"
-        config = replace(config, run_name=claimed(output_dir / recipe, name))
+        config = replace(config, run_name=claimed(output_dir / group, name))
     assert config.run_name is not None
-    folder = RunFolder(output_dir / recipe / config.run_name)
+    folder = RunFolder(output_dir / group / config.run_name)
     with running(folder), _stopped_by_signals(folder):
         return _probe_in(folder, config, trained_path, trained)
 
 
-def _probe_in(folder: RunFolder, config: ProbeJobConfig, trained_path: Path, trained: PretrainConfig) -> Finished:
+def _probe_in(folder: RunFolder, config: ProbeJobConfig, trained_path: Path, trained: TrainingConfig) -> Finished:
     assert config.run_name is not None
-    recipe = trained.recipe_name
+    group = trained.recipe_name
     output_dir = Path(config.output_dir).expanduser().resolve()
     values = to_values(config)
     folder.start(values)
     shutil.copy(trained_path / "encoder.safetensors", folder.encoder_path)
-    shutil.copy(trained_path / "config.yaml", folder.path / "pretrain.yaml")
+    shutil.copy(trained_path / "config.yaml", folder.probed_config_path)
     run = _Run(
-        job="probe",
-        recipe=recipe,
+        recipe=PROBE,
+        group=group,
         folder=folder,
         values=values,
         runtime=config.runtime,
@@ -352,7 +308,7 @@ def _probe_in(folder: RunFolder, config: ProbeJobConfig, trained_path: Path, tra
     )
     passes = 2 if config.probe.labels_per_class is None else 1
     return run.to_its_end(
-        experiment=config.tracking.experiment or recipe,
+        experiment=config.tracking.experiment or group,
         name=config.run_name,
         progress=Progress(passes * config.probe.epochs, config.run_name),
         global_batch_size=None,
@@ -360,8 +316,8 @@ def _probe_in(folder: RunFolder, config: ProbeJobConfig, trained_path: Path, tra
             **own_tags(config.tracking),
             **what_tags(trained),
             "data": (config.data or trained.data).title,
-            "recipe": recipe,
-            "job": "probe",
+            "recipe": group,
+            "job": PROBE.name,
         },
         parent_run_id=_id_in_mlflow(config.run),
     )
@@ -369,10 +325,21 @@ def _probe_in(folder: RunFolder, config: ProbeJobConfig, trained_path: Path, tra
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Run:
-    """A job that is launched, followed and tracked."""
+    """A run that is launched, followed and tracked.
 
-    job: Job
-    recipe: str
+    Attributes:
+        recipe: what it does.
+        group: what its experiment, the folder of its runs and its registered model are called.
+        folder: of the run.
+        values: its configuration.
+        runtime: where it runs.
+        uri: of MLflow's store.
+        output_dir: of the job.
+        sending: what is sent to the store.
+    """
+
+    recipe: RecipeRow
+    group: str
     folder: RunFolder
     values: Mapping[str, Any]
     runtime: RuntimeConfig
@@ -463,9 +430,9 @@ class _Run:
             logger.info(line.strip())
 
     def _stopped(self) -> str:
-        if self.job == "probe":
+        if not self.recipe.is_training:
             again = shlex.quote(assigned("run", str(self.values["run"])))
-            return f"stopped; a probe saves nothing: start it again with: {command('probe')} {again}"
+            return f"stopped; a probe saves nothing: start it again with: {command(self.recipe.name)} {again}"
         return f"stopped; resume it with: {self._resume_command}"
 
     def _finished(self, tracked: TrackedRun | None) -> Finished:
@@ -498,7 +465,7 @@ class _Run:
         try:
             tracked = self.sending.patience.call(tracking.connect)
             self.sending.patience.call(lambda: tracked(self.folder.records()))
-            is_whole = self.sending.patience.call(lambda: tracked.has_file(_LAST_ARTIFACT[self.job]))
+            is_whole = self.sending.patience.call(lambda: tracked.has_file(self.recipe.last_artifact))
         except NoAnswer as error:
             raise StorageError(f"MLflow at {self.uri} did not answer for {ANSWER_S:g} s") from error
         except UserError:
@@ -521,76 +488,85 @@ class _Run:
     def _launch(self, global_batch_size: int | None) -> None:
         if isinstance(self.runtime, LocalConfig):
             worker = Worker(rank=0, world_size=1, device=self.runtime.resolve_device())
-            work(self.job, self.values, str(self.folder.path), worker)
+            work(self.recipe.name, self.values, str(self.folder.path), worker)
         else:
             from ssl_sec.edges.run.ray_runtime import run_with_ray  # the local runtime does without Ray
 
-            run_with_ray(self.job, self.values, self.folder, self.runtime, global_batch_size)
+            run_with_ray(self.recipe.name, self.values, self.folder, self.runtime, global_batch_size)
 
     def _leave_artifacts(self, tracked: TrackedRun | None) -> None:
         """Draws the pictures, and leaves in MLflow all that the run made; last the file that says that all is there."""
         logger.info("drawing the plots")
-        pictures = _PICTURES[self.job](self.folder)
+        pictures = self._draw()
         if tracked is None:
             return
         logger.info("sending plots and weights to MLflow")
         for picture in pictures:
             self._tolerated(lambda picture=picture: tracked.log_file(picture, "plots"))
         self._tolerated(lambda: tracked.log_file(self.folder.config_path))
-        config = from_values(CONFIGS[self.job], self.values)
-        if not isinstance(config, ProbeJobConfig):
-            self._leave_training(tracked, config)
-        self._tolerated(lambda: tracked.log_file(self.folder.path / _LAST_ARTIFACT[self.job]))
+        if isinstance(self._config, TrainingConfig):
+            self._leave_training(tracked, self._config)
+        self._tolerated(lambda: tracked.log_file(self.folder.path / self.recipe.last_artifact))
 
-    def _leave_training(self, tracked: TrackedRun, config: RecipeConfig) -> None:
+    def _draw(self) -> list[Path]:
+        """Draws the figures of the run; returns the files."""
+        plots = self.folder.path / "plots"
+        plots.mkdir(exist_ok=True)
+        paths: list[Path] = []
+        for name, figure in self.recipe.draw(self.folder).items():
+            paths.append(plots / f"{name}.png")
+            figure.savefig(paths[-1], dpi=110)
+        return paths
+
+    @property
+    def _config(self) -> RunConfig:
+        return from_values(self.recipe.config, self.values)
+
+    def _leave_training(self, tracked: TrackedRun, config: TrainingConfig) -> None:
         """Leaves the norms and the network."""
         histograms = [asdict(histogram) for histogram in self.folder.histograms()]
         self.folder.norms_path.write_text(json.dumps(histograms))
         self._tolerated(lambda: tracked.log_file(self.folder.norms_path))
         data = self.folder.data()
-        is_embedding = isinstance(config, MetricLearningConfig | FaceConfig)
-        if is_embedding:
+        if self.recipe.leaves_head:
             self._tolerated(lambda: tracked.log_file(self.folder.head_path))
         if not config.tracking.register_model:
             return
-        logger.info("registering the network in MLflow as %s", model_name(self.recipe))
+        logger.info("registering the network in MLflow as %s", model_name(self.group))
         encoder = load_encoder(config, data.image_shape, self.folder.encoder_path)
         network, width = encoder, encoder.num_features
-        if is_embedding:
+        if self.recipe.leaves_head:
             head = load_head(config, encoder.num_features, self.folder.head_path)
             network, width = nn.Sequential(encoder, head), config.head.dim
-        self._tolerated(lambda: tracked.log_network(network, data.image_shape, width, model_name(self.recipe)))
+        self._tolerated(lambda: tracked.log_network(network, data.image_shape, width, model_name(self.group)))
 
     def _tell_data(self, tracked: TrackedRun) -> None:
         """Names the data as an input of the run, however it ended; for a probe its test images, and the protocol."""
         if not self.folder.holds_data:
             return
         data = self.folder.data()
-        config = from_values(CONFIGS[self.job], self.values)
+        config = self._config
         if isinstance(config, ProbeJobConfig):
-            title, context = (config.data or self._probed().data).title, "evaluation"
+            title, context = (config.data or self.folder.probed().data).title, "evaluation"
             protocol = probe_protocol(config.probe, title, data)
             tracked.client.set_tag(tracked.run_id, PROTOCOL_TAG, protocol)
         else:
+            assert isinstance(config, TrainingConfig)
             title, context = config.data.title, "training"
         tracked.log_data(data_set(data, title), context)
 
     def _compare(self, tracked: TrackedRun) -> None:
         """Puts a probe's figures on the run that it probed, and looks which registered encoder is the best now."""
         client, trained_id = tracked.client, tracked.run_id
-        config = from_values(CONFIGS[self.job], self.values)
+        config = self._config
         if isinstance(config, ProbeJobConfig):
             probed_id = _id_in_mlflow(config.run)
             if probed_id is None:
                 return
             trained_id = probed_id
-            copy_probe_figures(client, trained_id, self._probed(), config, client.get_run(tracked.run_id))
-        describe_versions(client, self.recipe, trained_id)
-        mark_best(client, self.recipe)
-
-    def _probed(self) -> PretrainConfig:
-        """The pretraining whose encoder was probed."""
-        return from_values(PretrainConfig, stored_values(self.folder.path / "pretrain.yaml"))
+            copy_probe_figures(client, trained_id, self.folder.probed(), config, client.get_run(tracked.run_id))
+        describe_versions(client, self.group, trained_id)
+        mark_best(client, self.group)
 
     def _tolerated(self, call: Callable[[], object]) -> None:
         """Does what tracking asks for; its failure does not fail the run, and is reported at the end."""
@@ -604,7 +580,7 @@ class _Run:
     def _resume_command(self) -> str:
         path = self.folder.path
         near = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-        return f"{command(self.job)} {shlex.quote(assigned('resume', str(near)))}"
+        return f"{command(self.recipe.name)} {shlex.quote(assigned('resume', str(near)))}"
 
 
 class _Sending:

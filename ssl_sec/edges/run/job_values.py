@@ -10,18 +10,19 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from ssl_sec.edges.composition.compose import TrainingJob, compose, composed_yaml, groups
+from ssl_sec.edges.composition.compose import compose, composed_yaml, groups
 from ssl_sec.edges.folder.stored_config import stored_values, with_credentials
 from ssl_sec.edges.masking import HIDDEN
 from ssl_sec.edges.overrides import assigned
 from ssl_sec.errors import ConfigError
+from ssl_sec.recipes.registry import PRETRAIN, PROBE, RECIPES, trainings
 from ssl_sec.settings import flattened, from_values, to_values
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def values_of(job: str, overrides: Sequence[str]) -> dict[str, Any]:
     resumed = resumed_run(job, overrides)
     if resumed is not None:
         return _resumed_values(job, resumed, [each for each in overrides if not each.startswith("resume=")])
-    if job == "probe" and _value_of("run", overrides) is not None:
+    if job == PROBE.name and _value_of("run", overrides) is not None:
         return _probe_values(overrides)
     return compose(job, overrides)
 
@@ -56,13 +57,13 @@ def values_of(job: str, overrides: Sequence[str]) -> dict[str, Any]:
 def resumed_run(job: str, overrides: Sequence[str]) -> str | None:
     """The folder, name or id that `resume` was given; None if it says true, false or auto."""
     word = _value_of("resume", quoted(overrides))
-    return word if job in get_args(TrainingJob) and word is not None and word.lower() not in _RESUME else None
+    return word if job in trainings() and word is not None and word.lower() not in _RESUME else None
 
 
 def shown_values(job: str, overrides: Sequence[str]) -> str:
     """The same as YAML; keys that must be given and are not stay `???`."""
     overrides = quoted(overrides)
-    is_of_a_run = job == "probe" and _value_of("run", overrides) is not None
+    is_of_a_run = job == PROBE.name and _value_of("run", overrides) is not None
     if is_of_a_run or resumed_run(job, overrides) is not None:
         return yaml.safe_dump(values_of(job, overrides), sort_keys=False)
     return composed_yaml(job, overrides)
@@ -120,10 +121,7 @@ def _resumed_values(job: str, word: str, typed: Sequence[str]) -> dict[str, Any]
         if values[key] != known:
             raise ConfigError(f"{key}: found {values[key]!r}, but the run to resume has {known!r}")
     _refuse_hidden(values)
-    from ssl_sec.edges.run.worker import CONFIGS  # with all recipes
-
-    training = next(each for each in get_args(TrainingJob) if each == job)
-    return to_values(from_values(CONFIGS[training], values))
+    return to_values(from_values(RECIPES[job].config, values))
 
 
 def _refuse_hidden(values: dict[str, Any]) -> None:
@@ -169,11 +167,9 @@ def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
 def _probe_values(overrides: Sequence[str]) -> dict[str, Any]:
     """A probe with the settings of the run that it probes, but for those that were typed."""
     compose("probe", overrides)  # a misspelled key is found before the imports
-    from ssl_sec.recipes.probing.config import ProbeJobConfig
-
     overrides = [*_runtime_here(overrides), *overrides]
     values = compose("probe", overrides)
-    tracking = from_values(ProbeJobConfig, values).tracking  # what is wrong by itself is found before the run
+    tracking = from_values(PROBE.config, values).tracking  # what is wrong by itself is found before the run
     typed = [override for override in overrides if override.startswith(("probe=", "probe."))]
     if any(override.startswith("probe=") for override in typed):
         return values
@@ -187,14 +183,14 @@ def _stored_probe(values: Mapping[str, Any], tracking: "TrackingConfig") -> Mapp
     """The configuration of the pretraining that is probed; empty for a run that cannot be, as the job will say."""
     from ssl_sec.edges.folder.finding import trained_folder  # with torch
 
-    folder = trained_folder(values["run"], ("pretrain",))
+    folder = trained_folder(values["run"], (PRETRAIN.name,))
     if folder is not None:
         return stored_values(folder.config_path)
     from ssl_sec.edges.tracking.runs import find_run  # with MLflow
 
-    store, run = find_run(values["run"], tracking, values["output_dir"], ("pretrain",))
+    store, run = find_run(values["run"], tracking, values["output_dir"], (PRETRAIN.name,))
     with tempfile.TemporaryDirectory() as downloads:
-        path = store.download(run, "config.yaml", Path(downloads)) if run.job == "pretrain" else None
+        path = store.download(run, "config.yaml", Path(downloads)) if run.job == PRETRAIN.name else None
         return {} if path is None else stored_values(path)
 
 

@@ -25,7 +25,7 @@ from ssl_sec.edges.environment import require_files_for_ray
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.ray_policies import ElasticPolicy, ElasticTrainer, FailureWatch
-from ssl_sec.edges.run.worker import Job, Worker, work
+from ssl_sec.edges.run.worker import Worker, work
 from ssl_sec.errors import ConfigError, UserError
 from ssl_sec.training.config import RayConfig
 
@@ -38,7 +38,7 @@ _NOTICE_LOOKS_S = 1.0
 
 
 def run_with_ray(
-    job: Job, values: Mapping[str, Any], folder: RunFolder, options: RayConfig, global_batch_size: int | None
+    job: str, values: Mapping[str, Any], folder: RunFolder, options: RayConfig, global_batch_size: int | None
 ) -> None:
     """Does a job on the workers of a Ray cluster, and waits for its end.
 
@@ -76,7 +76,7 @@ def run_with_ray(
 
 
 def _trainer(
-    job: Job,
+    job: str,
     values: Mapping[str, Any],
     folder: RunFolder,
     options: RayConfig,

@@ -1,48 +1,30 @@
 """What one worker does, on any runtime: it reports and saves to the run's folder."""
 
 import contextlib
-import json
 import logging
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from ssl_sec.collectives import wait_for_workers
 from ssl_sec.edges.folder.folder import SCORES, RunFolder
-from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.run.cpu import keep_freed_memory, schedule_as_batch
 from ssl_sec.errors import Stopped, UserError, out_of_memory
 from ssl_sec.networks import Encoder
 from ssl_sec.recipes.config import TrainingConfig
-from ssl_sec.recipes.face.config import FaceConfig
-from ssl_sec.recipes.face.recipe import recognise_faces
-from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
-from ssl_sec.recipes.metric_learning.recipe import learn_metric
-from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.recipes.pretraining.recipe import pretrain
-from ssl_sec.recipes.probing.config import ProbeJobConfig
-from ssl_sec.recipes.probing.recipe import linear_evaluation
+from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import from_values
 from ssl_sec.training.checkpoint import CheckpointWriter, newest_checkpoint, save_part, without_held_rows
 from ssl_sec.training.norms import NormHistogram
-from ssl_sec.training.step import Request, say
+from ssl_sec.training.step import Request
 
 logger = logging.getLogger(__name__)
-
-Job = Literal["pretrain", "probe", "metric_learning", "face"]
-RecipeConfig = PretrainConfig | MetricLearningConfig | FaceConfig
-JobConfig = RecipeConfig | ProbeJobConfig
-CONFIGS: Mapping[Job, type[JobConfig]] = {
-    "pretrain": PretrainConfig,
-    "probe": ProbeJobConfig,
-    "metric_learning": MetricLearningConfig,
-    "face": FaceConfig,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,11 +103,11 @@ class FolderRuntime:
         return Request.SAVE if asked or leaving else Request.NONE
 
 
-def work(job: Job, values: Mapping[str, Any], folder_path: str, worker: Worker) -> None:
+def work(job: str, values: Mapping[str, Any], folder_path: str, worker: Worker) -> None:
     """Does a job on this worker, and tells in the run's folder how it ended.
 
     Args:
-        job: which.
+        job: the recipe, by its name.
         values: its configuration.
         folder_path: the run's folder, absolute, on storage that all workers share.
         worker: this one.
@@ -141,11 +123,10 @@ def work(job: Job, values: Mapping[str, Any], folder_path: str, worker: Worker) 
     else:
         torch.backends.cudnn.benchmark = True  # all batches have one size
     try:
-        config = from_values(CONFIGS[job], values)
-        if isinstance(config, ProbeJobConfig):
-            _probe(config, folder, FolderRuntime(worker, folder))
-        else:
-            _train(config, folder, FolderRuntime(worker, folder, config.checkpoint.keep_last))
+        recipe = RECIPES[job]
+        config = from_values(recipe.config, values)
+        with closing(FolderRuntime(worker, folder, config.kept_checkpoints)) as runtime:
+            recipe.run(config, runtime, folder)
     except Stopped:
         folder.write_outcome("stopped")
     except UserError as error:
@@ -169,36 +150,6 @@ def work(job: Job, values: Mapping[str, Any], folder_path: str, worker: Worker) 
 def _last_checkpoint(folder: RunFolder) -> str:
     found = newest_checkpoint(folder.checkpoints_path).path
     return "no checkpoint was saved" if found is None else f"the last good checkpoint is {found}"
-
-
-def _train(config: RecipeConfig, folder: RunFolder, runtime: FolderRuntime) -> None:
-    say(runtime, "loading %s", config.data.name)
-    try:
-        if isinstance(config, PretrainConfig):
-            pretrain(config, runtime, folder)
-        elif isinstance(config, MetricLearningConfig):
-            learn_metric(config, runtime, folder)
-        else:
-            recognise_faces(config, runtime, folder)
-    finally:
-        runtime.close()
-
-
-def _probe(config: ProbeJobConfig, folder: RunFolder, runtime: FolderRuntime) -> None:
-    """Probes the encoder that the driver laid into the folder, beside its run's configuration."""
-    trained = from_values(PretrainConfig, stored_values(folder.path / "pretrain.yaml"))
-    data = config.data or trained.data
-    say(runtime, "loading %s and the encoder", data.name)
-    test_set = data.open("test")
-    if runtime.rank == 0:
-        folder.describe_data(test_set)
-    encoder = load_encoder(trained, test_set.image_shape, folder.encoder_path).to(runtime.device)
-    findings = linear_evaluation(encoder, data, config.probe, config.runtime, runtime)
-    last_step = 2 * config.probe.epochs
-    runtime.report(last_step, findings.metrics())
-    if runtime.rank == 0:
-        confusion = {"confusion": findings.probe.confusion.tolist(), "class_names": list(findings.class_names)}
-        (folder.path / "confusion.json").write_text(json.dumps(confusion))
 
 
 def load_encoder(trained: TrainingConfig, image_shape: tuple[int, ...], weights: Path) -> Encoder:

@@ -8,8 +8,8 @@ from ssl_sec.edges.composition.config_folders import OPTION, own_configs
 from ssl_sec.edges.packaging import command
 from ssl_sec.edges.submit.cluster import Cluster, as_table, exit_code
 from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.recipes.registry import RECIPES
 
-_JOBS = ("pretrain", "metric_learning", "face", "probe")
 _VERBS = ("status", "logs", "stop", "list")
 _EPILOG = """\
 examples:
@@ -30,11 +30,11 @@ def submit(arguments: Sequence[str]) -> int:
         UserError: for what the user can mend.
     """
     options = _parser().parse_intermixed_args(list(arguments))
-    if options.what in _JOBS:
+    if options.what in RECIPES:
         with own_configs(options.config_dir):
             return _submit(options)
     if options.what not in _VERBS:
-        raise ConfigError(f"found {options.what!r}; {nearest(options.what, (*_JOBS, *_VERBS))}")
+        raise ConfigError(f"found {options.what!r}; {nearest(options.what, (*RECIPES, *_VERBS))}")
     cluster = Cluster(options.address)
     if options.what == "list":
         print(as_table(cluster.jobs()))
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG.replace("python -m jobs.submit", command("submit")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", help=f"a job to send: {', '.join(_JOBS)}; or one of {', '.join(_VERBS)}")
+    parser.add_argument("what", help=f"a job to send: {', '.join(RECIPES)}; or one of {', '.join(_VERBS)}")
     parser.add_argument(
         "overrides",
         nargs="*",

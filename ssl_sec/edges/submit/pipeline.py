@@ -26,6 +26,7 @@ from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.tracker import JOB_ID_TAG, connected, tracking_uri
 from ssl_sec.errors import Stopped, first_line
 from ssl_sec.recipes.config import TrackingConfig
+from ssl_sec.recipes.registry import RECIPES
 
 logger = logging.getLogger("ssl_sec")
 
@@ -187,13 +188,13 @@ class _Pipeline:
                 return Ended(code=Stopped.exit_code, state="stopped", metrics=metrics)
             job_id = f"{self._job_id}-{number}-{stage.job}"
             overrides = list(stage.overrides)
-            if stage.job == "probe":
+            if not RECIPES[stage.job].is_training:
                 if run_id is None:
                     return Ended(code=4, state="MLflow has no run to probe", metrics=metrics)
                 overrides.append(f"run={run_id}")
             elif parent.run_id is not None:
                 overrides.append(f"tracking.parent_run={parent.run_id}")
-            name = point.name if stage.job != "probe" else f"{point.name}-probe"
+            name = point.name if RECIPES[stage.job].is_training else f"{point.name}-{stage.job}"
             code = self._stage(job_id, stage.job, tuple(overrides), name, " ".join([*point.swept, stage.job]))
             run_id, found = self._run_of(job_id)
             metrics |= found

@@ -24,7 +24,6 @@ from ssl_sec.edges.masking import masked
 from ssl_sec.edges.overrides import assigned, understood
 from ssl_sec.edges.run.driver import new_name
 from ssl_sec.edges.run.job_values import quoted, resumed_run, values_of
-from ssl_sec.edges.run.worker import CONFIGS, Job
 from ssl_sec.edges.submit.cluster import Cluster, entrypoint, is_this_machine
 from ssl_sec.edges.submit.pipeline import Plan, Point, Stage
 from ssl_sec.edges.tracking.pages import runs_page
@@ -32,6 +31,7 @@ from ssl_sec.edges.tracking.tracker import JOB_ID_TAG, connected
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.config import TrackingConfig, TrainingConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.registry import PROBE, RECIPES
 from ssl_sec.settings import flattened, from_values, to_values
 
 # Of this process's environment, what a job needs too.
@@ -56,7 +56,7 @@ class Order:
         python: that runs the job; the name is looked up in the PATH of the cluster's head.
     """
 
-    job: Job
+    job: str
     overrides: tuple[str, ...]
     name: str | None = None
     then: str | None = None
@@ -101,7 +101,7 @@ def check(order: Order) -> None:
     passed_on()
     if order.parallel < 1:
         raise ConfigError(f"--parallel: found {order.parallel}, must be ≥ 1")
-    if order.then is not None and order.job != "pretrain":
+    if order.then is not None and not RECIPES[order.job].is_probed:
         raise ConfigError(f"--then: found {order.then!r} after {order.job}; allowed after pretrain")
     for overrides, _ in points_of(order.overrides):
         _then(order.then, checked(order.job, overrides, order.name, is_local=True))
@@ -177,7 +177,7 @@ def _stage(command: Command) -> Stage:
     return Stage(job=command.job, overrides=command.overrides)
 
 
-def checked(job: Job, overrides: Sequence[str], name: str | None, is_local: bool) -> Command:
+def checked(job: str, overrides: Sequence[str], name: str | None, is_local: bool) -> Command:
     """A command that the cluster can run: its configuration is valid, its paths absolute, its secrets none.
 
     Args:
@@ -211,18 +211,18 @@ def checked(job: Job, overrides: Sequence[str], name: str | None, is_local: bool
         given.append(assigned("output_dir", os.path.abspath(output_dir)))
     if not values.get("run_name"):
         # The folder may be out of sight from here, so that the time makes the name one of its own.
-        unnamed = from_values(CONFIGS[job], _values(job, given))
-        what = run_name_of(unnamed) if isinstance(unnamed, TrainingConfig) else "probe"
+        unnamed = from_values(RECIPES[job].config, _values(job, given))
+        what = run_name_of(unnamed) if isinstance(unnamed, TrainingConfig) else job
         given.append(f"run_name={new_name(what)}")
-    config = from_values(CONFIGS[job], _values(job, given))
+    config = from_values(RECIPES[job].config, _values(job, given))
     assert config.run_name is not None
-    recipe = config.recipe_name if isinstance(config, TrainingConfig) else "probe"
+    recipe = config.recipe_name if isinstance(config, TrainingConfig) else job
     return Command(job=job, overrides=tuple(given), name=config.run_name, recipe=recipe)
 
 
 def _values(job: str, overrides: Sequence[str]) -> dict[str, Any]:
     """What the job will run with; the run of a probe is looked up where the probe runs."""
-    return compose(job, quoted(overrides)) if job == "probe" else values_of(job, overrides)
+    return values_of(job, overrides) if RECIPES[job].is_training else compose(job, quoted(overrides))
 
 
 def passed_on() -> dict[str, str]:
@@ -293,7 +293,7 @@ def _then(then: str | None, command: Command) -> tuple[Stage, ...]:
     if then is None:
         return ()
     job, *changes = shlex.split(then)
-    if job != "probe":
+    if job != PROBE.name:
         raise ConfigError(f"--then: found {job!r}; allowed: probe")
     config = from_values(PretrainConfig, _values("pretrain", command.overrides))
     settings = {f"probe.{key}": value for key, value in flattened(to_values(config.probe)).items() if key != "enabled"}
@@ -304,8 +304,8 @@ def _then(then: str | None, command: Command) -> tuple[Stage, ...]:
         if o.startswith(("runtime", "tracking.uri=", "tracking.experiment=", "tracking.tags"))
     ]
     overrides = (*(_override(key, value) for key, value in settings.items()), *carried, *changes)
-    checked("probe", (*overrides, "run=the-one-before"), None, is_local=False)
-    return (Stage(job="probe", overrides=overrides),)
+    checked(job, (*overrides, "run=the-one-before"), None, is_local=False)
+    return (Stage(job=job, overrides=overrides),)
 
 
 def _override(key: str, value: Any) -> str:

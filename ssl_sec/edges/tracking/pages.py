@@ -5,18 +5,13 @@ import time
 from collections.abc import Mapping
 from urllib.parse import urlencode
 
+from ssl_sec.recipes.registry import RECIPES
+
 # MLflow 3 opens on its pages for language models unless it is told otherwise, in the part behind the #.
 _TRAINING = {"workflowType": "machine_learning"}
 
 _VIEW = "scores"
 _VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
-_FIGURES = {
-    "pretrain": ("probe/top1", "probe/knn_top1", "val/knn_top1"),
-    "metric_learning": ("retrieval/recall_at_1", "retrieval/nmi", "val/recall_at_1"),
-    "face": ("val/verification_accuracy", "train/verification_accuracy"),
-}
-# Beside the constraint and the seed.
-_TAGS = {"pretrain": ("probe.protocol",), "metric_learning": ("loss",), "face": ("loss",)}
 
 
 def run_page(experiment_id: str, run_id: str) -> str:
@@ -41,16 +36,16 @@ def scores_view(job: str) -> Mapping[str, str]:
     Args:
         job: whose runs are listed; of a job that trains nothing there is no such page.
     """
-    if job not in _FIGURES:
+    recipe = RECIPES.get(job)
+    if recipe is None or not recipe.figures:
         return {}
-    figures = _FIGURES[job]
     state = {
         "searchFilter": f"tags.job = '{job}'",
-        "orderByKey": f"metrics.`{figures[0]}`",
+        "orderByKey": f"metrics.`{recipe.figures[0]}`",
         "orderByAsc": False,
         "selectedColumns": [
-            *(f"metrics.`{name}`" for name in figures),
-            *(f"tags.`{name}`" for name in ("constraint", "seed", *_TAGS[job])),
+            *(f"metrics.`{name}`" for name in recipe.figures),
+            *(f"tags.`{name}`" for name in ("constraint", "seed", *recipe.tags)),
         ],
     }
     now = round(time.time() * 1000)

@@ -24,6 +24,7 @@ from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
 from ssl_sec.edges.tracking.tracker import connected, tracking_uri
 from ssl_sec.errors import ConfigError, StorageError, first_line, nearest
 from ssl_sec.recipes.config import TrackingConfig
+from ssl_sec.recipes.registry import PROBE
 from ssl_sec.training.norms import NormHistogram
 
 logger = logging.getLogger("ssl_sec")
@@ -338,7 +339,7 @@ def _archived(run: Run) -> ArchivedRun:
         started_ms=run.info.start_time or 0,
         experiment_id=str(run.info.experiment_id),
         # A pretraining may have a parent too: the sweep that it is a point of.
-        pretraining_run_id=run.data.tags.get(MLFLOW_PARENT_RUN_ID) if run.data.tags.get("job") == "probe" else None,
+        pretraining_run_id=run.data.tags.get(MLFLOW_PARENT_RUN_ID) if run.data.tags.get("job") == PROBE.name else None,
         params=run.data.params,
         metrics=run.data.metrics,
     )

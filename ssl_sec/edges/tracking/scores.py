@@ -18,7 +18,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from ssl_sec.data.config import DataConfig
 from ssl_sec.edges.folder.folder import SCORES, DataDescription
-from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.probing.config import ProbeConfig, ProbeJobConfig
 from ssl_sec.settings import to_values
 
@@ -66,7 +66,7 @@ def probe_protocol(probe: ProbeConfig, data: str, test_set: DataDescription) -> 
 
 
 def copy_probe_figures(
-    client: MlflowClient, run_id: str, trained: PretrainConfig, config: ProbeJobConfig, probe: Run
+    client: MlflowClient, run_id: str, trained: TrainingConfig, config: ProbeJobConfig, probe: Run
 ) -> None:
     """Puts a probe's figures on the run whose encoder it probed.
 
@@ -82,7 +82,9 @@ def copy_probe_figures(
     """
     protocol = probe.data.tags[PROTOCOL_TAG]
     own_data = config.data is None or _same_set(config.data, trained.data)
-    is_own = own_data and _settings(config.probe) == _settings(trained.probe)
+    is_own = (
+        own_data and trained.linear_probe is not None and _settings(config.probe) == _settings(trained.linear_probe)
+    )
     run = client.get_run(run_id)
     before = run.data.tags.get(PROTOCOL_TAG, protocol)
     group = "probe" if is_own and before == protocol else f"probe_{protocol[-9:-1]}"

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from ssl_sec.augment.config import FlipConfig
-from ssl_sec.data.config import ClassSamplerConfig, ShuffledSamplerConfig
+from ssl_sec.data.config import ClassSamplerConfig, DataConfig, ShuffledSamplerConfig
+from ssl_sec.data.image_set import ImageSet
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses.config import ClassLossConfig, NoTransformConfig, PairLossConfig, TransformConfig
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
@@ -88,3 +89,15 @@ class FaceConfig(TrainingConfig):
                 f"sampler: found 'shuffled', must be 'classes' with loss={self.loss.name}, "
                 "which needs two images of a person"
             )
+
+    @property
+    def length(self) -> int | float:
+        """Epochs of the run."""
+        return self.epochs
+
+    def open_evaluated(self, data: DataConfig) -> ImageSet:
+        """Images of a data set, the training ones: its tests are the benchmarks."""
+        return data.open("train")
+
+
+CONFIG = FaceConfig

@@ -15,7 +15,10 @@ from torch import Tensor
 
 from ssl_sec.evaluation.faces.roc import equal_error_rate, tar_at_far
 from ssl_sec.evaluation.faces.verification import best_threshold
-from ssl_sec.figures.drawing import add_grid, arm_look, draw_distribution
+from ssl_sec.figures.drawing import add_grid, arm_look, draw_distribution, message
+from ssl_sec.figures.runs import RunRecord, training_figures
+from ssl_sec.figures.training import norm_distributions, norm_distributions_figure
+from ssl_sec.training.norms import norm_histogram
 
 
 class Verification(NamedTuple):
@@ -42,6 +45,25 @@ class HardPairs(NamedTuple):
     first: UInt8[Tensor, "pairs channels height width"]
     second: UInt8[Tensor, "pairs channels height width"]
     scores: Float[Tensor, " pairs"]
+
+
+def draw(run: RunRecord) -> dict[str, Figure]:
+    """Draws curves and norms, and of the benchmarks of pairs ROCs, scores, norms and the hardest pairs."""
+    figures = training_figures(run)
+    kept = {path.stem: torch.load(path, weights_only=True) for path in run.benchmark_paths()}
+    if kept:
+        verified = {title: Verification(one["scores"], one["same"]) for title, one in kept.items()}
+        figures["roc"] = roc_figure(verified, "Benchmarks: ROC")
+        figures["scores"] = scores_figure(verified, "Benchmarks: cosines of pairs")
+        figures["benchmark_norms"] = _benchmark_norms_figure({title: one["norms"] for title, one in kept.items()})
+    for title, one in kept.items():
+        if "same_first" in one:
+            different, same = (
+                HardPairs(*(one[f"{kind}_{part}"] for part in ("first", "second", "scores")))
+                for kind in ("different", "same")
+            )
+            figures[f"hardest_{title}"] = hardest_pairs_figure(different, same, f"{title}: the hardest pairs")
+    return figures
 
 
 def roc_figure(benchmarks: Mapping[str, Verification], title: str) -> Figure:
@@ -141,3 +163,14 @@ def _show_pairs(figure: SubFigure, pairs: HardPairs, columns: int, title: str) -
         grid[0, column].set_title(f"{score:.2f}", fontsize=9)
         for axes, images in zip(grid[:, column], (pairs.first, pairs.second), strict=True):
             axes.imshow(images[column].permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=255)
+
+
+def _benchmark_norms_figure(norms: Mapping[str, torch.Tensor]) -> Figure:
+    histograms = {
+        f"{title}: {values.mean():#.3g} ± {values.std(correction=0):#.2g}": [norm_histogram(values, step=0)]
+        for title, values in norms.items()
+        if values.isfinite().all()
+    }
+    if not histograms:
+        return message("no benchmark has finite embeddings")
+    return norm_distributions_figure(*norm_distributions(histograms), "Benchmarks: norms of the embeddings")

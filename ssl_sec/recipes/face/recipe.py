@@ -42,7 +42,7 @@ class FaceStore(RunStore, Protocol):
         ...
 
 
-def recognise_faces(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
+def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     """Trains the embedding that `config` describes, measures it on the benchmarks, and leaves it in the store.
 
     Args:
@@ -50,6 +50,7 @@ def recognise_faces(config: FaceConfig, runtime: Runtime, store: FaceStore) -> N
         runtime: this worker's.
         store: the run's, shared by all workers.
     """
+    say(runtime, "loading %s", config.data.name)
     trained_on = watched = on_device(config.data.open("train"), runtime.device)
     num_channels, height, width = trained_on.image_shape
     # Opened before the training, so that what is missing is told at once.

@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from ssl_sec.augment.config import CropConfig
-from ssl_sec.data.config import SamplerConfig
+from ssl_sec.data.config import DataConfig, SamplerConfig
+from ssl_sec.data.image_set import ImageSet
 from ssl_sec.losses.config import NoTransformConfig, PairLossConfig, TransformConfig
-from ssl_sec.recipes.config import TrainingConfig
+from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.settings import (
     BelowOne,
     Count,
@@ -29,19 +30,6 @@ class RetrievalMonitorConfig(Settings, key="monitor"):
 
     every_steps: Count = 1000
     max_images: Annotated[int, Range(ge=2)] = 10_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepCheckpointConfig(Settings, key="checkpoint"):
-    """When checkpoints are saved, and how many stay.
-
-    Attributes:
-        every_steps: a checkpoint is saved after so many steps, and at the end.
-        keep_last: so many of the newest stay; older ones are deleted.
-    """
-
-    every_steps: Count = 500
-    keep_last: Count = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +70,15 @@ class MetricLearningConfig(TrainingConfig):
     monitor: RetrievalMonitorConfig = field(default_factory=RetrievalMonitorConfig)
     checkpoint: StepCheckpointConfig = field(default_factory=StepCheckpointConfig)
     evaluation: RetrievalConfig = field(default_factory=RetrievalConfig)
+
+    @property
+    def length(self) -> int | float:
+        """Steps of the run."""
+        return self.steps
+
+    def open_evaluated(self, data: DataConfig) -> ImageSet:
+        """Images of the test classes, their centres."""
+        return data.open_by_class("test", self.augment.centre_crop())
+
+
+CONFIG = MetricLearningConfig

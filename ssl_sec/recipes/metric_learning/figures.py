@@ -5,21 +5,64 @@ Everything is about directions f̂ = f / ‖f‖: embeddings may have any norm, 
 direction and are refused with a `DataError`.
 """
 
+import itertools
+import logging
 import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 from jaxtyping import Bool, UInt8
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
+from safetensors.torch import load_file
 from torch import Tensor
 
-from ssl_sec.evaluation.directions import ClassSpread, CosineDistributions, DirectionChanges, Distribution
+from ssl_sec.errors import DataError
+from ssl_sec.evaluation.directions import (
+    ClassSpread,
+    CosineDistributions,
+    DirectionChanges,
+    Distribution,
+    class_spread,
+    cosine_distributions,
+    direction_changes,
+)
 from ssl_sec.figures.drawing import GREEN, add_grid, arm_look, draw_distribution, message, percentages_between
+from ssl_sec.figures.runs import RunRecord, training_figures
+from ssl_sec.figures.training import features_figure
+
+logger = logging.getLogger(__name__)
+
 
 # Of Tol's vibrant set, which a colour-blind reader tells from the green.
 _RED = "#CC3311"
+
+
+def draw(run: RunRecord) -> dict[str, Figure]:
+    """Draws what the SEC and SFT papers show of a run: curves, norms, cosines, directions, retrieved images, spread.
+
+    Embeddings are those of the test images; directions move between those of the watched training images.
+    """
+    saved = torch.load(run.features_path, weights_only=True)
+    embeddings, labels = saved["features"], saved["labels"]
+    name = run.path.name
+    figures = training_figures(run)
+    figures["features"] = features_figure(embeddings, labels, tuple(map(str, labels.unique().tolist())), seed=0)
+    examples = torch.load(run.examples_path, weights_only=True)
+    figures["retrieved"] = retrieved_figure(examples["queries"], examples["neighbours"], examples["correct"])
+    try:
+        cosines = cosine_distributions(embeddings, labels, seed=0)
+        figures["cosines"] = cosine_distributions_figure({name: cosines}, "Test images: cosines of pairs")
+        figures["cosine_differences"] = cosine_difference_figure({name: cosines}, "Test images: triplets")
+        spread = class_spread(embeddings, labels)
+        figures["divergences"] = class_divergences_figure({name: spread}, "Test classes: divergence")
+        changes = {name: _direction_changes(run)}
+        figures["direction_changes"] = direction_changes_figure(changes, "Change of direction of the watched images")
+    except DataError as error:  # an embedding of length 0 has no direction
+        logger.warning("some pictures cannot be drawn: %s", error)
+    return figures
 
 
 def cosine_distributions_figure(arms: Mapping[str, CosineDistributions], title: str) -> Figure:
@@ -235,3 +278,12 @@ def _draw_bars(axes: Axes, values: Sequence[float]) -> None:
     axes.bar_label(bars, fmt="%.2g", padding=2, fontsize=8)
     axes.set_xticks([])
     add_grid(axes)
+
+
+def _direction_changes(run: RunRecord) -> list[DirectionChanges]:
+    changes: list[DirectionChanges] = []
+    for earlier, later in itertools.pairwise(run.watched_paths()):
+        before, after = (load_file(path)["embeddings"] for path in (earlier, later))
+        if before.shape == after.shape:  # others were watched before a resume
+            changes.append(direction_changes(before, after, int(earlier.stem), int(later.stem)))
+    return changes

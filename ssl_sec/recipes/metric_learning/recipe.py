@@ -48,7 +48,7 @@ class EmbeddingStore(RunStore, Protocol):
         ...
 
 
-def learn_metric(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -> None:
+def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -> None:
     """Trains the embedding that `config` describes, measures it on the test classes, and leaves it in the store.
 
     Args:
@@ -56,6 +56,7 @@ def learn_metric(config: MetricLearningConfig, runtime: Runtime, store: Embeddin
         runtime: this worker's.
         store: the run's, shared by all workers.
     """
+    say(runtime, "loading %s", config.data.name)
     crop, centre = config.augment.random_crop(), config.augment.centre_crop()
     trained_on = watched = on_device(config.data.open_by_class("train", crop), runtime.device)
     # Opened before the training, so that a test split that is missing is told at once.

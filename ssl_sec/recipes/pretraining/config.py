@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from ssl_sec.augment.config import AugmentConfig
+from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.losses.config import PairLossConfig
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
-from ssl_sec.recipes.probing.config import ProbeConfig
 from ssl_sec.settings import (
     Count,
     CountOrZero,
@@ -46,3 +46,22 @@ class PretrainConfig(TrainingConfig):
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
+
+    @property
+    def length(self) -> int | float:
+        """Epochs of the run."""
+        return self.epochs
+
+    @property
+    def linear_probe(self) -> ProbeConfig | None:
+        """How the encoder is probed."""
+        return self.probe
+
+    def tied_to_the_length(self) -> list[str]:
+        """The keys whose schedule is another one in a longer run."""
+        rate = "optimiser.learning_rate (a cosine over the run)"
+        is_tied = self.optimiser.schedule(1, 2) != self.optimiser.schedule(1, 3)
+        return [*([rate] if is_tied else []), *super().tied_to_the_length()]
+
+
+CONFIG = PretrainConfig

@@ -20,7 +20,7 @@ from ssl_sec.training.step import Cadence, Recipe, Runtime, image_labels, say, t
 NUM_VIEWS = 2
 
 
-def pretrain(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
+def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
     """Trains the encoder that `config` describes, and leaves its weights in the store.
 
     Args:
@@ -28,6 +28,7 @@ def pretrain(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
         runtime: this worker's.
         store: the run's, shared by all workers.
     """
+    say(runtime, "loading %s", config.data.name)
     image_set = on_device(config.data.open("train"), runtime.device)
     recipe = build_recipe(config, image_set, runtime)
     monitor = _Monitor(config, recipe.encoder, image_set, runtime)

@@ -5,8 +5,11 @@ chosen by its accuracy on the held-out tenth, its probe is trained again on the 
 is looked at once. With few labels the chosen probe stays as it is, so that it has seen no more labels than stated.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +21,7 @@ from ssl_sec.data.image_set import ImageSet, on_device, subset
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
 from ssl_sec.errors import DataError, Stopped, printable
+from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.linear_probe import (
@@ -31,7 +35,8 @@ from ssl_sec.evaluation.linear_probe import (
 )
 from ssl_sec.evaluation.splits import labelled_subset, stratified_split
 from ssl_sec.networks.convolutions import lay_out
-from ssl_sec.recipes.probing.config import ProbeConfig
+from ssl_sec.recipes.config import TrainingConfig
+from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.config import RuntimeConfig
 from ssl_sec.training.step import Request, Runtime, say
@@ -63,6 +68,53 @@ class ProbeFindings:
             "probe/learning_rate": self.probe.learning_rate,
             **held_out,
         }
+
+
+@runtime_checkable
+class ProbeStore(Protocol):
+    """Where the encoder lies that is probed, and what the probe finds is left."""
+
+    @property
+    def encoder_path(self) -> Path:
+        """The encoder's weights."""
+        ...
+
+    @property
+    def confusion_path(self) -> Path:
+        """Where the confusions of the classes are left."""
+        ...
+
+    def probed(self) -> TrainingConfig:
+        """The run whose encoder is probed."""
+        ...
+
+    def describe_data(self, image_set: ImageSet) -> None:
+        """Keeps what is to be told of the test set."""
+        ...
+
+
+def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
+    """Probes the encoder that lies in the store, and leaves what it finds there.
+
+    Args:
+        config: the probe, the same on every worker.
+        runtime: this worker's.
+        store: the probe's, shared by all workers.
+    """
+    trained = store.probed()
+    data = config.data or trained.data
+    say(runtime, "loading %s and the encoder", data.name)
+    test_set = data.open("test")
+    if runtime.rank == 0:
+        store.describe_data(test_set)
+    channels, height, width = test_set.image_shape
+    weights = replace(trained.encoder, weights=str(store.encoder_path))
+    encoder = weights.build(channels, min(height, width)).to(runtime.device)
+    findings = linear_evaluation(encoder, data, config.probe, config.runtime, runtime)
+    runtime.report(2 * config.probe.epochs, findings.metrics())
+    if runtime.rank == 0:
+        confusion = {"confusion": findings.probe.confusion.tolist(), "class_names": list(findings.class_names)}
+        store.confusion_path.write_text(json.dumps(confusion))
 
 
 def linear_evaluation(

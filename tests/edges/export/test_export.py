@@ -20,11 +20,12 @@ from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config import ExportConfig
 from ssl_sec.edges.export.export import _found, run_export
 from ssl_sec.edges.export.model_card import model_card
-from ssl_sec.edges.run.driver import run_face, run_pretraining
+from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.worker import load_encoder
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.registry import FACE, PRETRAIN
 from ssl_sec.settings import from_values
 from tests.edges.conftest import QUICK, QUICK_FACE
 
@@ -35,7 +36,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory):
     output_dir = tmp_path_factory.mktemp("runs")
     overrides = [*QUICK, "runtime=local", "probe.enabled=true", "tracking.register_model=true", "run_name=whole"]
     scaled = ["encoder.mean=[0.3]", "encoder.std=[0.2]", f"output_dir={output_dir}"]
-    return run_pretraining(from_values(PretrainConfig, compose("pretrain", [*overrides, *scaled])))
+    return run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", [*overrides, *scaled])))
 
 
 def export_config(finished, name, *overrides):
@@ -151,7 +152,7 @@ def test_the_job_tells_the_check_and_how_to_read(exported):
 def test_faces_are_exported_with_their_head_under_the_figures_of_their_benchmarks(finished, benchmarks, tmp_path: Path):
     output_dir = finished.folder.path.parent.parent
     overrides = [*QUICK_FACE, "epochs=0", "runtime=local", f"output_dir={output_dir}", benchmarks]
-    faces = run_face(from_values(FaceConfig, compose("face", overrides)))
+    faces = run_training(FACE, from_values(FaceConfig, compose("face", overrides)))
     output = tmp_path / "faces"
     exported = run_export(export_config(faces, "torchscript", f"output={output}"))
     assert exported.exportable.dim == 16

@@ -15,13 +15,14 @@ from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config import ReportConfig
 from ssl_sec.edges.report.report import make_report, run_report
-from ssl_sec.edges.run.driver import run_pretraining
+from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.tracking import runs as report_runs
 from ssl_sec.edges.tracking.tracker import connected
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.recipes.config import TrackingConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
+from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import flattened, from_values, to_values
 
 
@@ -497,7 +498,7 @@ def test_a_store_that_fails_meanwhile_is_told(store, monkeypatch):
 def test_a_real_run_is_found_whole(quick, tmp_path: Path):
     """What the driver logs is what the reports read."""
     given = [*quick, "runtime=local", "run_name=whole", "probe.enabled=true", "monitor.every_epochs=1"]
-    finished = run_pretraining(from_values(PretrainConfig, compose("pretrain", given)))
+    finished = run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", given)))
     keys = {"output_dir": str(tmp_path / "runs"), "tracking": TrackingConfig()}
     for figure in (1, 4, 6):
         report = make_report(ReportConfig(figure=figure, **keys))

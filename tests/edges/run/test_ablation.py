@@ -11,6 +11,7 @@ from ssl_sec.edges.run.ablation import run_ablation
 from ssl_sec.edges.run.driver import Finished
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.registry import RecipeRow
 
 
 def test_arms_and_seeds_make_one_table(quick, tmp_path: Path):
@@ -48,14 +49,14 @@ def trained(monkeypatch, tmp_path: Path) -> list[PretrainConfig]:
     """The configurations of the runs, which are not run."""
     configs: list[PretrainConfig] = []
 
-    def run(config: PretrainConfig) -> Finished:
+    def run(recipe: RecipeRow, config: PretrainConfig) -> Finished:
         configs.append(config)
         folder = RunFolder(tmp_path / "digits" / f"run{len(configs)}")
         folder.path.mkdir(parents=True)
         metrics = {"probe/top1": 10.0 * len(configs), "probe/top5": 99.0, "probe/knn_top1": 50.0}
         return Finished(folder=folder, uri="http://mlflow", run_id=None, experiment_id=None, metrics=metrics)
 
-    monkeypatch.setattr(ablation, "run_pretraining", run)
+    monkeypatch.setattr(ablation, "run_training", run)
     return configs
 
 

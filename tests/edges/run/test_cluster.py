@@ -11,9 +11,10 @@ import ray
 from ray.cluster_utils import Cluster
 
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.run.driver import run_pretraining
+from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.ray_runtime import run_with_ray
 from ssl_sec.errors import StorageError
+from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import to_values
 from tests.edges.run.faulty import Once, config_of, figures, folder_of, in_one_process, messages, steps_so_far
 
@@ -44,7 +45,7 @@ def cluster(monkeypatch, tmp_path_factory):
 def whole(tmp_path_factory) -> RunFolder:
     """The run of one process."""
     folder = tmp_path_factory.mktemp("whole")
-    run_pretraining(in_one_process(config_of(folder)))
+    run_training(PRETRAIN, in_one_process(config_of(folder)))
     return folder_of(folder)
 
 
@@ -68,7 +69,7 @@ def groups(run: RunFolder) -> list[set[str]]:
 
 def test_workers_on_two_nodes_give_the_curve_of_one_process(cluster, whole, tmp_path):
     cluster.add_node(num_cpus=1)
-    run_pretraining(config_of(tmp_path, *EXACT))
+    run_training(PRETRAIN, config_of(tmp_path, *EXACT))
     run = folder_of(tmp_path)
     assert [len(nodes) for nodes in groups(run)] == [2]
     assert_the_same_curve(run, whole, 8)
@@ -78,7 +79,7 @@ def test_a_lost_node_leaves_a_run_on_the_others(cluster, whole, tmp_path):
     lost = cluster.add_node(num_cpus=1)
     run = folder_of(tmp_path)
     with Once(lambda: steps_so_far(run) >= 3, lambda: cluster.remove_node(lost, allow_graceful=False)) as losing:
-        run_pretraining(config_of(tmp_path, *ELASTIC))
+        run_training(PRETRAIN, config_of(tmp_path, *ELASTIC))
     assert losing.happened
     before, after = groups(run)
     assert len(before) == 2 and len(after) == 1 and after < before
@@ -93,7 +94,7 @@ def in_the_background(config) -> threading.Thread:
 
     def go() -> None:
         with pytest.raises(Exception, match="stopped; resume it with"):
-            run_pretraining(config)
+            run_training(PRETRAIN, config)
 
     thread = threading.Thread(target=go)
     thread.start()
@@ -113,7 +114,7 @@ def stopped_after(steps: int, folder: Path) -> RunFolder:
         Once(lambda: steps_so_far(run) >= steps, run.stop_path.touch),
         pytest.raises(Exception, match="stopped; resume it with"),
     ):
-        run_pretraining(in_one_process(config_of(folder, *ENDLESS)))
+        run_training(PRETRAIN, in_one_process(config_of(folder, *ENDLESS)))
     return run
 
 

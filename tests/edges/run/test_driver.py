@@ -26,7 +26,7 @@ from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.folder.finding import trained_folder
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run import driver, running, worker
-from ssl_sec.edges.run.driver import run_pretraining, run_probe, run_replay
+from ssl_sec.edges.run.driver import run_probe, run_replay, run_training
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.summary import summary
 from ssl_sec.edges.tracking.runs import tracked_beside
@@ -36,6 +36,7 @@ from ssl_sec.networks import resnet
 from ssl_sec.recipes.config import TrackingConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
+from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values
 from ssl_sec.training.step import Request
 from tests.data.test_fingerprint import write_image
@@ -61,7 +62,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory):
     overrides = ["experiment=digits", "encoder.width=0.125", "epochs=2", "probe.epochs=5", "probe.decay_at=[0.6]"]
     overrides += ["probe.enabled=true", "run_name=whole", f"output_dir={output_dir}", "tracking.system_metrics=false"]
     overrides += ["tracking.tags={team: vision}"]
-    return run_pretraining(pretrain_config(overrides))
+    return run_training(PRETRAIN, pretrain_config(overrides))
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def test_the_use_of_the_machine_is_followed_while_a_run_trains(quick, tmp_path: 
 
     monkeypatch.setattr(worker.FolderRuntime, "report", waiting)
     changes = ["run_name=it", "log_every_steps=1", "tracking.system_metrics=true"]
-    run = run_pretraining(pretrain_config([*quick, *changes]))
+    run = run_training(PRETRAIN, pretrain_config([*quick, *changes]))
     points = figures(run.run_id)
     assert [point.step for point in points] == list(range(len(points))) and len(points) > 1
     assert all(0 <= point.value <= 100 for point in points)
@@ -297,12 +298,12 @@ def test_a_run_name_in_use_is_refused(finished):
     output_dir = finished.folder.path.parent.parent
     config = pretrain_config(["experiment=digits", "run_name=whole", f"output_dir={output_dir}"])
     with pytest.raises(ConfigError, match="already holds a run"):
-        run_pretraining(config)
+        run_training(PRETRAIN, config)
 
 
 def test_a_stopped_run_saves_says_killed_and_ends_as_if_it_had_not_stopped(quick, tmp_path: Path, monkeypatch):
     config = pretrain_config([*quick, "run_name=stopped", "log_every_steps=1"])
-    expected = run_pretraining(replace(config, run_name="unstopped", resume="auto"))  # there is none: it starts
+    expected = run_training(PRETRAIN, replace(config, run_name="unstopped", resume="auto"))  # there is none: it starts
 
     report = worker.FolderRuntime.report
 
@@ -313,7 +314,7 @@ def test_a_stopped_run_saves_says_killed_and_ends_as_if_it_had_not_stopped(quick
 
     with monkeypatch.context() as patch, pytest.raises(Stopped, match="stopped; resume it with: ") as stop:
         patch.setattr(worker.FolderRuntime, "report", interrupting)
-        run_pretraining(config)
+        run_training(PRETRAIN, config)
     run_id = (tmp_path / "runs" / "digits" / "stopped" / "mlflow_run_id").read_text()
     client = MlflowClient(expected.uri)
     killed = client.get_run(run_id)
@@ -321,7 +322,7 @@ def test_a_stopped_run_saves_says_killed_and_ends_as_if_it_had_not_stopped(quick
 
     command = shlex.split(str(stop.value).partition("with: ")[2])
     assert command[:3] == ["python", "-m", "jobs.pretrain"] and len(command) == 4
-    resumed = run_pretraining(from_values(PretrainConfig, values_of("pretrain", command[3:])))
+    resumed = run_training(PRETRAIN, from_values(PretrainConfig, values_of("pretrain", command[3:])))
     assert resumed.run_id == run_id
     ended = client.get_run(run_id)
     assert (ended.info.status, ended.data.tags["ended"]) == ("FINISHED", "finished")
@@ -347,8 +348,9 @@ def test_signals_while_a_run_stops_change_nothing(quick, tmp_path: Path, monkeyp
             patch.setattr(*patched, signal_all)
             if patched[0] is TrackedRun:
                 patch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
-            run_pretraining(
-                pretrain_config([*quick, name, "resume=auto", "log_every_steps=1", "checkpoint.every_epochs=1"])
+            run_training(
+                PRETRAIN,
+                pretrain_config([*quick, name, "resume=auto", "log_every_steps=1", "checkpoint.every_epochs=1"]),
             )
         folder = RunFolder(tmp_path / "runs" / "digits" / "told-twice")
         assert folder.restored_state(torch.device("cpu"))["step"] > 0
@@ -380,7 +382,7 @@ def test_a_run_that_is_stopped_while_its_artifacts_are_sent_is_finished_and_not_
     monkeypatch.setattr(sys, "argv", ["/usr/bin/ssl-sec"])
     config = pretrain_config([*quick, "run_name=late", "probe.enabled=true"])
     with pytest.raises(Stopped, match=r"late is finished; probe it with: ssl-sec probe run=\w+$"):
-        run_pretraining(config)
+        run_training(PRETRAIN, config)
     client = MlflowClient(f"sqlite:///{config.output_dir}/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
     assert run.info.status == "FINISHED"
@@ -403,7 +405,7 @@ def test_a_run_that_another_process_has_is_refused(quick, tmp_path: Path, monkey
         for resume in ("false", "true", "auto"):
             config = pretrain_config([*quick, "run_name=mine", f"resume={resume}"])
             with pytest.raises(ConfigError, match=f"mine is in use: process {os.getpid()} on "):
-                run_pretraining(config)
+                run_training(PRETRAIN, config)
     assert not folder.path.exists()
 
 
@@ -422,7 +424,7 @@ def test_a_run_whose_folder_is_removed_ends_with_one_line_and_is_failed(moment, 
     monkeypatch.setattr(owner, name, removing)
     config = pretrain_config([*quick, "run_name=gone", "log_every_steps=1", "checkpoint.every_epochs=1"])
     with pytest.raises(StorageError, match="output_dir: .*/digits/gone was removed during the run"):
-        run_pretraining(config)
+        run_training(PRETRAIN, config)
     client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
     assert run.info.status == "FAILED"
@@ -434,12 +436,12 @@ def test_a_resume_does_not_mind_what_a_crash_left_of_the_figures(quick, tmp_path
     config = pretrain_config([*quick, "run_name=torn", "log_every_steps=1", "checkpoint.every_epochs=1"])
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
-        run_pretraining(config)
+        run_training(PRETRAIN, config)
     folder = RunFolder(tmp_path / "runs" / "digits" / "torn")
     folder.metrics_path.write_bytes(folder.metrics_path.read_bytes() + b"\0\xff\n" + b'{"step": 1, "met')
     (folder.path / "outcome").write_bytes(b"\xff\0")
     (folder.path / "error.json").write_bytes(b"{")
-    finished = run_pretraining(replace(config, resume=True))
+    finished = run_training(PRETRAIN, replace(config, resume=True))
     losses = [record["step"] for record in folder.records() if "train/loss" in record["metrics"]]
     assert losses == list(range(len(losses))) and len(losses) == 10
     points = MlflowClient(finished.uri).get_metric_history(finished.run_id, "train/loss")
@@ -449,7 +451,7 @@ def test_a_resume_does_not_mind_what_a_crash_left_of_the_figures(quick, tmp_path
 def test_a_data_error_leaves_no_folder_and_a_failed_run(tmp_path: Path):
     overrides = ["data=folder", f"data.root={tmp_path}", "recipe=missing", f"output_dir={tmp_path / 'runs'}"]
     with pytest.raises(DataError, match="data.root must hold train"):
-        run_pretraining(pretrain_config(overrides))
+        run_training(PRETRAIN, pretrain_config(overrides))
     assert not (tmp_path / "runs" / "missing").exists()
     client = MlflowClient(f"sqlite:///{tmp_path / 'runs'}/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("missing").experiment_id])
@@ -467,7 +469,7 @@ def test_without_a_recipe_the_data_set_names_experiment_folder_and_model(tmp_pat
             write_image(tmp_path / "my flowers" / "train" / label / f"{number}.png", number)
     shutil.copytree(tmp_path / "my flowers" / "train", tmp_path / "my flowers" / "test")
     overrides = ["data=folder", f"data.root={tmp_path / 'my flowers'}", f"output_dir={tmp_path / 'runs'}", *SMALL]
-    finished = run_pretraining(pretrain_config(overrides))
+    finished = run_training(PRETRAIN, pretrain_config(overrides))
     assert finished.folder.path == tmp_path / "runs" / "my-flowers" / "my_flowers-resnet18-none-s0"
     client = MlflowClient(finished.uri)
     run = client.get_run(finished.run_id)
@@ -479,7 +481,7 @@ def test_without_a_recipe_the_data_set_names_experiment_folder_and_model(tmp_pat
 def test_training_goes_on_without_mlflow_and_the_figures_are_sent_later(quick, caplog, tmp_path: Path):
     (tmp_path / "store").write_text("a file where a folder must be")
     uri = f"sqlite:///{tmp_path}/store/mlflow.db"
-    finished = run_pretraining(pretrain_config([*quick, f"tracking.uri={uri}"]))
+    finished = run_training(PRETRAIN, pretrain_config([*quick, f"tracking.uri={uri}"]))
     assert finished.run_id is None
     records = finished.folder.records()
     assert len(records) > 2
@@ -530,7 +532,7 @@ def test_a_store_that_is_away_for_a_while_has_every_point_once_afterwards(quick,
         return log_batch(self, run_id, metrics=metrics, params=params, **options)
 
     monkeypatch.setattr(MlflowClient, "log_batch", unreliable)
-    finished = run_pretraining(pretrain_config([*quick, "log_every_steps=1"]))
+    finished = run_training(PRETRAIN, pretrain_config([*quick, "log_every_steps=1"]))
     assert len(calls) >= 2
     assert "it is tried again" in caplog.text
     history = MlflowClient(finished.uri).get_metric_history(finished.run_id, "train/loss")

@@ -20,8 +20,9 @@ from jobs.face import face
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.run.driver import run_face
+from ssl_sec.edges.run.driver import run_training
 from ssl_sec.recipes.face.config import FaceConfig
+from ssl_sec.recipes.registry import FACE
 from ssl_sec.settings import from_values
 from ssl_sec.training.checkpoint import load_checkpoint, newest_checkpoint
 from ssl_sec.training.config import LocalConfig
@@ -58,14 +59,14 @@ def config_of(folder: Path, *changes: str) -> FaceConfig:
 @pytest.fixture(scope="module")
 def whole(cluster, benchmarks, tmp_path_factory) -> RunFolder:
     """The run that nothing happens to."""
-    return run_face(config_of(tmp_path_factory.mktemp("whole"), benchmarks, EXACT)).folder
+    return run_training(FACE, config_of(tmp_path_factory.mktemp("whole"), benchmarks, EXACT)).folder
 
 
 @pytest.fixture(scope="module")
 def alone(benchmarks, tmp_path_factory) -> RunFolder:
     """The same in one process, without Ray; it holds all templates."""
     config = config_of(tmp_path_factory.mktemp("alone"), benchmarks)
-    return run_face(replace(config, runtime=LocalConfig(device="cpu", precision="float64"))).folder
+    return run_training(FACE, replace(config, runtime=LocalConfig(device="cpu", precision="float64"))).folder
 
 
 def assert_equal(run: RunFolder, other: RunFolder) -> None:
@@ -114,7 +115,7 @@ def test_a_killed_worker_changes_nothing(cluster, benchmarks, whole, tmp_path, m
         os.kill(pid, signal.SIGKILL)
 
     with Once(lambda: MOMENTS[moment](run), kill) as killing:
-        run_face(config_of(tmp_path, benchmarks, EXACT))
+        run_training(FACE, config_of(tmp_path, benchmarks, EXACT))
     assert killing.happened
     assert len(run.workers()) == 4  # both were started again, once
     assert_bit_equal(run, whole)

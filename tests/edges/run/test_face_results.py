@@ -4,8 +4,8 @@ import torch
 
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.driver import Finished
-from ssl_sec.edges.run.pictures import face_pictures
 from ssl_sec.edges.run.summary import summary
+from ssl_sec.recipes.face.figures import draw
 
 METRICS = {
     "train/loss": 1.5,
@@ -44,13 +44,13 @@ def test_pictures_of_what_benchmarks_kept(tmp_path):
     folder = RunFolder(tmp_path)
     record = {"step": 0, "metrics": {"train/loss": 1.0, "face/lfw_accuracy": 50.0}}
     folder.metrics_path.write_text(json.dumps(record) + "\n")
-    assert [path.name for path in face_pictures(folder)] == ["curves.png"]
+    assert [*draw(folder)] == ["curves"]
     kept = {"scores": torch.tensor([0.1, 0.2, 0.7]), "same": torch.tensor([False, False, True]), "norms": torch.ones(5)}
     torch.save({**kept, "norms": torch.full((5,), torch.nan)}, folder.benchmark_path("ijbc"))
     pixels = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
     pairs = {f"{kind}_{side}": pixels for kind in ("different", "same") for side in ("first", "second")}
     shown = {**pairs, "different_scores": torch.tensor([0.2]), "same_scores": torch.tensor([0.7])}
     torch.save({**kept, **shown}, folder.benchmark_path("lfw"))
-    paths = face_pictures(folder)
-    assert [path.stem for path in paths] == ["curves", "roc", "scores", "benchmark_norms", "hardest_lfw"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    figures = draw(folder)
+    assert [*figures] == ["curves", "roc", "scores", "benchmark_norms", "hardest_lfw"]
+    assert all(figure.axes for figure in figures.values())

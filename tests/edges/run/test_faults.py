@@ -19,8 +19,9 @@ from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file
 
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.run.driver import run_pretraining
+from ssl_sec.edges.run.driver import run_training
 from ssl_sec.errors import Stopped, StorageError, UserError
+from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.training.checkpoint import load_checkpoint, newest_checkpoint
 from tests.data.files import encode, noise, write_folder
 from tests.edges.run.faulty import RUN, Once, config_of, figures, folder_of, in_one_process, messages, steps_so_far
@@ -40,7 +41,7 @@ def cluster():
 def whole(cluster, tmp_path_factory) -> RunFolder:
     """The run that nothing happens to."""
     folder = tmp_path_factory.mktemp("whole")
-    run_pretraining(config_of(folder))
+    run_training(PRETRAIN, config_of(folder))
     return folder_of(folder)
 
 
@@ -73,7 +74,7 @@ MOMENTS: dict[str, Callable[[RunFolder], bool]] = {
 def test_a_killed_worker_changes_nothing(cluster, whole, tmp_path, rank, moment):
     run = folder_of(tmp_path)
     with Once(lambda: MOMENTS[moment](run), lambda: kill(run, rank)) as killing:
-        run_pretraining(config_of(tmp_path))
+        run_training(PRETRAIN, config_of(tmp_path))
     assert killing.happened
     assert len(run.workers()) == 4  # both were started again, once
     assert_bit_equal(run, whole)
@@ -106,7 +107,7 @@ def stopped_after_two_epochs(folder: Path, *changes: str) -> RunFolder:
         Once(lambda: (run.checkpoints_path / "step-000000004").exists(), lambda: run.stop_path.touch()) as stopping,
         pytest.raises(Exception, match="stopped; resume it with"),
     ):
-        run_pretraining(config_of(folder, *changes))
+        run_training(PRETRAIN, config_of(folder, *changes))
     assert stopping.happened
     return run
 
@@ -130,7 +131,7 @@ def test_a_damaged_checkpoint_is_skipped_and_the_one_before_is_used(cluster, who
     run = stopped_after_two_epochs(tmp_path)
     newest = newest_checkpoint(run.checkpoints_path).path
     damage(newest, kind)
-    run_pretraining(config_of(tmp_path, "resume=true"))
+    run_training(PRETRAIN, config_of(tmp_path, "resume=true"))
     assert_bit_equal(run, whole)
     assert f"{newest.name}: " in capsys.readouterr().err + caplog.text
 
@@ -141,7 +142,7 @@ def test_damage_to_all_checkpoints_stops_the_run_and_starts_nothing(cluster, tmp
         damage(path, "cut")
     before = len(run.workers())
     with pytest.raises(StorageError, match="no whole checkpoint in .*step-000000004: state.pt has ") as caught:
-        run_pretraining(config_of(tmp_path, "resume=true"))
+        run_training(PRETRAIN, config_of(tmp_path, "resume=true"))
     assert caught.value.exit_code == 4
     assert before < len(run.workers()) <= before + 2  # nobody tried again; the other worker may have come too late
 
@@ -149,7 +150,7 @@ def test_damage_to_all_checkpoints_stops_the_run_and_starts_nothing(cluster, tmp
 def test_a_run_that_diverges_stops_on_all_workers_and_is_not_tried_again(cluster, tmp_path):
     start = time.monotonic()
     with pytest.raises(UserError, match=r"training diverged: .* at step \d.*; (no|the last good) checkpoint") as caught:
-        run_pretraining(config_of(tmp_path, "optimiser.learning_rate=1e6", "optimiser.weight_decay=1000"))
+        run_training(PRETRAIN, config_of(tmp_path, "optimiser.learning_rate=1e6", "optimiser.weight_decay=1000"))
     assert caught.value.exit_code == 1
     assert time.monotonic() - start < 60
     told = (
@@ -162,7 +163,7 @@ def test_twenty_kills_at_random_moments_of_one_run_change_nothing(cluster, tmp_p
     """Failures are counted since the newest checkpoint, so that three in a row suffice for twenty in all."""
     longer = ("epochs=24", "monitor.every_epochs=24")
     undisturbed = tmp_path_factory.mktemp("longer")
-    run_pretraining(config_of(undisturbed, *longer))
+    run_training(PRETRAIN, config_of(undisturbed, *longer))
     draws = random.Random(20)
     run = folder_of(tmp_path)
     moments = sorted(draws.sample(range(1, 46), 20))
@@ -179,7 +180,7 @@ def test_twenty_kills_at_random_moments_of_one_run_change_nothing(cluster, tmp_p
             kill(run, rank)
 
     with Once(lambda: True, twenty_kills) as killing:
-        run_pretraining(config_of(tmp_path, *longer))
+        run_training(PRETRAIN, config_of(tmp_path, *longer))
     assert killing.happened
     assert len(run.workers()) == 2 * 21
     assert_bit_equal(run, folder_of(undisturbed))
@@ -189,7 +190,7 @@ def test_a_worker_that_hangs_is_named_and_the_run_goes_on(cluster, whole, tmp_pa
     run = folder_of(tmp_path)
     stopped: list[int] = []
     with Once(lambda: steps_so_far(run) >= 3, lambda: stopped.append(kill(run, 1, signal.SIGSTOP))) as hanging:
-        run_pretraining(config_of(tmp_path, "runtime.timeout_s=10"))
+        run_training(PRETRAIN, config_of(tmp_path, "runtime.timeout_s=10"))
     assert hanging.happened
     assert not Path(f"/proc/{stopped[0]}").exists()
     assert "Timed out waiting" in messages(run)
@@ -210,7 +211,7 @@ def test_a_run_that_fails_without_getting_on_is_given_up(cluster, tmp_path):
         Once(lambda: len(run.workers()) == 2, kill_twice),
         pytest.raises(UserError, match="2 failures without a checkpoint, runtime.max_failures allows 1; what workers"),
     ):
-        run_pretraining(config_of(tmp_path, "runtime.max_failures=1"))
+        run_training(PRETRAIN, config_of(tmp_path, "runtime.max_failures=1"))
     assert len(run.workers()) == 4
     assert (
         "worker 1: its process died (killed by SIGKILL, or out of memory); the workers are started again"
@@ -224,12 +225,12 @@ def test_sigterm_saves_stops_and_is_told_to_mlflow(cluster, whole, tmp_path):
         Once(lambda: steps_so_far(run) >= 3, lambda: os.kill(os.getpid(), signal.SIGTERM)) as terminating,
         pytest.raises(Stopped, match="resume it with: python -m jobs.pretrain resume=.*it"),
     ):
-        run_pretraining(config_of(tmp_path))
+        run_training(PRETRAIN, config_of(tmp_path))
     assert terminating.happened
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     run_id = run.run_id_path.read_text()
     assert client.get_run(run_id).info.status == "KILLED"
-    run_pretraining(config_of(tmp_path, "resume=true"))
+    run_training(PRETRAIN, config_of(tmp_path, "resume=true"))
     assert_bit_equal(run, whole)
     assert client.get_run(run_id).info.status == "FINISHED"
     assert [point.step for point in client.get_metric_history(run_id, "train/loss")] == list(range(8))
@@ -238,9 +239,9 @@ def test_sigterm_saves_stops_and_is_told_to_mlflow(cluster, whole, tmp_path):
 def test_a_stopped_run_goes_on_with_four_workers(cluster, tmp_path_factory, tmp_path):
     exact = ("runtime.precision=float64",)
     undisturbed = tmp_path_factory.mktemp("exact")
-    run_pretraining(in_one_process(config_of(undisturbed)))
+    run_training(PRETRAIN, in_one_process(config_of(undisturbed)))
     run = stopped_after_two_epochs(tmp_path, *exact)
-    run_pretraining(config_of(tmp_path, *exact, "runtime.num_workers=4", "resume=true"))
+    run_training(PRETRAIN, config_of(tmp_path, *exact, "runtime.num_workers=4", "resume=true"))
     assert [worker["world_size"] for worker in run.workers()] == [2, 2, 4, 4, 4, 4]
     curves = [{(step, name): value for step, name, value in figures(each)} for each in (run, folder_of(undisturbed))]
     assert curves[0] == pytest.approx(curves[1], rel=1e-8)
@@ -257,7 +258,7 @@ def test_storage_that_fails_stops_the_run_at_once(cluster, tmp_path):
         Once(lambda: len(run.workers()) == 2, spoil) as spoiling,
         pytest.raises(StorageError, match="^checkpoint of step 2: cannot be written to .*checkpoints: ") as caught,
     ):
-        run_pretraining(config_of(tmp_path))
+        run_training(PRETRAIN, config_of(tmp_path))
     assert spoiling.happened
     assert caught.value.exit_code == 4
     assert len(run.workers()) == 2  # nobody tried again
@@ -296,7 +297,7 @@ def test_a_worker_that_crashes_is_named_with_its_signal_and_mlflow_says_so(clust
             UserError, match="worker 1: its process was killed by SIGSEGV, a crash in native code; where it was"
         ),
     ):
-        run_pretraining(config_of(tmp_path, "runtime.max_failures=0"))
+        run_training(PRETRAIN, config_of(tmp_path, "runtime.max_failures=0"))
     assert killing.happened
     told = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(run.run_id_path.read_text())
     assert told.info.status == "FAILED"
@@ -315,7 +316,7 @@ def test_a_run_whose_folder_is_removed_ends_with_one_line_and_is_failed(cluster,
         Once(lambda: steps_so_far(run) >= 3, remove) as removing,
         pytest.raises(StorageError, match="output_dir: .*/digits/it was removed during the run") as caught,
     ):
-        run_pretraining(config_of(tmp_path, "epochs=200"))
+        run_training(PRETRAIN, config_of(tmp_path, "epochs=200"))
     assert removing.happened
     assert caught.value.exit_code == 4
     assert MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(run_ids[0]).info.status == "FAILED"

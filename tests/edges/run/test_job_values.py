@@ -15,11 +15,12 @@ from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import stored_values
-from ssl_sec.edges.run.driver import run_pretraining
+from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.job_values import cluster_address, quoted, values_of
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
+from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values, to_values
 from tests.edges.conftest import QUICK
 
@@ -30,7 +31,7 @@ SETTINGS = ("probe.learning_rates=[0.01,0.1]", "probe.epochs=8", "probe.labels_p
 def finished(tmp_path_factory: pytest.TempPathFactory):
     """A run whose probe has settings of its own."""
     given = [*QUICK, *SETTINGS, "runtime=local", "run_name=whole", f"output_dir={tmp_path_factory.mktemp('runs')}"]
-    return run_pretraining(from_values(PretrainConfig, compose("pretrain", given)))
+    return run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", given)))
 
 
 @pytest.fixture

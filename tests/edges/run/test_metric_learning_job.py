@@ -12,12 +12,13 @@ from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config import ExportConfig, ReplayConfig
 from ssl_sec.edges.export.export import run_export
-from ssl_sec.edges.run.driver import run_metric_learning, run_probe, run_replay
+from ssl_sec.edges.run.driver import run_probe, run_replay, run_training
 from ssl_sec.edges.run.summary import summary
 from ssl_sec.edges.run.worker import load_encoder, load_head
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
+from ssl_sec.recipes.registry import METRIC_LEARNING
 from ssl_sec.settings import from_values
 
 QUICK = (
@@ -39,7 +40,7 @@ def config_of(*overrides: str) -> MetricLearningConfig:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory):
     """A run with its registered model."""
-    return run_metric_learning(config_of("run_name=it", f"output_dir={tmp_path_factory.mktemp('runs')}"))
+    return run_training(METRIC_LEARNING, config_of("run_name=it", f"output_dir={tmp_path_factory.mktemp('runs')}"))
 
 
 @pytest.fixture(scope="module")

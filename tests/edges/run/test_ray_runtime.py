@@ -10,10 +10,11 @@ import pytest
 
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.run.cpu import ENVIRONMENT
-from ssl_sec.edges.run.driver import run_pretraining
+from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.ray_runtime import connect, scaling_for, shortage, workers_in_words
 from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values
 from ssl_sec.training.config import RayConfig
 
@@ -42,8 +43,8 @@ def train_workers() -> list[psutil.Process]:
 @pytest.mark.distributed
 def test_two_workers_give_the_curve_of_one(cluster, quick, probed):
     exact = [*quick, "log_every_steps=1", "runtime.precision=float64", f"probe.enabled={probed}", "data.max_images=512"]
-    two = run_pretraining(config_of(*exact, *TWO_WORKERS))
-    one = run_pretraining(config_of(*exact, "runtime=local", "run_name=one"))
+    two = run_training(PRETRAIN, config_of(*exact, *TWO_WORKERS))
+    one = run_training(PRETRAIN, config_of(*exact, "runtime=local", "run_name=one"))
     for key in ("train/loss", "train/norm_std", "val/knn_top1", *(("probe/top1", "probe/loss") if probed else ())):
         assert two.metrics[key] == pytest.approx(one.metrics[key], rel=1e-8), key
     curves = [
@@ -58,8 +59,8 @@ def test_two_workers_give_the_curve_of_one(cluster, quick, probed):
 @pytest.mark.distributed
 def test_a_workers_data_error_reaches_the_user_as_it_was(cluster, quick, tmp_path: Path):
     with pytest.raises(DataError, match="no such folder; data.root must hold") as caught:
-        run_pretraining(
-            config_of("data=folder", f"data.root={tmp_path / 'none'}", f"output_dir={tmp_path}", *TWO_WORKERS)
+        run_training(
+            PRETRAIN, config_of("data=folder", f"data.root={tmp_path / 'none'}", f"output_dir={tmp_path}", *TWO_WORKERS)
         )
     assert caught.value.exit_code == 3
 
@@ -84,7 +85,7 @@ def test_a_stop_saves_on_all_workers(cluster, quick, monkeypatch):
     thread.start()
     try:
         with pytest.raises(Stopped, match="resume it with: python -m jobs.pretrain resume=.*endless"):
-            run_pretraining(config)
+            run_training(PRETRAIN, config)
     finally:
         waiting.clear()
         thread.join()

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import stored_values
-from ssl_sec.edges.run.driver import run_metric_learning
+from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.resuming import resume_run
-from ssl_sec.edges.run.worker import CONFIGS
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.registry import METRIC_LEARNING, RECIPES
 from ssl_sec.settings import from_values, to_values
 from tests.edges.conftest import QUICK, QUICK_FACE
 from tests.edges.run.faulty import folder_of, steps_so_far
@@ -37,7 +37,7 @@ RETRIEVAL = (
 
 
 def config_of(job, *overrides):
-    return from_values(CONFIGS[job], compose(job, [*overrides, "run_name=it"]))
+    return from_values(RECIPES[job].config, compose(job, [*overrides, "run_name=it"]))
 
 
 def folder_with(path: Path, config) -> RunFolder:
@@ -60,9 +60,9 @@ def folder_with(path: Path, config) -> RunFolder:
 def test_a_finished_run_whose_schedules_do_not_know_its_length_can_be_made_longer(job, given, length, tmp_path):
     config = config_of(job, *given)
     folder = folder_with(tmp_path, config)
-    assert not resume_run(job, folder, config)
+    assert not resume_run(RECIPES[job], folder, config)
     assert folder.is_complete
-    assert resume_run(job, folder, replace(config, **length))
+    assert resume_run(RECIPES[job], folder, replace(config, **length))
     assert not folder.is_complete
     assert stored_values(folder.config_path).items() >= length.items()
 
@@ -81,7 +81,7 @@ def test_a_run_that_cannot_be_as_long_as_asked_is_refused_with_the_reason(job, g
     config = config_of(job, *given)
     folder = folder_with(tmp_path, config)
     with pytest.raises(ConfigError, match=f"^{next(iter(length))}: found .*{message}"):
-        resume_run(job, folder, replace(config, **length))
+        resume_run(RECIPES[job], folder, replace(config, **length))
     assert folder.is_complete
 
 
@@ -92,20 +92,20 @@ def test_what_version_0_1_did_not_have_does_not_hinder_a_resume(tmp_path):
     values["probe"]["decay_epochs"] = [values["probe"].pop("decay_at") and 3]
     del values["monitor"]
     folder.start(values)
-    assert resume_run("pretrain", folder, config)
+    assert resume_run(RECIPES["pretrain"], folder, config)
     with pytest.raises(ConfigError, match="seed: found 1, but the run to resume has 0"):
-        resume_run("pretrain", folder, replace(config, seed=1))
+        resume_run(RECIPES["pretrain"], folder, replace(config, seed=1))
 
 
 @pytest.mark.slow
 def test_a_run_that_was_made_longer_ends_as_if_it_had_been_so_from_the_start(tmp_path):
     def run(name: str, steps: int):
         given = [*RETRIEVAL, f"steps={steps}", f"run_name={name}", f"output_dir={tmp_path}"]
-        return run_metric_learning(from_values(MetricLearningConfig, compose("metric_learning", given)))
+        return run_training(METRIC_LEARNING, from_values(MetricLearningConfig, compose("metric_learning", given)))
 
     long, short = run("long", 12), run("short", 6)
     values = values_of("metric_learning", [f"resume={short.folder.path}", "steps=12"])
-    longer = run_metric_learning(from_values(MetricLearningConfig, values))
+    longer = run_training(METRIC_LEARNING, from_values(MetricLearningConfig, values))
     weights, wanted = load_file(longer.folder.encoder_path), load_file(long.folder.encoder_path)
     assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
     assert longer.metrics["retrieval/recall_at_1"] == long.metrics["retrieval/recall_at_1"]
@@ -145,4 +145,4 @@ def test_the_command_that_a_stopped_run_prints_resumes_it(tmp_path):
 def test_a_run_made_by_hand_needs_a_run_to_resume(tmp_path):
     config = from_values(PretrainConfig, compose("pretrain", [*QUICK, "run_name=none", "resume=true"]))
     with pytest.raises(ConfigError, match="none holds no run; allowed: resume=auto or false"):
-        resume_run("pretrain", RunFolder(tmp_path / "digits" / "none"), config)
+        resume_run(RECIPES["pretrain"], RunFolder(tmp_path / "digits" / "none"), config)

@@ -7,10 +7,11 @@ import pytest
 from PIL import Image
 
 from ssl_sec.edges.composition.compose import compose
-from ssl_sec.edges.run.driver import run_face, run_pretraining
+from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.tracking.pages import scores_page
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.registry import FACE, PRETRAIN
 from ssl_sec.settings import from_values
 from tests.edges.conftest import QUICK, QUICK_FACE
 from tests.edges.servers import mlflow_server
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.slow
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     overrides = (*QUICK, "runtime=local", f"output_dir={folder}", "run_name=seen", "log_every_steps=1")
-    return run_pretraining(from_values(PretrainConfig, compose("pretrain", overrides)))
+    return run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", overrides)))
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def face_run(run, benchmarks):
     """A run of faces in the same store."""
     folder = run.folder.path.parents[1]
     overrides = (*QUICK_FACE, "runtime=local", f"output_dir={folder}", "run_name=faces", benchmarks)
-    return run_face(from_values(FaceConfig, compose("face", overrides)))
+    return run_training(FACE, from_values(FaceConfig, compose("face", overrides)))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,15 @@
+"""What a linear evaluation shows."""
+
+import json
+
+import torch
+from matplotlib.figure import Figure
+
+from ssl_sec.figures.runs import RunRecord
+from ssl_sec.figures.training import confusion_figure
+
+
+def draw(run: RunRecord) -> dict[str, Figure]:
+    """Draws the confusion matrix."""
+    told = json.loads(run.confusion_path.read_text())
+    return {"confusion": confusion_figure(torch.tensor(told["confusion"]), tuple(told["class_names"]))}

@@ -1,0 +1,176 @@
+"""All recipes, a row each: what the edges know of one stands here and in its package.
+
+A package has `config.CONFIG`, the dataclass of a run; `recipe.run`, which each worker calls; and `figures.draw`. They
+are imported when they are first used: this module itself imports neither torch nor matplotlib.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ssl_sec.figures.runs import RunRecord
+    from ssl_sec.recipes.config import RunConfig
+    from ssl_sec.training.step import Runtime
+
+
+@runtime_checkable
+class Run(Protocol):
+    """What a worker does: it trains or measures what the configuration describes, and leaves results in the store."""
+
+    def __call__(self, config: Any, runtime: "Runtime", store: Any) -> None:
+        """Does it."""
+        ...
+
+
+@runtime_checkable
+class Draw(Protocol):
+    """The figures of a finished run, by the name of their file."""
+
+    def __call__(self, run: "RunRecord", /) -> "dict[str, Figure]":
+        """Draws them."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeRow:
+    """What the edges know of a recipe.
+
+    Attributes:
+        name: of its command, of `configs/<name>.yaml` and of the tag `job` of its runs.
+        about: what it is, in a line of the help.
+        package: where its `config`, `recipe` and `figures` are.
+        examples: of its command line, without the command, each with what it does.
+        usage: what follows the command in its help.
+        is_training: whether it trains an encoder, which can be resumed, probed, exported and registered.
+        unit: of which its length is counted; the key of the length is the plural.
+        last_artifact: the file that is sent to MLflow last.
+        leaves_head: whether the head belongs to the trained network.
+        score: the figure by which a checkpoint is judged while it trains.
+        figures: of a run that MLflow's view of the scores shows, the one that orders it first.
+        tags: that the view shows, beside constraint and seed.
+        paper_figure: the figure that stands beside an experiment in the help, and its title there.
+        network: what the trained network is, for its model card; {} is its dimension.
+        hub_tags: of the model card.
+        is_probed: whether linear probes say what the encoder is worth.
+    """
+
+    name: str
+    about: str
+    package: str
+    examples: tuple[tuple[str, str], ...]
+    usage: str = "[group=option ...] [key=value ...]"
+    is_training: bool = True
+    unit: Literal["epoch", "step"] = "epoch"
+    last_artifact: str = "encoder.safetensors"
+    leaves_head: bool = False
+    score: str | None = None
+    figures: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    paper_figure: tuple[str, str] | None = None
+    network: str = ""
+    hub_tags: tuple[str, ...] = ()
+    is_probed: bool = False
+
+    @property
+    def length(self) -> str:
+        """The key of the run's length."""
+        return f"{self.unit}s"
+
+    @property
+    def network_files(self) -> tuple[str, ...]:
+        """The files that hold the trained network."""
+        return ("encoder.safetensors", "head.safetensors") if self.leaves_head else ("encoder.safetensors",)
+
+    @property
+    def config(self) -> "type[RunConfig]":
+        """The dataclass of a run."""
+        return import_module(f"{self.package}.config").CONFIG
+
+    @property
+    def run(self) -> Run:
+        """What one worker does."""
+        return import_module(f"{self.package}.recipe").run
+
+    @property
+    def draw(self) -> Draw:
+        """What draws the figures of a finished run."""
+        return import_module(f"{self.package}.figures").draw
+
+
+PRETRAIN = RecipeRow(
+    name="pretrain",
+    about="Contrastive pretraining, with a linear probe if asked for.",
+    package="ssl_sec.recipes.pretraining",
+    examples=(
+        ("experiment=digits runtime=local", "in seconds on a CPU"),
+        ("data=folder data.root=<folder> data.image_size_px=64", "your images"),
+        ("experiment=cifar10_sec_100 probe.enabled=true", "a row of SEC's Table 5"),
+        ("data=folder encoder=timm --help", "the keys of some options"),
+    ),
+    score="val/knn_top1",
+    figures=("probe/top1", "probe/knn_top1", "val/knn_top1"),
+    tags=("probe.protocol",),
+    paper_figure=("probe/top1", "top-1 %"),
+    network="An image encoder, pretrained without labels by a contrastive loss; {} features an image.",
+    hub_tags=("self-supervised-learning", "contrastive-learning"),
+    is_probed=True,
+)
+PROBE = RecipeRow(
+    name="probe",
+    about="Linear evaluation of the encoder of a pretraining run.",
+    package="ssl_sec.recipes.probing",
+    examples=(
+        ("run=<id>", "the run's own data set"),
+        ("run=<id> data=cifar100 data.root=<folder>", "another one"),
+    ),
+    usage="run=<MLflow run id> [group=option ...] [key=value ...]",
+    is_training=False,
+    last_artifact="confusion.json",
+)
+METRIC_LEARNING = RecipeRow(
+    name="metric_learning",
+    about="Deep metric learning, measured on classes that it has not seen.",
+    package="ssl_sec.recipes.metric_learning",
+    examples=(
+        ("experiment=digits_retrieval runtime=local", "in under a minute on a CPU"),
+        ("experiment=cars196_triplet_sec data.root=<folder>", "a row of SEC's Table 10"),
+        ("data=folder encoder=timm --help", "the keys of some options"),
+    ),
+    unit="step",
+    leaves_head=True,
+    score="val/recall_at_1",
+    figures=("retrieval/recall_at_1", "retrieval/nmi", "val/recall_at_1"),
+    tags=("loss",),
+    paper_figure=("retrieval/recall_at_1", "R@1 %"),
+    network="An embedding of images by deep metric learning, in {} dimensions: two of one class are to have a greater "
+    "cosine than two of different classes, also where no class was trained on.",
+    hub_tags=("metric-learning", "image-retrieval"),
+)
+FACE = RecipeRow(
+    name="face",
+    about="Face recognition, measured on benchmarks of verification and identification.",
+    package="ssl_sec.recipes.face",
+    examples=(
+        ("experiment=casia_arcface_sec data.root=<folder>", "a row of SEC's Table 11"),
+        ("data=folder encoder=ir50 --help", "the keys of some options"),
+    ),
+    leaves_head=True,
+    score="val/verification_accuracy",
+    figures=("val/verification_accuracy", "train/verification_accuracy"),
+    tags=("loss",),
+    paper_figure=("face/lfw_accuracy", "LFW %"),
+    network="An embedding of aligned faces in {} dimensions: two of one person are to have a greater cosine than two "
+    "of different people, whom it was not trained on.",
+    hub_tags=("metric-learning", "face-recognition"),
+)
+
+RECIPES: Mapping[str, RecipeRow] = {row.name: row for row in (PRETRAIN, PROBE, METRIC_LEARNING, FACE)}
+
+
+def trainings() -> tuple[str, ...]:
+    """The names of the recipes that train an encoder."""
+    return tuple(name for name, row in RECIPES.items() if row.is_training)
