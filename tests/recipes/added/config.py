@@ -1,0 +1,25 @@
+from dataclasses import dataclass, field
+
+from ssl_sec.augment.config import FlipConfig
+from ssl_sec.losses.config import SoftmaxConfig
+from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
+from ssl_sec.settings import CountOrZero
+from ssl_sec.training.config import OptimiserConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifyConfig(TrainingConfig):
+    """A classification."""
+
+    augment: FlipConfig
+    loss: SoftmaxConfig
+    optimiser: OptimiserConfig
+    epochs: CountOrZero
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    @property
+    def length(self) -> int | float:
+        return self.epochs
+
+
+CONFIG = ClassifyConfig
