@@ -21,12 +21,14 @@ from ssl_sec.settings import Range
 
 
 class AngularLoss(Loss):
-    """The angular loss on normalised rows (Eq. 8); the mean over rows, each an anchor once.
+    """Angular loss (Eq. 8).
+
+    The angular loss on normalised rows (Eq. 8); the mean over rows, each an anchor once.
 
     The positive is the first other row of the class; a row without one contributes 0.
 
     Args:
-        alpha_degrees: α, in (0, 90).
+        alpha_degrees: α in (0, 90), the largest angle at the negative.
     """
 
     _shown = ("alpha_degrees",)
@@ -52,11 +54,13 @@ class AngularLoss(Loss):
 
 
 class NPairAngularLoss(Loss):
-    """N-pair loss on raw rows + λ · angular loss on normalised rows (Eq. 9).
+    """N-pair + angular loss (angular loss, Eq. 9).
+
+    N-pair loss on raw rows + λ · angular loss on normalised rows (Eq. 9).
 
     Args:
-        alpha_degrees: α, in (0, 90).
-        weight: λ ≥ 0.
+        alpha_degrees: α in (0, 90), the largest angle at the negative.
+        weight: λ ≥ 0, of the angular loss beside N-pair.
     """
 
     _shown = ("weight",)

@@ -1,8 +1,9 @@
-"""The losses as values of a run; each checks itself by building what it describes."""
+"""The losses as values of a run: each is declared by the constructor of its class, and checks itself by building it."""
 
-from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Literal
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, make_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, get_type_hints
 
 import torch
 from jaxtyping import Int64
@@ -12,10 +13,42 @@ from ssl_sec import losses
 from ssl_sec.errors import ConfigError
 from ssl_sec.settings import Count, Settings
 
+# Those whose rows of one label are positives of each other.
+PAIR_LOSSES: Mapping[str, type[losses.Loss]] = {
+    "ntxent": losses.NTXentLoss,
+    "contrastive": losses.ContrastiveLoss,
+    "triplet": losses.TripletLoss,
+    "semihard": losses.SemihardTripletLoss,
+    "npair_normalized": losses.NormalizedNPairLoss,
+    "npair": losses.NPairLoss,
+    "multi_similarity": losses.MultiSimilarityLoss,
+    "lifted_structure": losses.LiftedStructureLoss,
+    "ranked_list": losses.RankedListLoss,
+    "angular": losses.AngularLoss,
+    "npair_angular": losses.NPairAngularLoss,
+}
+# Those that have something for each class of the data.
+CLASS_LOSSES: Mapping[str, type[losses.Loss]] = {
+    "softmax": losses.SoftmaxLoss,
+    "l2softmax": losses.L2SoftmaxLoss,
+    "modified_softmax": losses.ModifiedSoftmaxLoss,
+    "normface": losses.NormFaceLoss,
+    "sphereface": losses.SphereFaceLoss,
+    "cosface": losses.CosFaceLoss,
+    "arcface": losses.ArcFaceLoss,
+    "c_contrastive": losses.CContrastiveLoss,
+    "c_triplet": losses.CTripletLoss,
+    "center": losses.CenterLoss,
+}
+# What the data and the network decide.
+_SIZES = ("num_classes", "dim")
 
-@dataclass(frozen=True, kw_only=True)
+
 class _LossConfig(Settings, key="loss"):
     """A loss that needs no classes: rows of one label are positives of each other."""
+
+    loss: ClassVar[type[losses.Loss]]
+    name: str
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -24,14 +57,16 @@ class _LossConfig(Settings, key="loss"):
         except ValueError as error:
             raise ConfigError(f"loss.{error}") from None
 
-    @abstractmethod
     def build(self) -> losses.Loss:
         """The loss."""
+        return self.loss(**_parameters(self))
 
 
-@dataclass(frozen=True, kw_only=True)
 class _ClassLossConfig(Settings, key="loss"):
     """A loss with something for each class of the data."""
+
+    loss: ClassVar[type[losses.Loss]]
+    name: str
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,386 +77,41 @@ class _ClassLossConfig(Settings, key="loss"):
         except ValueError as error:
             raise ConfigError(f"loss.{error}") from None
 
-    @abstractmethod
     def build(self, num_classes: int, dim: int) -> losses.Loss:
         """The loss for so many classes and embeddings of `dim`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NTXentConfig(_LossConfig):
-    """NT-Xent (SimCLR, Eq. 1); see `ssl_sec.losses.NTXentLoss`.
-
-    Attributes:
-        temperature: T, which the similarities are divided by, > 0.
-    """
-
-    name: Literal["ntxent"] = "ntxent"
-    temperature: float = 0.5
-
-    def build(self) -> losses.Loss:
-        """The loss."""
-        return losses.NTXentLoss(temperature=self.temperature)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContrastiveConfig(_LossConfig):
-    """Contrastive loss (NormFace, Eq. 7); see `ssl_sec.losses.ContrastiveLoss`.
-
-    Attributes:
-        margin: m ≥ 0, a squared distance beyond which negatives are left alone.
-    """
-
-    name: Literal["contrastive"] = "contrastive"
-    margin: float = 1.0
-
-    def build(self) -> losses.Loss:
-        """The loss."""
-        return losses.ContrastiveLoss(margin=self.margin)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TripletConfig(_LossConfig):
-    """All triplets of the batch (SEC, Eq. 2); see `ssl_sec.losses.TripletLoss`.
-
-    Attributes:
-        margin: m ≥ 0, by which negatives must be farther than positives, in squared distances.
-    """
-
-    name: Literal["triplet"] = "triplet"
-    margin: float = 1.0
-
-    def build(self) -> losses.Loss:
-        """The loss."""
-        return losses.TripletLoss(margin=self.margin)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SemihardConfig(_LossConfig):
-    """Semihard triplets (FaceNet; SEC, Eq. 2); see `ssl_sec.losses.SemihardTripletLoss`.
-
-    Attributes:
-        margin: m ≥ 0, by which negatives must be farther than positives, in squared distances.
-    """
-
-    name: Literal["semihard"] = "semihard"
-    margin: float = 0.2
-
-    def build(self) -> losses.Loss:
-        """The loss."""
-        return losses.SemihardTripletLoss(margin=self.margin)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NormalizedNPairConfig(_LossConfig):
-    """Normalised N-pair (SEC, Eq. 3); see `ssl_sec.losses.NormalizedNPairLoss`.
-
-    Attributes:
-        scale: s, which multiplies the cosines, > 0.
-    """
-
-    name: Literal["npair_normalized"] = "npair_normalized"
-    scale: float = 25.0
-
-    def build(self) -> losses.Loss:
-        """The loss."""
-        return losses.NormalizedNPairLoss(scale=self.scale)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NPairConfig(_LossConfig):
-    """N-pair on raw rows (angular loss, Eq. 10); see `ssl_sec.losses.NPairLoss`."""
-
-    name: Literal["npair"] = "npair"
-
-    def build(self) -> losses.Loss:
-        """The loss."""
-        return losses.NPairLoss()
-
-
-@dataclass(frozen=True, kw_only=True)
-class MultiSimilarityConfig(_LossConfig):
-    """Multi-similarity (Wang et al. 2019); see `ssl_sec.losses.MultiSimilarityLoss`.
-
-    Attributes:
-        epsilon: ε ≥ 0, the slack with which pairs are mined.
-        threshold: λ in [-1, 1], the similarity that both weights are measured from.
-        alpha: α > 0, how steep the weight of positives is.
-        beta: β > 0, how steep the weight of negatives is.
-    """
-
-    name: Literal["multi_similarity"] = "multi_similarity"
-    epsilon: float = 0.1
-    threshold: float = 0.5
-    alpha: float = 2.0
-    beta: float = 40.0
-
-    def build(self) -> losses.Loss:
-        """The loss."""
-        return losses.MultiSimilarityLoss(
-            epsilon=self.epsilon, threshold=self.threshold, alpha=self.alpha, beta=self.beta
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LiftedStructureConfig(_LossConfig):
-    """Lifted structure (Oh Song et al. 2016); see `ssl_sec.losses.LiftedStructureLoss`.
-
-    Attributes:
-        margin: m ≥ 0, a distance beyond which negatives are left alone.
-    """
-
-    name: Literal["lifted_structure"] = "lifted_structure"
-    margin: float = 1.0
-
-    def build(self) -> losses.Loss:
-        """The loss."""
-        return losses.LiftedStructureLoss(margin=self.margin)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankedListConfig(_LossConfig):
-    """Ranked list (Wang et al. 2019b); see `ssl_sec.losses.RankedListLoss`.
-
-    Attributes:
-        margin: m in [0, alpha]: positives are drawn to within alpha - m.
-        alpha: > 0, the distance beyond which negatives are left alone.
-        negative_temperature: T_n ≥ 0, by which near negatives weigh more; 0 weighs all alike.
-        positive_temperature: T_p ≥ 0, by which far positives weigh more; 0 weighs all alike.
-        imbalance: weight of the negatives, in [0, 1]; the positives have the rest.
-    """
-
-    name: Literal["ranked_list"] = "ranked_list"
-    margin: float = 0.4
-    alpha: float = 1.2
-    negative_temperature: float = 10.0
-    positive_temperature: float = 0.0
-    imbalance: float = 0.5
-
-    def build(self) -> losses.Loss:
-        """The loss."""
-        return losses.RankedListLoss(
-            margin=self.margin,
-            alpha=self.alpha,
-            negative_temperature=self.negative_temperature,
-            positive_temperature=self.positive_temperature,
-            imbalance=self.imbalance,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AngularConfig(_LossConfig):
-    """Angular loss (Eq. 8); see `ssl_sec.losses.AngularLoss`.
-
-    Attributes:
-        alpha_degrees: α in (0, 90), the largest angle at the negative.
-    """
-
-    name: Literal["angular"] = "angular"
-    alpha_degrees: float = 45.0
-
-    def build(self) -> losses.Loss:
-        """The loss."""
-        return losses.AngularLoss(alpha_degrees=self.alpha_degrees)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NPairAngularConfig(_LossConfig):
-    """N-pair + angular loss (angular loss, Eq. 9); see `ssl_sec.losses.NPairAngularLoss`.
-
-    Attributes:
-        alpha_degrees: α in (0, 90), the largest angle at the negative.
-        weight: λ ≥ 0, of the angular loss beside N-pair.
-    """
-
-    name: Literal["npair_angular"] = "npair_angular"
-    alpha_degrees: float = 45.0
-    weight: float = 2.0
-
-    def build(self) -> losses.Loss:
-        """The loss."""
-        return losses.NPairAngularLoss(alpha_degrees=self.alpha_degrees, weight=self.weight)
-
-
-PairLossConfig = (
-    NTXentConfig
-    | ContrastiveConfig
-    | TripletConfig
-    | SemihardConfig
-    | NormalizedNPairConfig
-    | NPairConfig
-    | MultiSimilarityConfig
-    | LiftedStructureConfig
-    | RankedListConfig
-    | AngularConfig
-    | NPairAngularConfig
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SoftmaxConfig(_ClassLossConfig):
-    """Softmax on raw rows; see `ssl_sec.losses.SoftmaxLoss`."""
-
-    name: Literal["softmax"] = "softmax"
-
-    def build(self, num_classes: int, dim: int) -> losses.Loss:
-        """The loss for so many classes and embeddings of `dim`."""
-        return losses.SoftmaxLoss(num_classes, dim)
-
-
-@dataclass(frozen=True, kw_only=True)
-class L2SoftmaxConfig(_ClassLossConfig):
-    """L2-softmax (Ranjan et al. 2017); see `ssl_sec.losses.L2SoftmaxLoss`.
-
-    Attributes:
-        scale: s > 0, the radius that the features are scaled to.
-    """
-
-    name: Literal["l2softmax"] = "l2softmax"
-    scale: float
-
-    def build(self, num_classes: int, dim: int) -> losses.Loss:
-        """The loss for so many classes and embeddings of `dim`."""
-        return losses.L2SoftmaxLoss(num_classes, dim, scale=self.scale)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModifiedSoftmaxConfig(_ClassLossConfig):
-    """Modified softmax (Liu et al. 2017); see `ssl_sec.losses.ModifiedSoftmaxLoss`."""
-
-    name: Literal["modified_softmax"] = "modified_softmax"
-
-    def build(self, num_classes: int, dim: int) -> losses.Loss:
-        """The loss for so many classes and embeddings of `dim`."""
-        return losses.ModifiedSoftmaxLoss(num_classes, dim)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NormFaceConfig(_ClassLossConfig):
-    """NormFace (Eq. 6); see `ssl_sec.losses.NormFaceLoss`.
-
-    Attributes:
-        scale: s > 0, which multiplies the cosines; None learns it.
-        reachable_loss: a learned s starts where the bound of Prop. 2 is this, > 0.
-    """
-
-    name: Literal["normface"] = "normface"
-    scale: float | None = None
-    reachable_loss: float = 1e-3
-
-    def build(self, num_classes: int, dim: int) -> losses.Loss:
-        """The loss for so many classes and embeddings of `dim`."""
-        return losses.NormFaceLoss(num_classes, dim, scale=self.scale, reachable_loss=self.reachable_loss)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SphereFaceConfig(_ClassLossConfig):
-    """SphereFace (Liu et al. 2017); see `ssl_sec.losses.SphereFaceLoss`.
-
-    Attributes:
-        scale: s > 0, which multiplies the cosines.
-        margin: m ≥ 1, a whole number that multiplies the angle to the own class.
-    """
-
-    name: Literal["sphereface"] = "sphereface"
-    scale: float = 64.0
-    margin: int = 3
-
-    def build(self, num_classes: int, dim: int) -> losses.Loss:
-        """The loss for so many classes and embeddings of `dim`."""
-        return losses.SphereFaceLoss(num_classes, dim, scale=self.scale, margin=self.margin)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CosFaceConfig(_ClassLossConfig):
-    """CosFace (SEC, Eq. 19); see `ssl_sec.losses.CosFaceLoss`.
-
-    Attributes:
-        scale: s > 0, which multiplies the cosines.
-        margin: m ≥ 0, taken from the cosine of the own class.
-    """
-
-    name: Literal["cosface"] = "cosface"
-    scale: float = 64.0
-    margin: float = 0.35
-
-    def build(self, num_classes: int, dim: int) -> losses.Loss:
-        """The loss for so many classes and embeddings of `dim`."""
-        return losses.CosFaceLoss(num_classes, dim, scale=self.scale, margin=self.margin)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArcFaceConfig(_ClassLossConfig):
-    """ArcFace (Deng et al. 2019); see `ssl_sec.losses.ArcFaceLoss`.
-
-    Attributes:
-        scale: s > 0, which multiplies the cosines.
-        margin_radians: m in [0, π), added to the angle to the own class.
-    """
-
-    name: Literal["arcface"] = "arcface"
-    scale: float = 64.0
-    margin_radians: float = 0.45
-
-    def build(self, num_classes: int, dim: int) -> losses.Loss:
-        """The loss for so many classes and embeddings of `dim`."""
-        return losses.ArcFaceLoss(num_classes, dim, scale=self.scale, margin_radians=self.margin_radians)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CContrastiveConfig(_ClassLossConfig):
-    """C-contrastive (NormFace, Eq. 10); see `ssl_sec.losses.CContrastiveLoss`.
-
-    Attributes:
-        margin: m ≥ 0, a squared distance beyond which other classes are left alone.
-    """
-
-    name: Literal["c_contrastive"] = "c_contrastive"
-    margin: float = 1.0
-
-    def build(self, num_classes: int, dim: int) -> losses.Loss:
-        """The loss for so many classes and embeddings of `dim`."""
-        return losses.CContrastiveLoss(num_classes, dim, margin=self.margin)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CTripletConfig(_ClassLossConfig):
-    """C-triplet (NormFace, Eq. 11); see `ssl_sec.losses.CTripletLoss`.
-
-    Attributes:
-        margin: m ≥ 0, by which other classes must be farther than the own one, in squared distances.
-    """
-
-    name: Literal["c_triplet"] = "c_triplet"
-    margin: float = 0.8
-
-    def build(self, num_classes: int, dim: int) -> losses.Loss:
-        """The loss for so many classes and embeddings of `dim`."""
-        return losses.CTripletLoss(num_classes, dim, margin=self.margin)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CenterConfig(_ClassLossConfig):
-    """Center loss (Wen et al. 2016), the centres moved by SFT's Eq. 9; see `ssl_sec.losses.CenterLoss`."""
-
-    name: Literal["center"] = "center"
-
-    def build(self, num_classes: int, dim: int) -> losses.Loss:
-        """The loss for so many classes and embeddings of `dim`."""
-        return losses.CenterLoss(num_classes, dim)
-
-
-_OneClassLossConfig = (
-    SoftmaxConfig
-    | L2SoftmaxConfig
-    | ModifiedSoftmaxConfig
-    | NormFaceConfig
-    | SphereFaceConfig
-    | CosFaceConfig
-    | ArcFaceConfig
-    | CContrastiveConfig
-    | CTripletConfig
-    | CenterConfig
-)
+        return self.loss(num_classes, dim, **_parameters(self))
+
+
+def _parameters(config: Any) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in config.__dataclass_fields__ if name != "name"}
+
+
+def _config_of(name: str, loss: type[losses.Loss], base: type[Settings]) -> type[Any]:
+    """The dataclass of a loss: a field for each parameter of its constructor, explained as there."""
+    hints = get_type_hints(loss.__init__, include_extras=True)
+    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [("name", Literal[name], name)]
+    for parameter in inspect.signature(loss).parameters.values():
+        if parameter.name in _SIZES or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        field = (parameter.name, hints[parameter.name])
+        fields.append(field if parameter.default is parameter.empty else (*field, parameter.default))
+    title, _, rest = inspect.cleandoc(loss.__doc__ or "").partition("\n")
+    explained = f"{title}\n\nAttributes:{rest.partition('Args:')[2]}"
+    namespace = {"loss": loss, "__doc__": explained, "__module__": __name__}
+    title = f"{loss.__name__}Config"
+    return make_dataclass(title, fields, bases=(base,), namespace=namespace, frozen=True, kw_only=True)
+
+
+CONFIGS: Mapping[str, type[Any]] = {
+    **{name: _config_of(name, loss, _LossConfig) for name, loss in PAIR_LOSSES.items()},
+    **{name: _config_of(name, loss, _ClassLossConfig) for name, loss in CLASS_LOSSES.items()},
+}
+if TYPE_CHECKING:
+    PairLossConfig = _LossConfig
+    _OneClassLossConfig = _ClassLossConfig
+else:
+    PairLossConfig = Union[tuple(CONFIGS[name] for name in PAIR_LOSSES)]  # noqa: UP007
+    _OneClassLossConfig = Union[tuple(CONFIGS[name] for name in CLASS_LOSSES)]  # noqa: UP007
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -434,7 +124,7 @@ class CombinedConfig(_ClassLossConfig):
         weight: weight of the second loss, ≥ 0.
     """
 
-    name: Literal["combined"] = "combined"
+    name: Literal["combined"] = "combined"  # pyright: ignore[reportIncompatibleVariableOverride]
     first: _OneClassLossConfig
     second: _OneClassLossConfig
     weight: float
@@ -446,7 +136,10 @@ class CombinedConfig(_ClassLossConfig):
         )
 
 
-ClassLossConfig = _OneClassLossConfig | CombinedConfig
+if TYPE_CHECKING:
+    ClassLossConfig = _ClassLossConfig
+else:
+    ClassLossConfig = _OneClassLossConfig | CombinedConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,13 +22,15 @@ from ssl_sec.settings import Range
 
 
 class NTXentLoss(Loss):
-    """Normalised, temperature-scaled cross-entropy over all other rows; the mean over all rows.
+    """NT-Xent (SimCLR, Eq. 1).
+
+    Normalised, temperature-scaled cross-entropy over all other rows; the mean over all rows.
 
     Where a row has several positives, its term is the mean over them. Memory is linear in the batch: the logits
     are made in tiles, and again in the backward pass. A row without a positive is refused.
 
     Args:
-        temperature: T > 0.
+        temperature: T, which the similarities are divided by, > 0.
     """
 
     _shown = ("temperature",)
@@ -56,10 +58,12 @@ class NTXentLoss(Loss):
 
 
 class ContrastiveLoss(Loss):
-    """d² for a positive pair, max(0, m − d²) for a negative (NormFace, Eq. 7); the mean over ordered pairs i ≠ j.
+    """Contrastive loss (NormFace, Eq. 7).
+
+    d² for a positive pair, max(0, m − d²) for a negative (NormFace, Eq. 7); the mean over ordered pairs i ≠ j.
 
     Args:
-        margin: m ≥ 0, of squared distances.
+        margin: m ≥ 0, a squared distance beyond which negatives are left alone.
     """
 
     _shown = ("margin",)

@@ -27,10 +27,12 @@ _NO_TARGET = -100
 
 
 class TripletLoss(Loss):
-    """max(0, d²_ap − d²_an + m) (SEC, Eq. 2); the mean over all valid triplets, those that are 0 too.
+    """All triplets of the batch (SEC, Eq. 2).
+
+    max(0, d²_ap − d²_an + m) (SEC, Eq. 2); the mean over all valid triplets, those that are 0 too.
 
     Args:
-        margin: m ≥ 0, of squared distances.
+        margin: m ≥ 0, by which negatives must be farther than positives, in squared distances.
     """
 
     _shown = ("margin",)
@@ -96,13 +98,15 @@ def _violations_one_by_one(
 
 
 class SemihardTripletLoss(Loss):
-    """The triplet of each positive pair with its semihard negative; the mean over ordered positive pairs.
+    """Semihard triplets (FaceNet; SEC, Eq. 2).
+
+    The triplet of each positive pair with its semihard negative; the mean over ordered positive pairs.
 
     The negative is that with the smallest d²_an > d²_ap, or, where there is none, with the largest d²_an; the term
     is max(0, d²_ap − d²_an + m) (SEC, Eq. 2).
 
     Args:
-        margin: m ≥ 0, of squared distances.
+        margin: m ≥ 0, by which negatives must be farther than positives, in squared distances.
     """
 
     _shown = ("margin",)
@@ -130,13 +134,15 @@ class SemihardTripletLoss(Loss):
 
 
 class NormalizedNPairLoss(Loss):
-    """log(1 + Σ_n exp(s (s_an − s_ap))) (SEC, Eq. 3); the mean over classes.
+    """Normalised N-pair (SEC, Eq. 3).
+
+    log(1 + Σ_n exp(s (s_an − s_ap))) (SEC, Eq. 3); the mean over classes.
 
     The first row of a class is the anchor, the second the positive; the negatives are the other classes' positives.
     A class with a single row takes no part.
 
     Args:
-        scale: s > 0.
+        scale: s, which multiplies the cosines, > 0.
     """
 
     _shown = ("scale",)
@@ -172,7 +178,9 @@ class NormalizedNPairLoss(Loss):
 
 
 class NPairLoss(Loss):
-    """log(1 + Σ_n exp(<f_a, f_n> − <f_a, f_p>)) on raw rows (angular loss, Eq. 10); the mean over rows.
+    """N-pair on raw rows (angular loss, Eq. 10).
+
+    log(1 + Σ_n exp(<f_a, f_n> − <f_a, f_p>)) on raw rows (angular loss, Eq. 10); the mean over rows.
 
     Each row is an anchor once, the first other row of its class its positive, every row of another class a
     negative. A row without a positive contributes 0.
@@ -192,16 +200,18 @@ class NPairLoss(Loss):
 
 
 class MultiSimilarityLoss(Loss):
-    """Pairs mined and weighted by self- and relative similarity (Wang et al. 2019).
+    """Multi-similarity (Wang et al. 2019).
+
+    Pairs mined and weighted by self- and relative similarity (Wang et al. 2019).
 
     Kept are the negatives with s_an + ε > min_p s_ap and the positives with s_ap − ε < max_n s_an. An anchor that
     loses either side contributes 0; the sum over anchors is divided by the number of rows.
 
     Args:
-        epsilon: ε ≥ 0, the mining's slack.
-        threshold: λ, in similarities.
-        alpha: α > 0, the weight of positives.
-        beta: β > 0, the weight of negatives.
+        epsilon: ε ≥ 0, the slack with which pairs are mined.
+        threshold: λ in [-1, 1], the similarity that both weights are measured from.
+        alpha: α > 0, how steep the weight of positives is.
+        beta: β > 0, how steep the weight of negatives is.
     """
 
     _shown = ("epsilon", "threshold", "alpha", "beta")
@@ -237,13 +247,15 @@ class MultiSimilarityLoss(Loss):
 
 
 class LiftedStructureLoss(Loss):
-    """max(0, log Σ exp(m − d) + d_ap)² / 2, the sum over the negatives of a and of p (Oh Song et al. 2016).
+    """Lifted structure (Oh Song et al. 2016).
+
+    max(0, log Σ exp(m − d) + d_ap)² / 2, the sum over the negatives of a and of p (Oh Song et al. 2016).
 
     d is the Euclidean distance, not squared; the mean over ordered positive pairs. A pair needs the negatives of
     both of its ends, so that a share of the anchors still makes the distances of the whole batch.
 
     Args:
-        margin: m ≥ 0, of distances.
+        margin: m ≥ 0, a distance beyond which negatives are left alone.
     """
 
     _shown = ("margin",)
@@ -267,7 +279,9 @@ class LiftedStructureLoss(Loss):
 
 
 class RankedListLoss(Loss):
-    """Positives are drawn within α − m, negatives pushed beyond α (Wang et al. 2019b); the mean over rows.
+    """Ranked list (Wang et al. 2019b).
+
+    Positives are drawn within α − m, negatives pushed beyond α (Wang et al. 2019b); the mean over rows.
 
     On Euclidean distances d, with weights w = exp(T_p (d − (α − m))) of the positives with d > α − m, and
     w = exp(T_n (α − d)) of the negatives with d < α,
@@ -277,11 +291,11 @@ class RankedListLoss(Loss):
     A side without such pairs contributes 0. The weights are part of what is differentiated.
 
     Args:
-        margin: m, in [0, α].
-        alpha: α > 0, of distances.
-        negative_temperature: T_n ≥ 0; 0 weighs all alike.
-        positive_temperature: T_p ≥ 0; likewise.
-        imbalance: λ in [0, 1], the weight of the negatives.
+        margin: m in [0, alpha]: positives are drawn to within alpha - m.
+        alpha: > 0, the distance beyond which negatives are left alone.
+        negative_temperature: T_n ≥ 0, by which near negatives weigh more; 0 weighs all alike.
+        positive_temperature: T_p ≥ 0, by which far positives weigh more; 0 weighs all alike.
+        imbalance: weight of the negatives, in [0, 1]; the positives have the rest.
     """
 
     _shown = ("margin", "alpha", "negative_temperature", "positive_temperature", "imbalance")

@@ -210,7 +210,9 @@ class _SoftmaxLoss(TemplateLoss):
 
 
 class SoftmaxLoss(_SoftmaxLoss):
-    """Cross-entropy of the inner products with the templates, no bias.
+    """Softmax on raw rows.
+
+    Cross-entropy of the inner products with the templates, no bias.
 
     Args:
         num_classes: n ≥ 2.
@@ -230,12 +232,14 @@ class SoftmaxLoss(_SoftmaxLoss):
 
 
 class L2SoftmaxLoss(_SoftmaxLoss):
-    """Cross-entropy of s <f̂, w_k>: features on a sphere of radius s, free templates (Ranjan et al. 2017).
+    """L2-softmax (Ranjan et al. 2017).
+
+    Cross-entropy of s <f̂, w_k>: features on a sphere of radius s, free templates (Ranjan et al. 2017).
 
     Args:
         num_classes: n ≥ 2.
         dim: of the embeddings.
-        scale: s > 0.
+        scale: s > 0, the radius that the features are scaled to.
     """
 
     _shown = ("num_classes", "dim", "scale")
@@ -248,7 +252,9 @@ class L2SoftmaxLoss(_SoftmaxLoss):
 
 
 class ModifiedSoftmaxLoss(_SoftmaxLoss):
-    """Cross-entropy of <f, ŵ_k>: templates of length 1, free features (SphereFace's modified softmax; Liu et al. 2017).
+    """Modified softmax (Liu et al. 2017).
+
+    Cross-entropy of <f, ŵ_k>: templates of length 1, free features (SphereFace's modified softmax; Liu et al. 2017).
 
     A row's own norm is its scale.
 
@@ -267,7 +273,9 @@ class ModifiedSoftmaxLoss(_SoftmaxLoss):
 
 
 class NormFaceLoss(_SoftmaxLoss):
-    """Cross-entropy of s cos θ_k (NormFace, Eq. 6).
+    """NormFace (Eq. 6).
+
+    Cross-entropy of s cos θ_k (NormFace, Eq. 6).
 
     A learned scale starts at the least s for which Proposition 2's bound is no more than `reachable_loss`, so that
     the loss is not trapped above it.
@@ -275,8 +283,8 @@ class NormFaceLoss(_SoftmaxLoss):
     Args:
         num_classes: n ≥ 2.
         dim: of the embeddings.
-        scale: s > 0; None learns it.
-        reachable_loss: > 0, and below log n, the bound at s = 0; used where s is learned.
+        scale: s > 0, which multiplies the cosines; None learns it.
+        reachable_loss: a learned s starts where the bound of Prop. 2 is this, > 0.
     """
 
     _shown = ("num_classes", "dim", "scale")
@@ -317,15 +325,17 @@ class _MarginLoss(_SoftmaxLoss):
 
 
 class SphereFaceLoss(_MarginLoss):
-    """cos θ_y is replaced by ψ(θ_y) = (−1)^j cos(m θ_y) − 2j, j = ⌊m θ_y / π⌋, which falls with θ_y.
+    """SphereFace (Liu et al. 2017).
+
+    cos θ_y is replaced by ψ(θ_y) = (−1)^j cos(m θ_y) − 2j, j = ⌊m θ_y / π⌋, which falls with θ_y.
 
     cos(m θ) is Chebyshev's polynomial of cos θ, so that the gradient is bounded at θ = 0 and π too.
 
     Args:
         num_classes: n ≥ 2.
         dim: of the embeddings.
-        scale: s > 0.
-        margin: m, a whole number ≥ 1.
+        scale: s > 0, which multiplies the cosines.
+        margin: m ≥ 1, a whole number that multiplies the angle to the own class.
     """
 
     def __init__(self, num_classes: int, dim: int, scale: float = 64.0, margin: int = 3) -> None:
@@ -343,13 +353,15 @@ class SphereFaceLoss(_MarginLoss):
 
 
 class CosFaceLoss(_MarginLoss):
-    """cos θ_y is replaced by cos θ_y − m (SEC, Eq. 19).
+    """CosFace (SEC, Eq. 19).
+
+    cos θ_y is replaced by cos θ_y − m (SEC, Eq. 19).
 
     Args:
         num_classes: n ≥ 2.
         dim: of the embeddings.
-        scale: s > 0.
-        margin: m ≥ 0, in cosines.
+        scale: s > 0, which multiplies the cosines.
+        margin: m ≥ 0, taken from the cosine of the own class.
     """
 
     def __init__(self, num_classes: int, dim: int, scale: float = 64.0, margin: float = 0.35) -> None:
@@ -362,7 +374,9 @@ class CosFaceLoss(_MarginLoss):
 
 
 class ArcFaceLoss(_MarginLoss):
-    """cos θ_y is replaced by cos(θ_y + m) (Deng et al. 2019).
+    """ArcFace (Deng et al. 2019).
+
+    cos θ_y is replaced by cos(θ_y + m) (Deng et al. 2019).
 
     Past θ_y + m = π it goes on as −2 − cos(θ_y + m), which falls on, with neither a jump nor a kink; there the
     original would reward a larger angle.
@@ -370,8 +384,8 @@ class ArcFaceLoss(_MarginLoss):
     Args:
         num_classes: n ≥ 2.
         dim: of the embeddings.
-        scale: s > 0.
-        margin_radians: m, in [0, π).
+        scale: s > 0, which multiplies the cosines.
+        margin_radians: m in [0, π), added to the angle to the own class.
     """
 
     _shown = ("num_classes", "dim", "scale", "margin_radians")
@@ -424,12 +438,14 @@ class _AgentLoss(TemplateLoss):
 
 
 class CContrastiveLoss(_AgentLoss):
-    """d²_y + Σ_{k ≠ y} max(0, m − d²_k) against the class agents (NormFace, Eq. 10).
+    """C-contrastive (NormFace, Eq. 10).
+
+    d²_y + Σ_{k ≠ y} max(0, m − d²_k) against the class agents (NormFace, Eq. 10).
 
     Args:
         num_classes: n ≥ 2.
         dim: of the embeddings.
-        margin: m ≥ 0, of squared distances.
+        margin: m ≥ 0, a squared distance beyond which other classes are left alone.
     """
 
     def __init__(self, num_classes: int, dim: int, margin: float = 1.0) -> None:
@@ -443,12 +459,14 @@ class CContrastiveLoss(_AgentLoss):
 
 
 class CTripletLoss(_AgentLoss):
-    """Σ_{k ≠ y} max(0, m + d²_y − d²_k) against the class agents (NormFace, Eq. 11).
+    """C-triplet (NormFace, Eq. 11).
+
+    Σ_{k ≠ y} max(0, m + d²_y − d²_k) against the class agents (NormFace, Eq. 11).
 
     Args:
         num_classes: n ≥ 2.
         dim: of the embeddings.
-        margin: m ≥ 0, of squared distances.
+        margin: m ≥ 0, by which other classes must be farther than the own one, in squared distances.
     """
 
     def __init__(self, num_classes: int, dim: int, margin: float = 0.8) -> None:
@@ -459,7 +477,9 @@ class CTripletLoss(_AgentLoss):
 
 
 class CenterLoss(_ClassLoss):
-    """½ ‖f − μ_y‖² on raw rows (Wen et al. 2016); the centres move by SFT's Eq. 9, after they were used.
+    """Center loss (Wen et al. 2016), the centres moved by SFT's Eq. 9.
+
+    ½ ‖f − μ_y‖² on raw rows (Wen et al. 2016); the centres move by SFT's Eq. 9, after they were used.
 
     In training mode a call moves the centres, from the whole batch whatever the anchors are.
 

@@ -25,7 +25,6 @@ from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.faces import config as faces_config
 from ssl_sec.data.image_set import EncodedImages, ResidentImages
 from ssl_sec.errors import ConfigError, DataError, MissingDataError
-from ssl_sec.losses import config as loss_config
 from ssl_sec.networks import config as networks_config
 from ssl_sec.networks import save_weights
 from ssl_sec.networks.config import (
@@ -696,8 +695,6 @@ def test_a_mean_for_each_channel_needs_as_many_channels():
         (faces_config._PairsConfig, "_list"),
         (networks_config._HeadConfig, "_head"),
         (training_config._SteppedOptimiserConfig, "_of_groups"),
-        (loss_config._LossConfig, "build"),
-        (loss_config._ClassLossConfig, "build"),
     ],
 )
 def test_a_class_that_lacks_a_method_of_its_kind_fails_where_it_is_defined(base, missing):

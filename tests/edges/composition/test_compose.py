@@ -18,7 +18,7 @@ from ssl_sec.edges.composition.compose import (
     options,
 )
 from ssl_sec.errors import ConfigError
-from ssl_sec.losses.config import CContrastiveConfig, CenterConfig, ClassLossConfig, CombinedConfig
+from ssl_sec.losses.config import CONFIGS, ClassLossConfig, CombinedConfig
 from ssl_sec.papers import load
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.face.test_sets import power_of_ten
@@ -287,10 +287,10 @@ def test_face_experiments_are_normfaces(name):
     assert described.startswith(first.name)
     assert getattr(first, "margin", None) == {"c_contrastive": 1.0, "c_triplet": 0.8}.get(first.name)
     assert (second, weight) == {
-        "softmax_center": (CenterConfig(), 0.008),
-        "normface_center": (CContrastiveConfig(margin=0.0), 0.01),
-        "c_triplet_center": (CContrastiveConfig(margin=0.0), 1.0),
-        "normface_c_contrastive": (CContrastiveConfig(margin=1.0), 0.01),
+        "softmax_center": (CONFIGS["center"](), 0.008),
+        "normface_center": (CONFIGS["c_contrastive"](margin=0.0), 0.01),
+        "c_triplet_center": (CONFIGS["c_contrastive"](margin=0.0), 1.0),
+        "normface_c_contrastive": (CONFIGS["c_contrastive"](margin=1.0), 0.01),
     }.get(described, (None, None))
 
 
@@ -330,7 +330,7 @@ def test_face_experiments_on_wus_network_are_normfaces(name):
     assert steps_of(config, CASIA) == pytest.approx([10_000], rel=1e-3)
     if described == "normface_c_contrastive":
         assert config.loss.first.name == "normface"
-        assert (config.loss.second, config.loss.weight) == (CContrastiveConfig(margin=1.0), 0.01)
+        assert (config.loss.second, config.loss.weight) == (CONFIGS["c_contrastive"](margin=1.0), 0.01)
     else:
         assert config.loss.name == described
 

@@ -1,7 +1,7 @@
 from dataclasses import dataclass, field
 
 from ssl_sec.augment.config import FlipConfig
-from ssl_sec.losses.config import SoftmaxConfig
+from ssl_sec.losses.config import ClassLossConfig
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
 from ssl_sec.settings import CountOrZero
 from ssl_sec.training.config import OptimiserConfig
@@ -12,7 +12,7 @@ class ClassifyConfig(TrainingConfig):
     """A classification."""
 
     augment: FlipConfig
-    loss: SoftmaxConfig
+    loss: ClassLossConfig
     optimiser: OptimiserConfig
     epochs: CountOrZero
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
