@@ -164,7 +164,7 @@ def worked_on(tmp_path: Path, overrides: list[str]) -> RunFolder:
 
 
 def test_what_a_worker_cannot_hold_in_memory_is_kept_for_the_driver(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("ssl_sec.edges.run.worker.pretrain", lambda *arguments: torch.empty(2**46))
+    monkeypatch.setattr("ssl_sec.recipes.pretraining.recipe.run", lambda *arguments: torch.empty(2**46))
     folder = worked_on(tmp_path, [])
     assert str(folder.error()).startswith("not enough memory for 281474976710656 bytes at once")
     assert "DefaultCPUAllocator" in folder.failures()[0]["traceback"]
