@@ -40,10 +40,9 @@ def run_recipe(job: str, overrides: Sequence[str]) -> str:
     recipe = RECIPES[job]
     config = from_values(recipe.config, values)
     announce(config.runtime)
-    from ssl_sec.edges.run.driver import run_recipe
-    from ssl_sec.edges.run.summary import summary
+    from ssl_sec.edges.run import driver, summary
 
-    return summary(run_recipe(recipe, config))
+    return summary.summary(driver.run_recipe(recipe, config))
 
 
 def ablate(overrides: Sequence[str]) -> str:
@@ -128,8 +127,6 @@ def pipeline(arguments: Sequence[str]) -> int:
 _JOBS: dict[str, Callable[[Sequence[str]], str]] = {
     job.__name__: job for job in (ablate, export, align, report, replay)
 }
-# Those of them that train.
-_TRAIN = frozenset({"ablate"})
 # Commands with a command line of their own, which return the exit code.
 _OTHERS: dict[str, Callable[[Sequence[str]], int]] = {"submit": submit}
 # Only the cluster calls them.
@@ -148,7 +145,7 @@ def run_command(arguments: Sequence[str], supervise: bool = False) -> int:
     if job in RECIPES:
         return run_job(job, partial(run_recipe, job), rest, supervise=supervise)
     if job in _JOBS:
-        return run_job(job, _JOBS[job], rest, supervise=supervise and job in _TRAIN)
+        return run_job(job, _JOBS[job], rest, supervise=supervise and _JOBS[job] is ablate)
     return exit_code_of(lambda: _run_other(name, job, rest))
 
 

@@ -1,4 +1,4 @@
-"""The jobs that train nothing, as values: what an export, an alignment, a replay or a report is."""
+"""The jobs without a registry row, as values: an ablation, an export, an alignment, a replay, a report."""
 
 from dataclasses import dataclass, field
 from typing import Annotated

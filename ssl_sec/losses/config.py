@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, get_type_hints
 
 import torch
@@ -44,11 +44,20 @@ CLASS_LOSSES: Mapping[str, type[losses.Loss]] = {
 _SIZES = ("num_classes", "dim")
 
 
-class _LossConfig(Settings, key="loss"):
-    """A loss that needs no classes: rows of one label are positives of each other."""
+@dataclass(frozen=True, kw_only=True)
+class _Named(Settings, key="loss"):
+    """A loss by its name, with the parameters of its constructor."""
 
     loss: ClassVar[type[losses.Loss]]
     name: str
+
+    @property
+    def _parameters(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "name"}
+
+
+class _LossConfig(_Named, key="loss"):
+    """A loss that needs no classes: rows of one label are positives of each other."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,14 +68,11 @@ class _LossConfig(Settings, key="loss"):
 
     def build(self) -> losses.Loss:
         """The loss."""
-        return self.loss(**_parameters(self))
+        return self.loss(**self._parameters)
 
 
-class _ClassLossConfig(Settings, key="loss"):
+class _ClassLossConfig(_Named, key="loss"):
     """A loss with something for each class of the data."""
-
-    loss: ClassVar[type[losses.Loss]]
-    name: str
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,27 +85,24 @@ class _ClassLossConfig(Settings, key="loss"):
 
     def build(self, num_classes: int, dim: int) -> losses.Loss:
         """The loss for so many classes and embeddings of `dim`."""
-        return self.loss(num_classes, dim, **_parameters(self))
-
-
-def _parameters(config: Any) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in config.__dataclass_fields__ if name != "name"}
+        return self.loss(num_classes, dim, **self._parameters)
 
 
 def _config_of(name: str, loss: type[losses.Loss], base: type[Settings]) -> type[Any]:
     """The dataclass of a loss: a field for each parameter of its constructor, explained as there."""
     hints = get_type_hints(loss.__init__, include_extras=True)
-    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [("name", Literal[name], name)]
+    declared: list[tuple[str, Any] | tuple[str, Any, Any]] = [("name", Literal[name], name)]
     for parameter in inspect.signature(loss).parameters.values():
         if parameter.name in _SIZES or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         field = (parameter.name, hints[parameter.name])
-        fields.append(field if parameter.default is parameter.empty else (*field, parameter.default))
+        declared.append(field if parameter.default is parameter.empty else (*field, parameter.default))
     title, _, rest = inspect.cleandoc(loss.__doc__ or "").partition("\n")
     explained = f"{title}\n\nAttributes:{rest.partition('Args:')[2]}"
     namespace = {"loss": loss, "__doc__": explained, "__module__": __name__}
-    title = f"{loss.__name__}Config"
-    return make_dataclass(title, fields, bases=(base,), namespace=namespace, frozen=True, kw_only=True)
+    return make_dataclass(
+        f"{loss.__name__}Config", declared, bases=(base,), namespace=namespace, frozen=True, kw_only=True
+    )
 
 
 CONFIGS: Mapping[str, type[Any]] = {

@@ -164,7 +164,7 @@ def arms_figure(results: Results) -> Figure | None:
     told = _told(results)[:_PANELS]
     if not told:
         return None
-    figure = Figure(figsize=(0.5 + 4 * len(told), 1.2 + 0.45 * len(results)), layout="constrained")
+    figure = Figure(figsize=(2 + 4 * len(told), 1.5 + 0.45 * len(results)), layout="constrained")
     figure.suptitle("each run, and the mean ± standard deviation of each arm", fontsize=9)
     for place, name in enumerate(told):
         axes = figure.add_subplot(1, len(told), place + 1)

@@ -149,7 +149,7 @@ def direction_changes_figure(arms: Mapping[str, Sequence[DirectionChanges]], tit
         axes.set_title("step " + " → ".join(in_thousands(step) for step in panel))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
         axes.set_ylim(top=axes.get_ylim()[1] * (1.05 + 0.1 * len(shown)))  # room for the legend
-        axes.legend(loc="upper right", frameon=False)
+        axes.legend(loc="upper right", frameon=False, fontsize="small").set_in_layout(False)  # long names fit
         add_grid(axes)
     for axes in all_axes[len(panels) :]:
         axes.remove()
