@@ -11,10 +11,11 @@ from torch import Tensor
 from ssl_sec.data.class_batches import ClassBatches, TripletBatches
 from ssl_sec.data.class_splits import own_classes, require_disjoint, split_by_class
 from ssl_sec.data.crops import Crop
+from ssl_sec.data.decode import Decoding, OnBadImage
 from ssl_sec.data.faces.records import open_records
 from ssl_sec.data.folders import open_folder
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.data.retrieval_sets import open_cars196, open_cub, open_inshop, open_sop
+from ssl_sec.data.retrieval_sets import RetrievalSet, open_retrieval_set
 from ssl_sec.data.samplers import Sampler, ShuffledBatches
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits
 from ssl_sec.data.stores import limit_images, open_parquet, parquet_class_names
@@ -125,8 +126,17 @@ class _FilesConfig(_DataConfig):
 
     image_size_px: Side | None = None
     num_channels: Literal[1, 3] = 3
-    on_bad_image: Literal["raise", "skip"] = "raise"
-    resident_limit_mib: CountOrZero = 4096
+    on_bad_image: OnBadImage = "raise"
+    resident_limit_mib: CountOrZero = Decoding.resident_limit_mib
+
+    def _decoding(self, crop: Crop | None) -> Decoding:
+        return Decoding(
+            image_size_px=self.image_size_px,
+            num_channels=self.num_channels,
+            on_bad_image=self.on_bad_image,
+            resident_limit_mib=self.resident_limit_mib,
+            crop=crop,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,22 +156,10 @@ class FolderConfig(_FilesConfig):
         return title_of_place(self.root) or self.name
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
-        return self._open_folder(split, crop, shared_classes=True)
+        return open_folder(split, Path(self.root).expanduser(), self._decoding(crop))
 
     def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
-        return self._open_folder(split, crop, shared_classes=False)
-
-    def _open_folder(self, split: Split, crop: Crop | None, shared_classes: bool) -> ImageSet:
-        return open_folder(
-            split,
-            root=Path(self.root).expanduser(),
-            image_size_px=self.image_size_px,
-            num_channels=self.num_channels,
-            on_bad_image=self.on_bad_image,
-            resident_limit_mib=self.resident_limit_mib,
-            crop=crop if self.image_size_px is None else None,
-            shared_classes=shared_classes,
-        )
+        return open_folder(split, Path(self.root).expanduser(), self._decoding(crop), shared_classes=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,14 +192,10 @@ class ParquetConfig(_FilesConfig):
             split,
             train=list(self.train),
             test=None if self.test is None else list(self.test),
+            decoding=self._decoding(crop),
             image_column=self.image_column,
             label_column=self.label_column,
-            image_size_px=self.image_size_px,
-            num_channels=self.num_channels,
-            on_bad_image=self.on_bad_image,
-            resident_limit_mib=self.resident_limit_mib,
-            cache_folder=Path(self.cache_folder).expanduser(),
-            crop=crop if self.image_size_px is None else None,
+            cache_folder=self.cache_folder,
         )
 
     def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
@@ -235,14 +229,7 @@ class RecordsConfig(_FilesConfig):
             raise ConfigError(
                 f"data.num_train_classes: found None, must be given: {self.name!r} has no test split of its own"
             )
-        return open_records(
-            Path(self.root).expanduser(),
-            image_size_px=self.image_size_px,
-            num_channels=self.num_channels,
-            on_bad_image=self.on_bad_image,
-            resident_limit_mib=self.resident_limit_mib,
-            crop=crop if self.image_size_px is None else None,
-        )
+        return open_records(Path(self.root).expanduser(), self._decoding(crop))
 
     def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
         return own_classes(self._open(split, crop))
@@ -253,14 +240,13 @@ class _RetrievalConfig(_DataConfig):
     """A benchmark of metric learning in the layout that it is published in; its images have no common size.
 
     Attributes:
-        root: see the data set's opener.
         on_bad_image: raise stops at an unreadable image; skip replaces it by the next one and counts it.
         root: the folder of the data set, as it is published.
     """
 
-    name: str
+    name: RetrievalSet
     root: Local
-    on_bad_image: Literal["raise", "skip"] = "raise"
+    on_bad_image: OnBadImage = _FilesConfig.on_bad_image
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         if crop is None:
@@ -268,6 +254,10 @@ class _RetrievalConfig(_DataConfig):
                 f"data.name: found {self.name!r}, whose images have no common size; only metric learning crops them"
             )
         return self._open_own_classes(split, crop)
+
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        decoding = Decoding(crop=crop, on_bad_image=self.on_bad_image)
+        return open_retrieval_set(self.name, split, Path(self.root).expanduser(), decoding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,9 +267,6 @@ class CUBConfig(_RetrievalConfig):
     name: Literal["cub"] = "cub"
     root: Local = "data/CUB_200_2011"
 
-    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
-        return open_cub(split, Path(self.root).expanduser(), crop, self.on_bad_image)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cars196Config(_RetrievalConfig):
@@ -287,9 +274,6 @@ class Cars196Config(_RetrievalConfig):
 
     name: Literal["cars196"] = "cars196"
     root: Local = "data/cars196"
-
-    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
-        return open_cars196(split, Path(self.root).expanduser(), crop, self.on_bad_image)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,9 +283,6 @@ class SOPConfig(_RetrievalConfig):
     name: Literal["sop"] = "sop"
     root: Local = "data/Stanford_Online_Products"
 
-    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
-        return open_sop(split, Path(self.root).expanduser(), crop, self.on_bad_image)
-
 
 @dataclass(frozen=True, kw_only=True)
 class InShopConfig(_RetrievalConfig):
@@ -309,9 +290,6 @@ class InShopConfig(_RetrievalConfig):
 
     name: Literal["inshop"] = "inshop"
     root: Local = "data/inshop"
-
-    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
-        return open_inshop(split, Path(self.root).expanduser(), crop, self.on_bad_image)
 
 
 DataConfig = (

@@ -13,7 +13,9 @@ What is done to each kind of file:
 No global state of Pillow is read into the result or changed, so that threads may decode at once.
 """
 
+import math
 import re
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Literal
@@ -24,8 +26,8 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
-from ssl_sec.data.crops import Crop
-from ssl_sec.errors import DataError, first_line, printable
+from ssl_sec.data.crops import CentreSquare, Crop
+from ssl_sec.errors import ConfigError, DataError, first_line, printable
 
 OnBadImage = Literal["raise", "skip"]
 
@@ -44,6 +46,47 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How the encoded images of a set become pixels.
+
+    Attributes:
+        image_size_px: side that images are resized to, their largest centred square; None leaves that to `crop`.
+        num_channels: 3 for RGB, 1 for grey.
+        on_bad_image: raise an error about an unreadable image, or skip it: drop it from a resident set, replace it in a
+            streamed one; None raises the error where no setting could skip the image.
+        resident_limit_mib: the set is decoded into memory if its pixels need no more than this.
+        crop: what is cut out of images of any size whenever they are read: the set is then streamed, however small it
+            is; without effect beside image_size_px. Without either, all images must have one size.
+    """
+
+    image_size_px: int | None = None
+    num_channels: int = 3
+    on_bad_image: OnBadImage | None = None
+    resident_limit_mib: int = 4096
+    crop: Crop | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_channels not in (1, 3):
+            raise ConfigError(f"data.num_channels: found {self.num_channels}, must be 1 or 3")
+        if self.image_size_px is not None and self.image_size_px < 1:
+            raise ConfigError(f"data.image_size_px: found {self.image_size_px}, must be ≥ 1, or null")
+
+    @property
+    def square(self) -> Crop | None:
+        """What is cut out of each image, if anything is."""
+        return self.crop if self.image_size_px is None else CentreSquare(size_px=self.image_size_px)
+
+    def is_resident(self, num_images: int, image_shape: tuple[int, int, int]) -> bool:
+        """Whether so many images of a shape are decoded into memory."""
+        fits = num_images * math.prod(image_shape) <= self.resident_limit_mib * 2**20
+        return fits and (self.crop is None or self.image_size_px is not None)
+
+
+# Colour images of one size.
+AS_THEY_ARE = Decoding()
 
 
 def decode_image(

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ssl_sec.data.image_set import EncodedImages, FileStore, ImageSet, ResidentImages
+from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages
+from ssl_sec.data.stores import FileStore
 from ssl_sec.errors import DataError
 
 # Of pixels in memory so much is looked at, of encoded images so many, evenly spaced in both.

@@ -1,34 +1,22 @@
 """Folders of images: a folder for each split and class."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
 from ssl_sec.data.class_splits import require_disjoint
-from ssl_sec.data.crops import Crop
-from ssl_sec.data.decode import OnBadImage
-from ssl_sec.data.image_set import (
-    FileStore,
-    ImageSet,
-    PackedBytes,
-    Split,
-)
-from ssl_sec.data.stores import from_store
+from ssl_sec.data.decode import AS_THEY_ARE, Decoding
+from ssl_sec.data.image_set import ImageSet, Split
+from ssl_sec.data.stores import FileStore, from_store
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 
 EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 
 
 def open_folder(
-    split: Split,
-    root: str | Path,
-    image_size_px: int | None = None,
-    num_channels: int = 3,
-    on_bad_image: OnBadImage = "raise",
-    resident_limit_mib: int = 2048,
-    crop: Crop | None = None,
-    shared_classes: bool = True,
+    split: Split, root: str | Path, decoding: Decoding = AS_THEY_ARE, shared_classes: bool = True
 ) -> ImageSet:
     """Images in root/train/<class>/ and root/test/<class>/, or root/val/ where there is no test.
 
@@ -39,13 +27,7 @@ def open_folder(
     Args:
         split: which part.
         root: the folder.
-        image_size_px: side that images are resized to; None requires that all have one size.
-        num_channels: 3 for RGB, 1 for grey.
-        on_bad_image: raise an error about an unreadable image, or skip it: drop it from a resident set,
-            replace it in a streamed one.
-        resident_limit_mib: the set is decoded into memory if its pixels need no more than this.
-        crop: what is cut out of images of any size whenever they are read: the set is then streamed, however small it
-            is. Only without image_size_px.
+        decoding: how images become pixels.
         shared_classes: whether the splits have the same classes, or each its own, with labels of its own.
 
     Raises:
@@ -56,16 +38,12 @@ def open_folder(
     root = Path(root)
     paths, labels, class_names = _list_folder(root, split, shared_classes)
     return from_store(
-        FileStore(root=root, paths=PackedBytes.of(paths)),
+        FileStore.of(root, paths),
         torch.tensor(labels),
         class_names,
         name=f"folder/{split}",
         description=f"{len(paths)} images of {len(class_names)} classes in {root}, {split} split",
-        image_size_px=image_size_px,
-        num_channels=num_channels,
-        on_bad_image=on_bad_image,
-        resident_limit_mib=resident_limit_mib,
-        crop=crop,
+        decoding=decoding,
     )
 
 
@@ -147,17 +125,67 @@ def image_paths(root: Path) -> list[str]:
     return paths
 
 
+def check_paths(listed: Iterable[tuple[str, str]], root: Path, called: str) -> None:
+    """Refuses files and folders that are not below a folder, or not there; each folder is read once.
+
+    Args:
+        listed: paths, and where they are listed.
+        root: the folder.
+        called: what errors call it.
+
+    Raises:
+        DataError: the first of them.
+    """
+    real_root = os.path.realpath(root)
+    folders: dict[str, dict[str, bool]] = {}
+    for path, where in listed:
+        printed = printable(path)
+        if path.startswith("/") or ".." in path.split("/") or "\0" in path:
+            raise DataError(f"{where}: {printed} leads out of {called}; allowed: paths below it")
+        folder, _, file = path.rpartition("/")
+        if folder not in folders:
+            if not _is_below(os.path.join(root, folder), real_root):
+                raise DataError(f"{where}: {printed} leads out of {called}; copy the files into it")
+            folders[folder] = _links(os.path.join(root, folder), where)
+        is_link = folders[folder].get(file)
+        if is_link is None:
+            raise DataError(f"{where}: {printed} is not there")
+        if is_link and not _is_below(os.path.join(root, path), real_root):
+            raise DataError(f"{where}: {printed} leads out of {called}; copy the file into it")
+
+
+def require_folder(root: Path) -> None:
+    """Refuses a folder that is not there.
+
+    Raises:
+        MissingDataError: it is not.
+    """
+    if not root.is_dir():
+        raise MissingDataError(f"{printable(str(root))}: no such folder")
+
+
+def _links(folder: str, where: str) -> dict[str, bool]:
+    """Which names of a folder are links; a listing says so without a look at each file."""
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name: entry.is_symlink() for entry in entries}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{where}: {printable(folder)} cannot be read: {first_line(error)}") from error
+
+
 def _inside(folder: Path, root: Path) -> list[str]:
     """Sorted names in `folder`, without hidden ones; refuses links that lead out of `root`."""
     real_root = os.path.realpath(root)
-    if not _is_below(os.path.realpath(folder), real_root):
+    if not _is_below(folder, real_root):
         raise DataError(f"{printable(str(folder))}: leads out of {printable(str(root))}; copy the files into it")
     names: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if entry.is_symlink() and not _is_below(os.path.realpath(entry.path), real_root):
+            if entry.is_symlink() and not _is_below(entry.path, real_root):
                 raise DataError(f"{printable(entry.path)}: leads out of {printable(str(root))}; copy the file into it")
             # A pipe or a device would block its reader; a dangling link is left to be named as unreadable.
             if entry.is_file() or entry.is_dir() or entry.is_symlink():
@@ -169,8 +197,8 @@ def _is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
-def _is_below(path: str, folder: str) -> bool:
-    return os.path.commonpath((path, folder)) == folder
+def _is_below(path: str | Path, real_root: str) -> bool:
+    return os.path.commonpath((os.path.realpath(path), real_root)) == real_root
 
 
 def _display(name: str) -> str:

@@ -1,14 +1,11 @@
 """One split of a data set: resident in memory as pixels, or encoded in a store and decoded when read."""
 
-import functools
 import logging
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
@@ -29,6 +26,7 @@ MAX_CLASSES = 2**24
 # So many classes may be without images; beyond, sixteen an image.
 _MAX_EMPTY_CLASSES = 2**20
 
+Split = Literal["train", "test"]
 Locations = str | Path | Sequence[str | Path]
 
 
@@ -155,105 +153,6 @@ class ImageStore(Protocol):
             DataError: the store is damaged there.
         """
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class PackedBytes:
-    """Many byte strings, one after the other in an array.
-
-    Pickling is a copy, and reading touches no reference counts: those of a million strings would duplicate the memory
-    in every forked worker.
-
-    Attributes:
-        content: of all of them.
-        ends: where each ends.
-    """
-
-    content: UInt8[np.ndarray, " bytes"]
-    ends: Int64[np.ndarray, " strings"]
-
-    @classmethod
-    def of(cls, strings: Iterable[bytes]) -> "PackedBytes":
-        """These strings."""
-        strings = list(strings)
-        ends = np.cumsum([len(string) for string in strings], dtype=np.int64)
-        return cls(content=np.frombuffer(b"".join(strings), np.uint8), ends=ends)
-
-    def __len__(self) -> int:
-        """Number of strings."""
-        return len(self.ends)
-
-    def __getitem__(self, row: int) -> bytes:
-        return self.content[self.ends[row - 1] if row else 0 : self.ends[row]].tobytes()
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileStore:
-    """Image files of a folder.
-
-    Attributes:
-        root: the folder.
-        paths: file names relative to it, as the bytes of the file system.
-    """
-
-    root: Path
-    paths: PackedBytes
-
-    def image_name(self, row: int) -> str:
-        """The file's path."""
-        return str(self.root / self.paths[row].decode("utf-8", "backslashreplace"))
-
-    def source(self, row: int) -> Path:
-        """The file's path."""
-        return self.root / os.fsdecode(self.paths[row])
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArrowStore:
-    """A memory-mapped Arrow IPC file with the columns `name` and `encoded`.
-
-    Attributes:
-        path: the file. Only the path is pickled; every process maps the file itself, once.
-    """
-
-    path: Path
-
-    def image_name(self, row: int) -> str:
-        """The Parquet file and row where the image came from."""
-        return mapped_table(self.path)["name"][row].as_py()
-
-    def source(self, row: int) -> bytes:
-        """The encoded bytes; empty where the Parquet file had none."""
-        return mapped_table(self.path)["encoded"][row].as_py()
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryStore:
-    """A few encoded images in memory.
-
-    Attributes:
-        names: what errors call each image.
-        encoded: the bytes of each image.
-    """
-
-    names: PackedBytes
-    encoded: PackedBytes
-
-    def image_name(self, row: int) -> str:
-        """As it was named."""
-        return self.names[row].decode()
-
-    def source(self, row: int) -> bytes:
-        """The encoded bytes."""
-        return self.encoded[row]
-
-
-@functools.lru_cache(maxsize=8)
-def mapped_table(path: Path) -> Any:
-    """An Arrow IPC file as a table whose columns lie in the mapped file, not in memory."""
-    import pyarrow as pa  # only streamed Parquet needs it
-
-    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,6 +312,3 @@ def with_crop(image_set: ImageSet, crop: Crop) -> ImageSet:
     if not isinstance(image_set, EncodedImages):
         return image_set
     return replace(image_set, crop=crop, image_shape=(image_set.image_shape[0], crop.size_px, crop.size_px))
-
-
-Split = Literal["train", "test"]

@@ -6,20 +6,22 @@ of images and classes. The images have no common size and are cut when read. Bou
 """
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from ssl_sec.data.class_splits import require_disjoint
-from ssl_sec.data.crops import Crop
-from ssl_sec.data.decode import OnBadImage
-from ssl_sec.data.faces.listed_images import check_paths
-from ssl_sec.data.image_set import EncodedImages, FileStore, PackedBytes, Split
+from ssl_sec.data.decode import Decoding
+from ssl_sec.data.folders import check_paths
+from ssl_sec.data.image_set import EncodedImages, Split
+from ssl_sec.data.stores import FileStore
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
+
+RetrievalSet = Literal["cub", "cars196", "sop", "inshop"]
 
 
 @dataclass(frozen=True)
@@ -113,22 +115,23 @@ class Listing:
         require_disjoint(self._classes("train").values(), self._classes("test").values(), self.name)
         return self
 
-    def open(self, split: Split, crop: Crop, on_bad_image: OnBadImage) -> EncodedImages:
+    def open(self, split: Split, decoding: Decoding) -> EncodedImages:
         """One split, after a check that its images are there."""
+        assert decoding.crop is not None, "the images have no common size"
         chosen = self._of(split)
         _check_paths(chosen, self.root)
         classes = self._classes(split)
         labels = {number: label for label, number in enumerate(classes)}
         queries = torch.tensor([image.part == "query" for image in chosen])
         return EncodedImages(
-            store=FileStore(root=self.root, paths=PackedBytes.of(os.fsencode(image.path) for image in chosen)),
+            store=FileStore.of(self.root, (image.path for image in chosen)),
             labels=torch.tensor([labels[image.class_number] for image in chosen]),
             class_names=tuple(classes.values()),
-            image_shape=(3, crop.size_px, crop.size_px),
-            crop=crop,
+            image_shape=(decoding.num_channels, decoding.crop.size_px, decoding.crop.size_px),
+            crop=decoding.crop,
             name=f"{self.name}/{split}",
             description=f"{Counts(len(chosen), len(classes))} in {self.root}, {split} split of {self.name} by class",
-            on_bad_image=on_bad_image,
+            on_bad_image=decoding.on_bad_image,
             queries=queries if bool(queries.any()) else None,
         )
 
@@ -141,78 +144,31 @@ class Listing:
         return {number: printable(self.class_names[number]) for number in sorted(numbers)}
 
 
-def open_cub(split: Split, root: str | Path, crop: Crop, on_bad_image: OnBadImage = "raise") -> EncodedImages:
-    """CUB-200-2011: 200 species of birds, the first 100 for training.
+def open_retrieval_set(name: RetrievalSet, split: Split, root: str | Path, decoding: Decoding) -> EncodedImages:
+    """One split of a set; that of In-Shop's tests has `queries`, which are looked up among the others.
 
     Args:
-        split: 5,864 training or 5,924 test images.
-        root: `CUB_200_2011`, which holds `images.txt`, `image_class_labels.txt` and `images/`.
-        crop: what is cut out of each image.
-        on_bad_image: raise an error about an unreadable image, or replace it.
+        name: of the set.
+        split: which part.
+        root: the folder that the set's `read_...` asks for.
+        decoding: how images become pixels; it needs a crop.
 
     Raises:
         MissingDataError: the set is not there.
         DataError: a list is damaged, names a missing file or one outside of `root`, or has other numbers of
             images and classes than were published.
     """
-    return read_cub(Path(root), CUB_COUNTS).open(split, crop, on_bad_image)
-
-
-def open_cars196(split: Split, root: str | Path, crop: Crop, on_bad_image: OnBadImage = "raise") -> EncodedImages:
-    """Cars196 (Stanford Cars): 196 models of cars, the first 98 for training.
-
-    The official halves of the set share their classes and are not used: all images are split by class.
-
-    Args:
-        split: 8,054 training or 8,131 test images.
-        root: what holds `car_ims/` and `cars_annos.mat`.
-        crop: what is cut out of each image.
-        on_bad_image: raise an error about an unreadable image, or replace it.
-
-    Raises:
-        MissingDataError: as `open_cub`.
-        DataError: as `open_cub`.
-    """
-    return read_cars196(Path(root), CARS196_COUNTS).open(split, crop, on_bad_image)
-
-
-def open_sop(split: Split, root: str | Path, crop: Crop, on_bad_image: OnBadImage = "raise") -> EncodedImages:
-    """Stanford Online Products: 22,634 products; the lists say which are for training.
-
-    Args:
-        split: 59,551 training images of 11,318 classes, or 60,502 test images of 11,316.
-        root: `Stanford_Online_Products`, which holds `Ebay_train.txt`, `Ebay_test.txt` and the images' folders.
-        crop: what is cut out of each image.
-        on_bad_image: raise an error about an unreadable image, or replace it.
-
-    Raises:
-        MissingDataError: as `open_cub`.
-        DataError: as `open_cub`.
-    """
-    return read_sop(Path(root), SOP_COUNTS).open(split, crop, on_bad_image)
-
-
-def open_inshop(split: Split, root: str | Path, crop: Crop, on_bad_image: OnBadImage = "raise") -> EncodedImages:
-    """In-Shop Clothes Retrieval: 7,982 articles; the list says which are for training.
-
-    The test split has `queries`: 14,218 images that are looked up among the 12,612 of the gallery, of the same
-    3,985 articles.
-
-    Args:
-        split: 25,882 training images of 3,997 classes, or the 26,830 test images.
-        root: what holds `Eval/list_eval_partition.txt`, or that list itself, and `Img/img/`, or `img/`.
-        crop: what is cut out of each image.
-        on_bad_image: raise an error about an unreadable image, or replace it.
-
-    Raises:
-        MissingDataError: as `open_cub`.
-        DataError: as `open_cub`.
-    """
-    return read_inshop(Path(root), INSHOP_COUNTS).open(split, crop, on_bad_image)
+    read, counts = RETRIEVAL_SETS[name]
+    return read(Path(root), counts).open(split, decoding)
 
 
 def read_cub(root: Path, counts: Mapping[str, Counts]) -> Listing:
-    """What `open_cub` opens, for given numbers of images and classes."""
+    """CUB-200-2011: 200 species of birds, the first 100 for training.
+
+    Args:
+        root: `CUB_200_2011`, which holds `images.txt`, `image_class_labels.txt` and `images/`.
+        counts: images and classes of each part, as published.
+    """
     images, labels = root / "images.txt", root / "image_class_labels.txt"
     for path in (images, labels, root / "images"):
         _require(path, CUB_SOURCE)
@@ -234,7 +190,14 @@ def read_cub(root: Path, counts: Mapping[str, Counts]) -> Listing:
 
 
 def read_cars196(root: Path, counts: Mapping[str, Counts]) -> Listing:
-    """What `open_cars196` opens, for given numbers of images and classes."""
+    """Cars196 (Stanford Cars): 196 models of cars, the first 98 for training.
+
+    The official halves of the set share their classes and are not used: all images are split by class.
+
+    Args:
+        root: what holds `car_ims/` and `cars_annos.mat`.
+        counts: images and classes of each part, as published.
+    """
     annotations = root / "cars_annos.mat"
     for path in (annotations, root / "car_ims"):
         _require(path, CARS196_SOURCE)
@@ -251,7 +214,12 @@ def read_cars196(root: Path, counts: Mapping[str, Counts]) -> Listing:
 
 
 def read_sop(root: Path, counts: Mapping[str, Counts]) -> Listing:
-    """What `open_sop` opens, for given numbers of images and classes."""
+    """Stanford Online Products: 22,634 products; the lists say which are for training.
+
+    Args:
+        root: `Stanford_Online_Products`, which holds `Ebay_train.txt`, `Ebay_test.txt` and the images' folders.
+        counts: images and classes of each part, as published.
+    """
     listed: list[Listed] = []
     for part in ("train", "test"):
         path = root / f"Ebay_{part}.txt"
@@ -263,7 +231,12 @@ def read_sop(root: Path, counts: Mapping[str, Counts]) -> Listing:
 
 
 def read_inshop(root: Path, counts: Mapping[str, Counts]) -> Listing:
-    """What `open_inshop` opens, for given numbers of images and classes."""
+    """In-Shop Clothes Retrieval: 7,982 articles; the list says which are for training, queries and gallery.
+
+    Args:
+        root: what holds `Eval/list_eval_partition.txt`, or that list itself, and `Img/img/`, or `img/`.
+        counts: images and classes of each part, as published.
+    """
     name = "list_eval_partition.txt"
     # Copies of the set may lack the two folders that it is published in.
     path = root / name if (root / name).is_file() else root / "Eval" / name
@@ -279,6 +252,14 @@ def read_inshop(root: Path, counts: Mapping[str, Counts]) -> Listing:
             raise DataError(f"{where}: status {printable(part)!r}; allowed: train, query, gallery")
         listed.append(Listed(folder + image_path, numbers[item], part, where))
     return Listing(name="inshop", root=root, images=tuple(listed), class_names=names).check(counts)
+
+
+RETRIEVAL_SETS: Mapping[RetrievalSet, tuple[Callable[[Path, Mapping[str, Counts]], Listing], Mapping[str, Counts]]] = {
+    "cub": (read_cub, CUB_COUNTS),
+    "cars196": (read_cars196, CARS196_COUNTS),
+    "sop": (read_sop, SOP_COUNTS),
+    "inshop": (read_inshop, INSHOP_COUNTS),
+}
 
 
 def _part(class_number: int, counts: Mapping[str, Counts]) -> Split:

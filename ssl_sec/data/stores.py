@@ -1,20 +1,22 @@
 """Encoded images in a store: decoded at once if they fit into memory, else when they are read."""
 
+import functools
 import itertools
 import logging
-import math
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from ssl_sec.data.crops import CentreSquare, Crop
-from ssl_sec.data.decode import OnBadImage, decode_image
+from ssl_sec.data.decode import AS_THEY_ARE, Decoding, decode_image
 from ssl_sec.data.image_set import (
-    ArrowStore,
     EncodedImages,
     ImageSet,
     ImageStore,
@@ -22,7 +24,6 @@ from ssl_sec.data.image_set import (
     ResidentImages,
     Split,
     check_shape,
-    mapped_table,
     subset,
     unreadable,
 )
@@ -37,17 +38,122 @@ IMAGES_PER_TASK_LIST = 256
 Encoded = tuple[str, Path | bytes, int]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PackedBytes:
+    """Many byte strings, one after the other in an array.
+
+    Pickling is a copy, and reading touches no reference counts: those of a million strings would duplicate the memory
+    in every forked worker.
+
+    Attributes:
+        content: of all of them.
+        ends: where each ends.
+    """
+
+    content: UInt8[np.ndarray, " bytes"]
+    ends: Int64[np.ndarray, " strings"]
+
+    @classmethod
+    def of(cls, strings: Iterable[bytes]) -> "PackedBytes":
+        """These strings."""
+        strings = list(strings)
+        ends = np.cumsum([len(string) for string in strings], dtype=np.int64)
+        return cls(content=np.frombuffer(b"".join(strings), np.uint8), ends=ends)
+
+    def __len__(self) -> int:
+        """Number of strings."""
+        return len(self.ends)
+
+    def __getitem__(self, row: int) -> bytes:
+        return self.content[self.ends[row - 1] if row else 0 : self.ends[row]].tobytes()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileStore:
+    """Image files of a folder.
+
+    Attributes:
+        root: the folder.
+        paths: file names relative to it, as the bytes of the file system.
+    """
+
+    root: Path
+    paths: PackedBytes
+
+    @classmethod
+    def of(cls, root: Path, paths: Iterable[str | bytes]) -> "FileStore":
+        """The files at these paths."""
+        return cls(root=root, paths=PackedBytes.of(map(os.fsencode, paths)))
+
+    def image_name(self, row: int) -> str:
+        """The file's path."""
+        return str(self.root / self.paths[row].decode("utf-8", "backslashreplace"))
+
+    def source(self, row: int) -> Path:
+        """The file's path."""
+        return self.root / os.fsdecode(self.paths[row])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrowStore:
+    """A memory-mapped Arrow IPC file with the columns `name` and `encoded`.
+
+    Attributes:
+        path: the file. Only the path is pickled; every process maps the file itself, once.
+    """
+
+    path: Path
+
+    def image_name(self, row: int) -> str:
+        """The Parquet file and row where the image came from."""
+        return mapped_table(self.path)["name"][row].as_py()
+
+    def source(self, row: int) -> bytes:
+        """The encoded bytes; empty where the Parquet file had none."""
+        return mapped_table(self.path)["encoded"][row].as_py()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryStore:
+    """A few encoded images in memory.
+
+    Attributes:
+        names: what errors call each image.
+        encoded: the bytes of each image.
+    """
+
+    names: PackedBytes
+    encoded: PackedBytes
+
+    @classmethod
+    def of(cls, names: Iterable[str], encoded: Iterable[bytes]) -> "MemoryStore":
+        """These images."""
+        return cls(names=PackedBytes.of(map(str.encode, names)), encoded=PackedBytes.of(encoded))
+
+    def image_name(self, row: int) -> str:
+        """As it was named."""
+        return self.names[row].decode()
+
+    def source(self, row: int) -> bytes:
+        """The encoded bytes."""
+        return self.encoded[row]
+
+
+@functools.lru_cache(maxsize=8)
+def mapped_table(path: Path) -> Any:
+    """An Arrow IPC file as a table whose columns lie in the mapped file, not in memory."""
+    import pyarrow as pa  # only streamed Parquet needs it
+
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
 def from_store(
     store: ImageStore,
     labels: Int64[Tensor, " images"],
     class_names: tuple[str, ...],
     name: str,
     description: str,
-    image_size_px: int | None = None,
-    num_channels: int = 3,
-    on_bad_image: OnBadImage | None = None,
-    resident_limit_mib: int = 2048,
-    crop: Crop | None = None,
+    decoding: Decoding,
     rows: Int64[Tensor, " images"] | None = None,
 ) -> ImageSet:
     """Images of a store: decoded into memory if they fit there, else whenever they are read.
@@ -58,43 +164,27 @@ def from_store(
         class_names: name of each class.
         name: what the set is called.
         description: where the images came from.
-        image_size_px: as in `open_folder`.
-        num_channels: as in `open_folder`.
-        on_bad_image: as in `open_folder`; None raises the error where no setting could skip the image.
-        resident_limit_mib: as in `open_folder`.
-        crop: as in `open_folder`.
+        decoding: how they become pixels.
         rows: row in `store` of each image, on the CPU; None if they are all of them in order.
 
     Raises:
         DataError: an image cannot be read, or has another size than the first.
     """
-    assert image_size_px is None or crop is None
-    _check_format(image_size_px, num_channels)
-    resize = None if image_size_px is None else CentreSquare(size_px=image_size_px)
     places = ((image, image if rows is None else int(rows[image])) for image in range(len(labels)))
     encoded = ((store.image_name(row), store.source(row), int(labels[image])) for image, row in places)
-    first, image_shape = _first_shape(encoded, crop or resize, num_channels, on_bad_image)
-    if crop is None and _fits(len(labels), image_shape, resident_limit_mib):
-        images, labels_read, num_bad_images = _decode_all(
-            itertools.chain(first, encoded), len(labels), image_shape, resize, on_bad_image, name
-        )
-        return ResidentImages(
-            images=images,
-            labels=labels_read,
-            class_names=class_names,
-            name=name,
-            description=description,
-            num_bad_images=num_bad_images,
-        )
+    first, image_shape = _first_shape(encoded, decoding)
+    if decoding.is_resident(len(labels), image_shape):
+        encoded = itertools.chain(first, encoded)
+        return _decode_all(encoded, len(labels), image_shape, decoding, lambda _: class_names, name, description)
     return EncodedImages(
         store=store,
         labels=labels,
         class_names=class_names,
         image_shape=image_shape,
-        crop=crop or resize,
+        crop=decoding.square,
         name=name,
         description=description,
-        on_bad_image=on_bad_image,
+        on_bad_image=decoding.on_bad_image,
         rows=rows,
     )
 
@@ -125,50 +215,38 @@ def limit_images(image_set: ImageSet, max_images: int, seed: int) -> ImageSet:
     return subset(image_set, chosen.sort().values, f"balanced by class, seed {seed}")
 
 
-def _check_format(image_size_px: int | None, num_channels: int) -> None:
-    if num_channels not in (1, 3):
-        raise ConfigError(f"data.num_channels = {num_channels}; allowed: 1, 3")
-    if image_size_px is not None and image_size_px < 1:
-        raise ConfigError(f"data.image_size_px = {image_size_px}; allowed: 1 or more, or null")
-
-
-def _first_shape(
-    encoded: Iterator[Encoded], crop: Crop | None, num_channels: int, on_bad_image: OnBadImage | None
-) -> tuple[list[Encoded], tuple[int, int, int]]:
+def _first_shape(encoded: Iterator[Encoded], decoding: Decoding) -> tuple[list[Encoded], tuple[int, int, int]]:
     """The shape of all images, and what had to be taken from `encoded` to learn it."""
-    if crop is not None:
-        return [], (num_channels, crop.size_px, crop.size_px)
+    if decoding.square is not None:
+        return [], (decoding.num_channels, decoding.square.size_px, decoding.square.size_px)
     taken: list[Encoded] = []
     for item in encoded:
         taken.append(item)
         name, source, _ = item
         try:
-            _, height, width = decode_image(source, name, num_channels).shape
+            _, height, width = decode_image(source, name, decoding.num_channels).shape
         except DataError as error:
-            if on_bad_image != "skip":
-                raise unreadable(error, on_bad_image) from error.__cause__
+            if decoding.on_bad_image != "skip":
+                raise unreadable(error, decoding.on_bad_image) from error.__cause__
         else:
-            return taken, (num_channels, height, width)
+            return taken, (decoding.num_channels, height, width)
     raise DataError(f"none of the {len(taken)} images can be read, the first being {taken[0][0]}")
-
-
-def _fits(num_images: int, image_shape: tuple[int, int, int], resident_limit_mib: int) -> bool:
-    return num_images * math.prod(image_shape) <= resident_limit_mib * 2**20
 
 
 def _decode_all(
     encoded: Iterator[Encoded],
     num_images: int,
     image_shape: tuple[int, int, int],
-    resize: CentreSquare | None,
-    on_bad_image: OnBadImage | None,
+    decoding: Decoding,
+    class_names: Callable[[Int64[Tensor, " read"]], tuple[str, ...]],
     name: str,
-) -> tuple[UInt8[Tensor, "read channels height width"], Int64[Tensor, " read"], int]:
-    """Pixels and labels of the images that can be read, and how many cannot."""
+    description: str,
+) -> ResidentImages:
+    """Those of the images that can be read; their labels may decide the names of the classes."""
 
     def decode(item: Encoded) -> Tensor | DataError:
         try:
-            return decode_image(item[1], item[0], image_shape[0], resize)
+            return decode_image(item[1], item[0], decoding.num_channels, decoding.square)
         except DataError as error:
             return error
 
@@ -179,8 +257,8 @@ def _decode_all(
         while items := list(itertools.islice(encoded, IMAGES_PER_TASK_LIST)):
             for (image_name, _, label), image in zip(items, pool.map(decode, items), strict=True):
                 if isinstance(image, DataError):
-                    if on_bad_image != "skip":
-                        raise unreadable(image, on_bad_image) from image.__cause__
+                    if decoding.on_bad_image != "skip":
+                        raise unreadable(image, decoding.on_bad_image) from image.__cause__
                     reasons.append(image)
                     continue
                 check_shape(image, image_shape, image_name)
@@ -193,21 +271,25 @@ def _decode_all(
         )
     if not labels:
         raise DataError(f"{name}: none of the {num_images} images can be read, the first: {reasons[0]}")
-    return images[: len(labels)], torch.tensor(labels), len(reasons)
+    read = torch.tensor(labels)
+    return ResidentImages(
+        images=images[: len(labels)],
+        labels=read,
+        class_names=class_names(read),
+        name=name,
+        description=description,
+        num_bad_images=len(reasons),
+    )
 
 
 def open_parquet(
     split: Split,
     train: Locations | None,
     test: Locations | None,
+    decoding: Decoding = AS_THEY_ARE,
     image_column: str | None = None,
     label_column: str = "label",
-    image_size_px: int | None = None,
-    num_channels: int = 3,
-    on_bad_image: OnBadImage = "raise",
-    resident_limit_mib: int = 2048,
     cache_folder: str | Path = "~/.cache/ssl_sec",
-    crop: Crop | None = None,
 ) -> ImageSet:
     """Parquet files in the Hugging Face layout, local or remote.
 
@@ -217,16 +299,10 @@ def open_parquet(
         split: which part.
         train: path, glob or fsspec URL of the training files, or a list of them.
         test: the same for the test files.
+        decoding: how images become pixels.
         image_column: column of struct{bytes, path}; None takes the only one of that type.
         label_column: column of integers, 0 or more.
-        image_size_px: side that images are resized to; None requires that all have one size.
-        num_channels: 3 for RGB, 1 for grey.
-        on_bad_image: raise an error about an unreadable image, or skip it: drop it from a resident set,
-            replace it in a streamed one.
-        resident_limit_mib: the set is decoded into memory if its pixels need no more than this.
         cache_folder: where a streamed set is copied to, to be read by row; needs the space of the files.
-        crop: what is cut out of images of any size whenever they are read: the set is then streamed, however small it
-            is. Only without image_size_px.
 
     Raises:
         MissingDataError: no files are given for the split, or they do not exist.
@@ -234,48 +310,31 @@ def open_parquet(
     """
     from ssl_sec.data import parquet  # Arrow, which no other set needs
 
-    assert image_size_px is None or crop is None
-    _check_format(image_size_px, num_channels)
-    resize = None if image_size_px is None else CentreSquare(size_px=image_size_px)
     locations = train if split == "train" else test
     if locations is None:
         raise MissingDataError(f"parquet: no files for the {split} split; set data.{split}")
     files = parquet.inspect(locations, image_column, label_column)
-    rows = parquet.iterate_rows(files)
     encoded = (
         (name, image.as_py(), int(label))
-        for some in rows
-        for name, image, label in zip(some.names, some.encoded, some.labels, strict=True)
+        for rows in parquet.iterate_rows(files)
+        for name, image, label in zip(rows.names, rows.encoded, rows.labels, strict=True)
     )
-    first, image_shape = _first_shape(encoded, crop or resize, num_channels, on_bad_image)
+    first, image_shape = _first_shape(encoded, decoding)
     name = f"parquet/{split}"
     paths = [path for _, path in files.files]
     more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
     description = f"{files.num_rows} images in {paths[0]}{more}, digest {parquet.digest(files)}"
-    if crop is None and _fits(files.num_rows, image_shape, resident_limit_mib):
-        images, labels, num_bad_images = _decode_all(
-            itertools.chain(first, encoded), files.num_rows, image_shape, resize, on_bad_image, name
-        )
-        return ResidentImages(
-            images=images,
-            labels=labels,
-            class_names=parquet.class_names(files, labels.numpy()),
-            name=name,
-            description=description,
-            num_bad_images=num_bad_images,
-        )
+
+    def class_names(labels: Int64[Tensor, " images"]) -> tuple[str, ...]:
+        return parquet.class_names(files, labels.numpy())
+
+    if decoding.is_resident(files.num_rows, image_shape):
+        encoded = itertools.chain(first, encoded)
+        return _decode_all(encoded, files.num_rows, image_shape, decoding, class_names, name, description)
     store = ArrowStore(path=parquet.cached_table(files, Path(cache_folder).expanduser()))
     labels = torch.from_numpy(mapped_table(store.path)["label"].to_numpy().copy())
-    return EncodedImages(
-        store=store,
-        labels=labels,
-        class_names=parquet.class_names(files, labels.numpy()),
-        image_shape=image_shape,
-        crop=crop or resize,
-        name=name,
-        description=description,
-        on_bad_image=on_bad_image,
-    )
+    streamed = replace(decoding, resident_limit_mib=0)
+    return from_store(store, labels, class_names(labels), name, description, streamed)
 
 
 def parquet_class_names(

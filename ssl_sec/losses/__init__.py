@@ -1,8 +1,7 @@
 """The loss core: `loss(embeddings, labels) -> scalar`, on raw embeddings, for every recipe."""
 
 from ssl_sec.losses.angular import AngularLoss, NPairAngularLoss
-from ssl_sec.losses.base import Loss
-from ssl_sec.losses.combined import CombinedLoss
+from ssl_sec.losses.base import CombinedLoss, Loss, from_views
 from ssl_sec.losses.contrastive import ContrastiveLoss, NTXentLoss
 from ssl_sec.losses.pair import (
     LiftedStructureLoss,
@@ -13,13 +12,9 @@ from ssl_sec.losses.pair import (
     SemihardTripletLoss,
     TripletLoss,
 )
-from ssl_sec.losses.spherical import SphericalConstraint, spherical_constraint
-from ssl_sec.losses.template import (
+from ssl_sec.losses.softmax import (
     ArcFaceLoss,
-    CContrastiveLoss,
-    CenterLoss,
     CosFaceLoss,
-    CTripletLoss,
     L2SoftmaxLoss,
     ModifiedSoftmaxLoss,
     NormFaceLoss,
@@ -27,8 +22,9 @@ from ssl_sec.losses.template import (
     SphereFaceLoss,
     normalized_softmax_lower_bound,
 )
+from ssl_sec.losses.spherical import SphericalConstraint, spherical_constraint
+from ssl_sec.losses.template import CContrastiveLoss, CenterLoss, CTripletLoss
 from ssl_sec.losses.transform import Rotation, SphericalFeatureTransform, rotation
-from ssl_sec.losses.views import from_views
 
 __all__ = [
     "AngularLoss",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ssl_sec.losses.classes import Classes, can_look
 from ssl_sec.losses.geometry import in_full_precision
+from ssl_sec.settings import Range
 
 
 class Loss(nn.Module, ABC):
@@ -52,6 +53,52 @@ class Loss(nn.Module, ABC):
         labels: Int64[Tensor, " batch"],
         anchors: slice,
     ) -> Float[Tensor, ""]: ...
+
+
+class CombinedLoss(Loss):
+    """first + weight · second, each with class templates or centres of its own.
+
+    Args:
+        first: any loss.
+        second: any other.
+        weight: of the second, ≥ 0.
+    """
+
+    _shown = ("weight",)
+
+    def __init__(self, first: Loss, second: Loss, weight: float) -> None:
+        super().__init__()
+        Range(ge=0).check("weight", weight)
+        self.first = first
+        self.second = second
+        self.weight = weight
+
+    def _share(
+        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
+    ) -> Float[Tensor, ""]:
+        return self.first(embeddings, labels, anchors) + self.weight * self.second(embeddings, labels, anchors)
+
+
+def from_views(*views: Float[Tensor, "images dim"]) -> tuple[Float[Tensor, "batch dim"], Int64[Tensor, " batch"]]:
+    """The embeddings of several views of the same images as one batch: `loss(*from_views(z1, z2))`.
+
+    Args:
+        views: two or more, each with one row for each image, in one order.
+
+    Returns:
+        The rows of the views, one view after the other, and for each row the number of its image: views of one image
+        are positives of each other.
+
+    Raises:
+        ValueError: there are fewer than two views, or they have not one shape.
+    """
+    if len(views) < 2:
+        raise ValueError(f"from_views: found {len(views)} views, must be two or more: from_views(z1, z2)")
+    shapes = [tuple(view.shape) for view in views]
+    if len(shapes[0]) != 2 or len(set(shapes)) > 1:
+        raise ValueError(f"from_views: found views of shapes {shapes}, must be [images, dim], the same for all")
+    images = torch.arange(len(views[0]), device=views[0].device)
+    return torch.cat(views), images.repeat(len(views))
 
 
 def require(condition: bool, name: str, found: object, allowed: str) -> None:

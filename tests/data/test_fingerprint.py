@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssl_sec.data.decode import Decoding
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.folders import open_folder
 from ssl_sec.data.image_set import subset
@@ -27,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def opened(root: Path, **options):
-    return open_folder("train", root, **options)
+    return open_folder("train", root, Decoding(**options))
 
 
 def test_a_set_is_itself_wherever_it_lies_and_on_every_look(folder, tmp_path):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ssl_sec.data.crops import CentreCrop, CentreSquare, RandomResizedCrop
-from ssl_sec.data.image_set import EncodedImages, FileStore, ImageSet, PackedBytes, ResidentImages, subset, with_crop
+from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages, subset, with_crop
+from ssl_sec.data.stores import FileStore
 from ssl_sec.errors import DataError
 from tests.data.files import plain, write_folder
 
@@ -26,7 +27,7 @@ def encoded(root, num_images=6, bad=(), on_bad_image="skip") -> EncodedImages:
     names = [f"{value:03}.png" for value in range(num_images)]
     files = {name: b"text" if value in bad else plain(value) for value, name in enumerate(names)}
     return EncodedImages(
-        store=FileStore(root=write_folder(root, files), paths=PackedBytes.of(name.encode() for name in names)),
+        store=FileStore.of(write_folder(root, files), names),
         labels=torch.arange(num_images),
         class_names=tuple(map(str, range(num_images))),
         image_shape=(3, 8, 8),
@@ -136,17 +137,3 @@ def test_one_set_is_cropped_for_training_and_for_evaluation(tmp_path):
 def test_pickling(tmp_path):
     image_set = subset(encoded(tmp_path), torch.tensor([3, 1]))
     assert values(pickle.loads(pickle.dumps(image_set)).read(torch.tensor([0, 1]))) == [3, 1]
-
-
-def test_file_names_that_are_not_utf_8(tmp_path):
-    (tmp_path / "é.png").write_bytes(plain(9))
-    store = FileStore(root=tmp_path, paths=PackedBytes.of(["é.png".encode(), b"\xff.png"]))
-    assert store.source(0).exists()
-    assert store.image_name(1).encode().endswith(b"\\xff.png")
-
-
-def test_packed_bytes_are_the_strings():
-    strings = [b"", b"a\0", b"bc", b""]
-    packed = pickle.loads(pickle.dumps(PackedBytes.of(iter(strings))))
-    assert [packed[row] for row in range(len(packed))] == strings
-    assert len(PackedBytes.of([])) == 0

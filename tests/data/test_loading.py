@@ -9,9 +9,10 @@ import torch
 
 from ssl_sec.data.crops import RandomResizedCrop, row_draws
 from ssl_sec.data.decode import decode_image
-from ssl_sec.data.image_set import EncodedImages, FileStore, PackedBytes
+from ssl_sec.data.image_set import EncodedImages
 from ssl_sec.data.loading import _Decoding, batches
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
+from ssl_sec.data.stores import FileStore
 from ssl_sec.errors import DataError
 from tests.data.files import encode, noise, write_folder
 from tests.data.test_image_set import encoded, resident, values
@@ -98,7 +99,7 @@ def cropped(root, num_images=6, bad=()) -> EncodedImages:
     pictures = [encode(noise(20 + 9 * value, 60 - 7 * value)) for value in range(num_images)]
     files = {name: b"text" if value in bad else pictures[value] for value, name in enumerate(names)}
     return EncodedImages(
-        store=FileStore(root=write_folder(root, files), paths=PackedBytes.of(name.encode() for name in names)),
+        store=FileStore.of(write_folder(root, files), names),
         labels=torch.arange(num_images),
         class_names=tuple(map(str, range(num_images))),
         image_shape=(3, 24, 24),

@@ -1,5 +1,6 @@
 import pickle
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,27 +8,20 @@ import torch
 from scipy.io import savemat
 
 from ssl_sec.data.crops import CentreCrop
+from ssl_sec.data.decode import Decoding
 from ssl_sec.data.retrieval_sets import (
     CUB_COUNTS,
+    RETRIEVAL_SETS,
     Counts,
-    open_cars196,
-    open_cub,
-    open_inshop,
-    open_sop,
-    read_cars196,
-    read_cub,
-    read_inshop,
-    read_sop,
+    open_retrieval_set,
 )
 from ssl_sec.errors import MissingDataError
 from tests.data.files import plain, write_folder
 from tests.data.test_image_set import values
 from tests.data.test_sources import line
 
-CROP = CentreCrop(short_side_px=8, size_px=8)
+CROPPED = Decoding(crop=CentreCrop(short_side_px=8, size_px=8), on_bad_image="raise")
 
-OPENERS = {"cub": open_cub, "cars196": open_cars196, "sop": open_sop, "inshop": open_inshop}
-READERS = {"cub": read_cub, "cars196": read_cars196, "sop": read_sop, "inshop": read_inshop}
 FOUR_TWO = {"train": Counts(4, 2), "test": Counts(2, 1)}
 COUNTS = {
     "cub": FOUR_TWO,
@@ -102,7 +96,8 @@ def write(name, root):
 
 
 def opened(name, root, split, on_bad_image="raise"):
-    return READERS[name](root, COUNTS[name]).open(split, CROP, on_bad_image)
+    read, _ = RETRIEVAL_SETS[name]
+    return read(root, COUNTS[name]).open(split, replace(CROPPED, on_bad_image=on_bad_image))
 
 
 def edit(path, old: bytes, new: bytes) -> None:
@@ -130,7 +125,7 @@ def test_published_layouts(tmp_path, name, split, pixels, labels, class_names):
     assert values(batch) == pixels
     assert image_set.labels.tolist() == labels == batch.labels.tolist()
     assert image_set.class_names == class_names
-    assert image_set.image_shape == (3, 8, 8) and image_set.crop == CROP
+    assert image_set.image_shape == (3, 8, 8) and image_set.crop == CROPPED.crop
     assert image_set.name == f"{name}/{split}" and str(tmp_path) in image_set.description
     if (name, split) == ("inshop", "test"):
         assert image_set.queries.tolist() == [True, False, False, True, False]
@@ -145,10 +140,10 @@ def test_inshop_without_its_two_folders(tmp_path):
     assert values(opened("inshop", tmp_path, "train").read(torch.arange(3))) == [1, 2, 5]
 
 
-@pytest.mark.parametrize("name", OPENERS)
+@pytest.mark.parametrize("name", RETRIEVAL_SETS)
 def test_a_missing_set_is_described(tmp_path, name):
     for root in (tmp_path / "none", tmp_path):
-        message = line(lambda root=root: OPENERS[name]("train", root, CROP), MissingDataError)
+        message = line(lambda root=root: open_retrieval_set(name, "train", root, CROPPED), MissingDataError)
         assert str(root) in message and "not there" in message and "https://" in message and "data.root" in message
 
 
@@ -165,7 +160,8 @@ def test_a_missing_set_is_described(tmp_path, name):
 def test_what_is_missing_is_named(tmp_path, name, gone):
     write(name, tmp_path)
     (tmp_path / gone).rename(tmp_path / "elsewhere")
-    assert line(lambda: OPENERS[name]("train", str(tmp_path), CROP), MissingDataError).startswith(str(tmp_path / gone))
+    message = line(lambda: open_retrieval_set(name, "train", str(tmp_path), CROPPED), MissingDataError)
+    assert message.startswith(str(tmp_path / gone))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +175,8 @@ def test_what_is_missing_is_named(tmp_path, name, gone):
 )
 def test_the_published_numbers_are_expected(tmp_path, name, expected):
     write(name, tmp_path)
-    assert line(lambda: OPENERS[name]("train", tmp_path, CROP)) == f"{expected.format(root=tmp_path)}, as published"
+    message = line(lambda: open_retrieval_set(name, "train", tmp_path, CROPPED))
+    assert message == f"{expected.format(root=tmp_path)}, as published"
 
 
 def test_every_part_is_counted(tmp_path):
@@ -326,9 +323,9 @@ def test_a_set_of_the_published_size_opens_quickly(tmp_path):
         },
     )
     started = time.process_time()
-    image_set = open_cub("test", tmp_path, CROP)
+    image_set = open_retrieval_set("cub", "test", tmp_path, CROPPED)
     assert time.process_time() - started < 3
     assert len(image_set) == 5_924 and image_set.labels.unique().tolist() == list(range(100))
     assert (image_set.class_names[0], image_set.class_names[-1]) == ("101.Bird", "200.Bird")
     missing = f"{tmp_path}/images.txt line 1: images/001.Bird/00000.jpg is not there"
-    assert line(lambda: open_cub("train", tmp_path, CROP)) == missing
+    assert line(lambda: open_retrieval_set("cub", "train", tmp_path, CROPPED)) == missing

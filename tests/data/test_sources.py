@@ -2,6 +2,7 @@ import hashlib
 import logging
 import os
 import pickle
+from dataclasses import replace
 from urllib.error import URLError
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from ssl_sec.data.crops import CentreCrop
+from ssl_sec.data.decode import Decoding
 from ssl_sec.data.folders import open_folder
 from ssl_sec.data.image_set import EncodedImages, ResidentImages
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits
@@ -104,8 +106,9 @@ FOLDER = {
 @pytest.mark.parametrize("resident_limit_mib", [0, 1])
 def test_folder(tmp_path, resident_limit_mib):
     write_folder(tmp_path, FOLDER)
-    train = open_folder("train", tmp_path, resident_limit_mib=resident_limit_mib)
-    test = open_folder("test", str(tmp_path), resident_limit_mib=resident_limit_mib)
+    decoding = Decoding(resident_limit_mib=resident_limit_mib)
+    train = open_folder("train", tmp_path, decoding)
+    test = open_folder("test", str(tmp_path), decoding)
     assert isinstance(train, ResidentImages if resident_limit_mib else EncodedImages)
     assert values(train.read(torch.arange(3))) == [1, 2, 3] and train.labels.tolist() == [0, 0, 1]
     assert values(test.read(torch.arange(1))) == [4] and test.labels.tolist() == [1]
@@ -142,9 +145,8 @@ def test_both_folders_are_needed_to_compare_their_classes(tmp_path):
 @pytest.mark.parametrize("num_channels", [1, 3])
 def test_folder_resizes(tmp_path, resident_limit_mib, num_channels):
     write_folder(tmp_path, {"train/a/1.png": plain(1, 9, 30), "train/a/2.png": plain(2, 31, 16)})
-    images = open_folder(
-        "train", tmp_path, image_size_px=12, num_channels=num_channels, resident_limit_mib=resident_limit_mib
-    )
+    decoding = Decoding(image_size_px=12, num_channels=num_channels, resident_limit_mib=resident_limit_mib)
+    images = open_folder("train", tmp_path, decoding)
     assert images.image_shape == (num_channels, 12, 12)
     assert values(images.read(torch.arange(2))) == [1, 2]
 
@@ -156,8 +158,10 @@ def test_with_a_crop_images_of_any_size_are_streamed(tmp_path, num_channels):
     root = write_folder(tmp_path / "root", {f"train/a/{number}.png": image for number, image in enumerate(pictures)})
     file = write_parquet(tmp_path / "a.parquet", pictures, [0, 0])
     for images in (
-        open_folder("train", root, num_channels=num_channels, crop=crop),
-        open_parquet("train", file, None, num_channels=num_channels, crop=crop, cache_folder=tmp_path / "cache"),
+        open_folder("train", root, Decoding(num_channels=num_channels, crop=crop)),
+        open_parquet(
+            "train", file, None, Decoding(num_channels=num_channels, crop=crop), cache_folder=tmp_path / "cache"
+        ),
     ):
         assert isinstance(images, EncodedImages) and images.crop == crop
         assert images.image_shape == (num_channels, 6, 6)
@@ -175,8 +179,8 @@ def test_folder_errors(tmp_path):
     assert "test: no such folder" in line(lambda: open_folder("test", tmp_path), MissingDataError)
     write_folder(tmp_path, {"test/cat/1.png": plain(1), "test/cow/2.png": plain(2)})
     assert "classes that train does not have: cow" in line(lambda: open_folder("test", tmp_path))
-    assert "data.num_channels = 2" in line(lambda: open_folder("train", tmp_path, num_channels=2), ConfigError)
-    assert "data.image_size_px = 0" in line(lambda: open_folder("train", tmp_path, image_size_px=0), ConfigError)
+    assert line(lambda: Decoding(num_channels=2), ConfigError) == "data.num_channels: found 2, must be 1 or 3"
+    assert line(lambda: Decoding(image_size_px=0), ConfigError).startswith("data.image_size_px: found 0, must be ≥ 1")
 
 
 @pytest.mark.parametrize("link", ["train", "train/cat", "train/cat/2.png"])
@@ -212,10 +216,11 @@ def test_bad_images_of_a_resident_folder(tmp_path, image_size_px, caplog):
     bad = {f"train/cat/{name}": encode(noise(), "JPEG")[:700] if name[-1] == "g" else b"" for name in names}
     good = {f"train/{path}": plain(int(path[4])) for path in ("cat/1.png", "cat/3.png", "dog/5.png")}
     write_folder(tmp_path, bad | good)
-    message = line(lambda: open_folder("train", tmp_path, image_size_px))
+    decoding = Decoding(image_size_px=image_size_px, on_bad_image="raise")
+    message = line(lambda: open_folder("train", tmp_path, decoding))
     assert "0.png" in message and message.endswith("; data.on_bad_image=skip leaves such images out")
     with caplog.at_level(logging.WARNING, "ssl_sec.data"):
-        images = open_folder("train", tmp_path, image_size_px, on_bad_image="skip")
+        images = open_folder("train", tmp_path, replace(decoding, on_bad_image="skip"))
     assert values(images.read(torch.arange(3))) == [1, 3, 5] and images.labels.tolist() == [0, 0, 1]
     assert images.num_bad_images == 3 and len(images) == 3
     (message,) = caplog.messages
@@ -226,18 +231,15 @@ def test_bad_images_of_a_resident_folder(tmp_path, image_size_px, caplog):
 @pytest.mark.parametrize("image_size_px", [None, 8])
 def test_nothing_readable(tmp_path, resident_limit_mib, image_size_px):
     write_folder(tmp_path, {"train/cat/1.png": b"", "train/cat/2.png": b""})
-    message = line(
-        lambda: open_folder(
-            "train", tmp_path, image_size_px, on_bad_image="skip", resident_limit_mib=resident_limit_mib
-        ).read(torch.tensor([0]))
-    )
+    decoding = Decoding(image_size_px=image_size_px, on_bad_image="skip", resident_limit_mib=resident_limit_mib)
+    message = line(lambda: open_folder("train", tmp_path, decoding).read(torch.tensor([0])))
     assert "1.png" in message
 
 
 @pytest.mark.parametrize("on_bad_image", ["raise", "skip"])
 def test_sizes_must_agree(tmp_path, on_bad_image):
     write_folder(tmp_path, {"train/cat/1.png": plain(1), "train/cat/2.png": plain(2, 8, 9)})
-    message = line(lambda: open_folder("train", tmp_path, on_bad_image=on_bad_image))
+    message = line(lambda: open_folder("train", tmp_path, Decoding(on_bad_image=on_bad_image)))
     assert "2.png: 8 x 9 pixels" in message and "data.image_size_px" in message
 
 
@@ -250,8 +252,7 @@ def test_parquet(tmp_path, resident_limit_mib, image_size_px):
         "train",
         train=str(tmp_path / "?.parquet"),
         test=None,
-        image_size_px=image_size_px,
-        resident_limit_mib=resident_limit_mib,
+        decoding=Decoding(image_size_px=image_size_px, resident_limit_mib=resident_limit_mib),
         cache_folder=tmp_path / "cache",
     )
     assert isinstance(images, ResidentImages if resident_limit_mib else EncodedImages)
@@ -272,8 +273,7 @@ def test_parquet_with_bad_images(tmp_path, resident_limit_mib, caplog):
             "test",
             train=None,
             test=path,
-            on_bad_image=on_bad_image,
-            resident_limit_mib=resident_limit_mib,
+            decoding=Decoding(on_bad_image=on_bad_image, resident_limit_mib=resident_limit_mib),
             cache_folder=tmp_path,
         )
 

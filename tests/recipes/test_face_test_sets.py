@@ -11,6 +11,7 @@ import torch
 from scipy.io import savemat
 from torch import nn
 
+from ssl_sec.data.decode import Decoding
 from ssl_sec.data.faces.config import LFWPairsConfig, PairTableConfig
 from ssl_sec.errors import ConfigError, MissingDataError
 from ssl_sec.evaluation.faces.identification import all_pairs_tar_at_far, open_set_identification
@@ -122,7 +123,7 @@ def config_of(kind: str, folder: Path, /, **changes) -> BenchmarkConfig:
 
 
 def opened(kind: str, folder: Path, /, **changes) -> Benchmark:
-    return open_benchmark(config_of(kind, folder, **changes), 4, 3)
+    return open_benchmark(config_of(kind, folder, **changes), Decoding(image_size_px=4))
 
 
 class Exact:

@@ -16,7 +16,7 @@ from ssl_sec.collectives import (
 from ssl_sec.data.class_batches import ClassBatches
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import StorageError
-from ssl_sec.losses import class_tiles
+from ssl_sec.losses import tiles
 from ssl_sec.training.checkpoint import load_checkpoint, save_checkpoint, save_part, without_held_rows
 from ssl_sec.training.class_sharding import draw_templates, held_templates, template_losses
 from ssl_sec.training.objective import Objective
@@ -42,9 +42,9 @@ LOSSES = {
 every_loss = pytest.mark.parametrize("name", LOSSES)
 
 
-def trained(name, shared_out, tile_entries=class_tiles.TILE_ENTRIES, first_step=0, folder=None):
+def trained(name, shared_out, tile_entries=tiles.TILE_ENTRIES, first_step=0, folder=None):
     """Losses of some steps, the network's weights and gradients, and this worker's templates with their range."""
-    class_tiles.TILE_ENTRIES = tile_entries
+    tiles.TILE_ENTRIES = tile_entries
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(7, DIM), nn.Tanh(), nn.Linear(DIM, DIM)).double()
     loss = LOSSES[name]()
@@ -86,7 +86,7 @@ def trained(name, shared_out, tile_entries=class_tiles.TILE_ENTRIES, first_step=
     parameters = [parameter.detach() for parameter in network.parameters()]
     gradients = [parameter.grad for parameter in network.parameters()]
     scale = [parameter.detach() for parameter in loss.parameters() if parameter.ndim == 0]
-    class_tiles.TILE_ENTRIES = 1 << 24
+    tiles.TILE_ENTRIES = 1 << 24
     return values, [*parameters, *gradients, *scale], loss.weight.detach(), loss.weight.grad
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ssl_sec.training.replaying import WARM_UP_CALLS, Replayed
-from tests.pretend_graphs import PretendGraphs
+from tests.training.pretend_graphs import PretendGraphs
 
 
 def growing():

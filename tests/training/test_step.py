@@ -18,7 +18,7 @@ from ssl_sec.training.replaying import WARM_UP_CALLS
 from ssl_sec.training.schedules import Cosine, LinearRamp
 from ssl_sec.training.step import Cadence, Computation, Recipe, autocast, image_labels, train, train_step
 from tests.fakes import FakeRuntime, assert_identical, loaded
-from tests.pretend_graphs import PretendGraphs
+from tests.training.pretend_graphs import PretendGraphs
 
 NUM_IMAGES = 20
 FLOAT64 = Computation(precision="float64")

@@ -10,8 +10,8 @@ import torch
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.training.step import Cadence, train
 from tests.fakes import FakeRuntime
-from tests.pretend_gpu import PretendGPU
 from tests.recipes import test_metric_learning, test_pretraining
+from tests.training.pretend_gpu import PretendGPU
 
 FLOAT32 = {"name": "local", "precision": "float32"}
 SELDOM = Cadence(log_every_steps=5, save_every_steps=10**6, monitor_every_steps=10**6)

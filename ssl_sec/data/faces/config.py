@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ssl_sec.data.decode import Decoding
 from ssl_sec.data.faces.pairs import VerificationPairs, open_bin, open_lfw_pairs, open_pair_table
 from ssl_sec.settings import (
     CountOrZero,
@@ -24,7 +25,7 @@ class _PairsConfig(Settings, key="benchmarks"):
     """
 
     title: str | None = None
-    resident_limit_mib: CountOrZero = 4096
+    resident_limit_mib: CountOrZero = Decoding.resident_limit_mib
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,6 +40,10 @@ class _PairsConfig(Settings, key="benchmarks"):
     @abstractmethod
     def _list(self) -> str:
         """The file that lists the pairs."""
+
+    @abstractmethod
+    def open(self, decoding: Decoding) -> VerificationPairs:
+        """The pairs with their images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +61,9 @@ class BinPairsConfig(_PairsConfig):
     def _list(self) -> str:
         return self.path
 
-    def open(self, image_size_px: int | None, num_channels: int) -> VerificationPairs:
-        """The pairs, with their images resized, or all of one size as they are."""
-        path = Path(self.path).expanduser()
-        return open_bin(path, self.title, image_size_px, num_channels, self.resident_limit_mib)
+    def open(self, decoding: Decoding) -> VerificationPairs:
+        """The pairs with their images."""
+        return open_bin(Path(self.path).expanduser(), self.title, decoding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +83,9 @@ class LFWPairsConfig(_PairsConfig):
     def _list(self) -> str:
         return self.pairs
 
-    def open(self, image_size_px: int | None, num_channels: int) -> VerificationPairs:
-        """The pairs, with their images resized, or all of one size as they are."""
-        pairs, root = Path(self.pairs).expanduser(), Path(self.root).expanduser()
-        return open_lfw_pairs(pairs, root, self.title, image_size_px, num_channels, self.resident_limit_mib)
+    def open(self, decoding: Decoding) -> VerificationPairs:
+        """The pairs with their images."""
+        return open_lfw_pairs(Path(self.pairs).expanduser(), Path(self.root).expanduser(), self.title, decoding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,18 +109,11 @@ class PairTableConfig(_PairsConfig):
     def _list(self) -> str:
         return self.pairs
 
-    def open(self, image_size_px: int | None, num_channels: int) -> VerificationPairs:
-        """The pairs, with their images resized, or all of one size as they are."""
-        return open_pair_table(
-            Path(self.pairs).expanduser(),
-            Path(self.images).expanduser() if isinstance(self.images, str) else list(self.images),
-            self.title,
-            self.image_column,
-            self.label_column,
-            image_size_px,
-            num_channels,
-            self.resident_limit_mib,
-        )
+    def open(self, decoding: Decoding) -> VerificationPairs:
+        """The pairs with their images."""
+        images = Path(self.images).expanduser() if isinstance(self.images, str) else list(self.images)
+        table = Path(self.pairs).expanduser()
+        return open_pair_table(table, images, self.title, decoding, self.image_column, self.label_column)
 
 
 PairsConfig = BinPairsConfig | LFWPairsConfig | PairTableConfig

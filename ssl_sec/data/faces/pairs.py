@@ -6,19 +6,20 @@ table. An image that cannot be read is always an error, as a pair without it wou
 
 import csv
 import os
-import pickle
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
+from ssl_sec.data.decode import AS_THEY_ARE, Decoding
+from ssl_sec.data.faces.bins import read_bin
 from ssl_sec.data.folders import image_paths
-from ssl_sec.data.image_set import FileStore, ImageSet, ImageStore, MemoryStore, PackedBytes
-from ssl_sec.data.stores import from_store
+from ssl_sec.data.image_set import ImageSet, ImageStore
+from ssl_sec.data.stores import FileStore, MemoryStore, from_store
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 
 BIN_FOLDS = 10
@@ -84,13 +85,7 @@ class _Listed:
     where: str
 
 
-def open_bin(
-    path: str | Path,
-    name: str | None = None,
-    image_size_px: int | None = None,
-    num_channels: int = 3,
-    resident_limit_mib: int = 2048,
-) -> VerificationPairs:
+def open_bin(path: str | Path, name: str | None = None, decoding: Decoding = AS_THEY_ARE) -> VerificationPairs:
     """A .bin of InsightFace: lfw, cfp_fp, agedb_30 and others, with 10 folds of consecutive pairs.
 
     The file is a pickle. It is read without ever calling what it names: see `read_bin`.
@@ -98,9 +93,7 @@ def open_bin(
     Args:
         path: the file.
         name: what figures call the set; None takes the name of the file.
-        image_size_px: as in `open_folder`.
-        num_channels: as in `open_folder`.
-        resident_limit_mib: as in `open_folder`.
+        decoding: how images become pixels.
 
     Raises:
         MissingDataError: there is no such file.
@@ -119,34 +112,28 @@ def open_bin(
     firsts = {row: place for place, row in reversed(list(enumerate(positions.tolist())))}
     names = [f"{printed} image {firsts[row]}" for row in range(len(rows))]
     parts = torch.arange(len(same)).tensor_split(BIN_FOLDS)
-    return _pairs(
-        name or path.stem,
-        from_store(
-            MemoryStore(names=PackedBytes.of(map(str.encode, names)), encoded=PackedBytes.of(rows)),
+    require_both_kinds(torch.tensor(same), printed)
+    name = name or path.stem
+    return VerificationPairs(
+        name=name,
+        images=from_store(
+            MemoryStore.of(names, rows),
             torch.zeros(len(rows), dtype=torch.int64),
             (UNKNOWN,),
-            name=f"{name or path.stem}/pairs",
+            name=f"{name}/pairs",
             description=f"{len(rows)} images of {len(same)} pairs in {path}",
-            image_size_px=image_size_px,
-            num_channels=num_channels,
-            resident_limit_mib=resident_limit_mib,
+            decoding=decoding,
         ),
-        positions[::2],
-        positions[1::2],
-        torch.tensor(same),
-        torch.cat([torch.full_like(part, fold) for fold, part in enumerate(parts)]),
-        frozenset(),
-        printed,
+        first=positions[::2],
+        second=positions[1::2],
+        same=torch.tensor(same),
+        folds=torch.cat([torch.full_like(part, fold) for fold, part in enumerate(parts)]),
+        people=frozenset(),
     )
 
 
 def open_lfw_pairs(
-    pairs: str | Path,
-    root: str | Path,
-    name: str | None = None,
-    image_size_px: int | None = None,
-    num_channels: int = 3,
-    resident_limit_mib: int = 2048,
+    pairs: str | Path, root: str | Path, name: str | None = None, decoding: Decoding = AS_THEY_ARE
 ) -> VerificationPairs:
     """LFW's pairs.txt, or pairsDevTrain.txt and pairsDevTest.txt, which are one fold each.
 
@@ -154,9 +141,7 @@ def open_lfw_pairs(
         pairs: the list.
         root: folder of LFW's images, <name>/<name>_0001.jpg or .png.
         name: what figures call the set; None takes the name of the list.
-        image_size_px: as in `open_folder`.
-        num_channels: as in `open_folder`.
-        resident_limit_mib: as in `open_folder`.
+        decoding: how images become pixels.
 
     Raises:
         MissingDataError: the list or the folder does not exist.
@@ -164,26 +149,17 @@ def open_lfw_pairs(
     """
     pairs, listed = Path(pairs), _in_folder(Path(root))
     # The list has no endings.
-    listed = _Listed(
-        store=listed.store,
-        paths=[os.path.splitext(path)[0] for path in listed.paths],
-        people=listed.people,
-        where=listed.where,
-    )
-    return _open_named(
-        name or pairs.stem, read_lfw_pairs(pairs), pairs, listed, image_size_px, num_channels, resident_limit_mib
-    )
+    listed = replace(listed, paths=[os.path.splitext(path)[0] for path in listed.paths])
+    return _open_named(name or pairs.stem, read_lfw_pairs(pairs), pairs, listed, decoding)
 
 
 def open_pair_table(
     table: str | Path,
     images: str | Path | Sequence[str | Path],
     name: str | None = None,
+    decoding: Decoding = AS_THEY_ARE,
     image_column: str | None = None,
     label_column: str = "label",
-    image_size_px: int | None = None,
-    num_channels: int = 3,
-    resident_limit_mib: int = 2048,
 ) -> VerificationPairs:
     """A CSV file with the columns first, second, same (0 or 1) and, if there are several folds, fold.
 
@@ -192,11 +168,9 @@ def open_pair_table(
         images: a folder with images or with folders of each person's images, whose paths are relative to it; or Parquet
             files, in the Hugging Face layout, with the paths of the images.
         name: what figures call the set; None takes the name of the table.
+        decoding: how images become pixels.
         image_column: of Parquet files, as in `open_parquet`.
         label_column: of Parquet files: who is shown.
-        image_size_px: as in `open_folder`.
-        num_channels: as in `open_folder`.
-        resident_limit_mib: as in `open_folder`.
 
     Raises:
         MissingDataError: a file or the folder does not exist.
@@ -209,7 +183,7 @@ def open_pair_table(
     else:
         wanted = {image for pair in pairs for image in (pair.first, pair.second)}
         listed = _in_parquet(images, image_column, label_column, wanted)
-    return _open_named(name or table.stem, pairs, table, listed, image_size_px, num_channels, resident_limit_mib)
+    return _open_named(name or table.stem, pairs, table, listed, decoding)
 
 
 def read_lfw_pairs(path: Path) -> list[NamedPair]:
@@ -283,126 +257,6 @@ def read_pair_table(path: Path) -> list[NamedPair]:
     return pairs
 
 
-def read_bin(path: Path) -> tuple[list[bytes], list[bool]]:
-    """Encoded images and whether each two of them show one person, out of a pickle that may be a stranger's.
-
-    What a pickle names is not looked up: a few stand-ins, which only rearrange bytes, take the place of what NumPy's
-    arrays and Python 2's strings are made by, and any other name is an error.
-
-    Raises:
-        MissingDataError: there is no such file.
-        DataError: it is damaged, or holds anything else.
-    """
-    printed = printable(str(path))
-    try:
-        with path.open("rb") as file:
-            content = _BinReader(file, encoding="bytes").load()
-    except DataError as error:
-        raise DataError(f"{printed}: {error}") from None
-    except FileNotFoundError:
-        raise MissingDataError(f"{printed}: not there") from None
-    # A damaged pickle raises whatever it trips the reader into: UnpicklingError, EOFError, TypeError, MemoryError, …
-    except Exception as error:
-        raise DataError(f"{printed}: cannot be read: {first_line(error)}") from error
-    if not isinstance(content, tuple | list) or len(content) != 2:
-        raise DataError(f"{printed}: not a pair of images and of what they show")
-    images, same = (values.items if isinstance(values, _Array) else values for values in content)
-    if not isinstance(images, tuple | list) or not isinstance(same, tuple | list | bytes):
-        raise DataError(f"{printed}: not a list of images and one of what they show")
-    encoded = [image.items if isinstance(image, _Array) else image for image in images]
-    for place, image in enumerate(encoded):
-        if not isinstance(image, bytes):
-            raise DataError(f"{printed} image {place}: found {type(image).__name__}; allowed: encoded images")
-    for place, value in enumerate(same):
-        if not isinstance(value, int) or value not in (0, 1):
-            raise DataError(f"{printed} pair {place}: found {type(value).__name__}; allowed: booleans")
-    return encoded, [bool(value) for value in same]
-
-
-@dataclass(slots=True)
-class _ElementType:
-    """Stands in for numpy.dtype."""
-
-    code: str
-
-    def __setstate__(self, state: Any) -> None:
-        """Byte order and alignment, which single bytes do not have."""
-
-
-@dataclass(slots=True)
-class _Array:
-    """Stands in for numpy.ndarray."""
-
-    items: bytes = b""
-
-    def __setstate__(self, state: Any) -> None:
-        _, _, element_type, _, items = state
-        self.items = _array(items, element_type).items
-
-
-class _StandIn:
-    """What a pickle calls instead of what it names; without attributes that it could set."""
-
-    __slots__ = ("_make",)
-
-    def __init__(self, make: Callable[..., Any]) -> None:
-        self._make = make
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self._make(*arguments)
-
-    def __setstate__(self, state: Any) -> None:
-        raise DataError("holds a state of a function; allowed: encoded images and booleans")
-
-
-class _BinReader(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        """The stand-in of a name."""
-        # NumPy 2 renamed the module.
-        make = _STAND_INS.get((module.replace("numpy.core.", "numpy._core."), name))
-        if make is None:
-            raise DataError(f"holds an object of {printable(f'{module}.{name}')}; allowed: encoded images and booleans")
-        return _StandIn(make)
-
-
-def _element_type(code: str | bytes, *_: Any) -> _ElementType:
-    code = code.decode("ascii") if isinstance(code, bytes) else code
-    if code not in ("u1", "b1"):
-        raise DataError(f"holds an array of {printable(str(code))!r}; allowed: encoded images and booleans")
-    return _ElementType(code)
-
-
-def _array(items: Any, element_type: Any, *_: Any) -> _Array:
-    if not isinstance(items, bytes | bytearray) or not isinstance(element_type, _ElementType):
-        raise DataError("holds an array that is not of bytes; allowed: encoded images and booleans")
-    return _Array(bytes(items))
-
-
-def _scalar(element_type: Any, items: Any) -> int:
-    (value,) = _array(items, element_type).items
-    return value
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    if encoding not in ("latin1", "latin-1"):
-        raise DataError(f"holds text in {printable(str(encoding))!r}; allowed: encoded images and booleans")
-    return text.encode("latin1")
-
-
-def _no_array(*_: Any) -> Any:
-    raise DataError("holds an array of another kind; allowed: encoded images and booleans")
-
-
-_STAND_INS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy", "dtype"): _element_type,
-    ("numpy", "ndarray"): _no_array,
-    ("numpy._core.multiarray", "_reconstruct"): lambda *_: _Array(),
-    ("numpy._core.multiarray", "scalar"): _scalar,
-    ("numpy._core.numeric", "_frombuffer"): _array,
-    ("_codecs", "encode"): _encode,
-}
-
-
 def _text(path: Path) -> str:
     """A list as text; names of files need not be UTF-8."""
     try:
@@ -421,7 +275,7 @@ def _in_folder(root: Path) -> _Listed:
     """All images of a folder and of the folders in it, which are people's."""
     paths = image_paths(root)
     return _Listed(
-        store=FileStore(root=root, paths=PackedBytes.of(map(os.fsencode, paths))),
+        store=FileStore.of(root, paths),
         paths=paths,
         people=[printable(path.rpartition("/")[0]) or None for path in paths],
         where=printable(str(root)),
@@ -450,7 +304,7 @@ def _in_parquet(
                 encoded.append(rows.encoded[place].as_py())
     where, *more = [path for _, path in files.files]
     return _Listed(
-        store=MemoryStore(names=PackedBytes.of(map(str.encode, names)), encoded=PackedBytes.of(encoded)),
+        store=MemoryStore.of(names, encoded),
         paths=paths,
         people=people,
         where=f"{printable(where)}{f' and {len(more)} more files' if more else ''}",
@@ -458,13 +312,7 @@ def _in_parquet(
 
 
 def _open_named(
-    name: str,
-    pairs: list[NamedPair],
-    path: Path,
-    listed: _Listed,
-    image_size_px: int | None,
-    num_channels: int,
-    resident_limit_mib: int,
+    name: str, pairs: list[NamedPair], path: Path, listed: _Listed, decoding: Decoding
 ) -> VerificationPairs:
     """The pairs with the images that they name."""
     rows = _by_name([path.rpartition("/")[2] for path in listed.paths]) | _by_name(listed.paths)
@@ -476,25 +324,24 @@ def _open_named(
     # Who is only partly known cannot be left out of a training set.
     people = [] if None in shown else sorted({person for person in shown if person is not None})
     labels = {person: label for label, person in enumerate(people)}
-    return _pairs(
-        name,
-        from_store(
+    same = torch.tensor([pair.same for pair in pairs])
+    require_both_kinds(same, printable(str(path)))
+    return VerificationPairs(
+        name=name,
+        images=from_store(
             listed.store,
             torch.tensor([labels.get(person or "", 0) for person in shown]),
             tuple(people) or (UNKNOWN,),
             name=f"{name}/pairs",
             description=f"{len(used)} images of {len(pairs)} pairs in {path}, from {listed.where}",
-            image_size_px=image_size_px,
-            num_channels=num_channels,
-            resident_limit_mib=resident_limit_mib,
+            decoding=decoding,
             rows=used,
         ),
-        positions[:, 0],
-        positions[:, 1],
-        torch.tensor([pair.same for pair in pairs]),
-        torch.tensor([pair.fold for pair in pairs]).unique(return_inverse=True)[1],
-        frozenset(people),
-        printable(str(path)),
+        first=positions[:, 0],
+        second=positions[:, 1],
+        same=same,
+        folds=torch.tensor([pair.fold for pair in pairs]).unique(return_inverse=True)[1],
+        people=frozenset(people),
     )
 
 
@@ -513,22 +360,6 @@ def _row(image: str, rows: dict[str, int], where: str, images: str) -> int:
     if row < 0:
         raise DataError(f"{where}: several images {printable(image)!r} in {images}; name it by its path")
     return row
-
-
-def _pairs(
-    name: str,
-    images: ImageSet,
-    first: Int64[Tensor, " pairs"],
-    second: Int64[Tensor, " pairs"],
-    same: Bool[Tensor, " pairs"],
-    folds: Int64[Tensor, " pairs"],
-    people: frozenset[str],
-    where: str,
-) -> VerificationPairs:
-    require_both_kinds(same, where)
-    return VerificationPairs(
-        name=name, images=images, first=first, second=second, same=same, folds=folds, people=people
-    )
 
 
 def require_both_kinds(same: Bool[Tensor, " pairs"], where: str) -> None:

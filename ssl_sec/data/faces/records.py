@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Int64
 
-from ssl_sec.data.crops import Crop
-from ssl_sec.data.decode import OnBadImage
+from ssl_sec.data.decode import AS_THEY_ARE, Decoding
 from ssl_sec.data.image_set import MAX_CLASSES, ImageSet, check_num_classes
 from ssl_sec.data.stores import from_store
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
@@ -60,14 +59,7 @@ class RecordStore:
         return _image(record, name)
 
 
-def open_records(
-    root: str | Path,
-    image_size_px: int | None = None,
-    num_channels: int = 3,
-    on_bad_image: OnBadImage = "raise",
-    resident_limit_mib: int = 2048,
-    crop: Crop | None = None,
-) -> ImageSet:
+def open_records(root: str | Path, decoding: Decoding = AS_THEY_ARE) -> ImageSet:
     """The images of train.rec; there is no other split. Class names are the labels' numbers.
 
     The labels stand with the images, so the whole file is read once when it is opened, but not kept in memory.
@@ -75,11 +67,7 @@ def open_records(
     Args:
         root: folder with train.rec; train.idx says where each record begins, and is made up for if it is missing;
             `property` tells the number of classes, in "classes,height,width".
-        image_size_px: as in `open_folder`.
-        num_channels: as in `open_folder`.
-        on_bad_image: as in `open_folder`.
-        resident_limit_mib: as in `open_folder`.
-        crop: as in `open_folder`.
+        decoding: how images become pixels.
 
     Raises:
         MissingDataError: there is no train.rec.
@@ -108,11 +96,7 @@ def open_records(
         tuple(map(str, range(num_classes))),
         name="records/train",
         description=f"{len(keys)} images of {num_classes} classes in {path}",
-        image_size_px=image_size_px,
-        num_channels=num_channels,
-        on_bad_image=on_bad_image,
-        resident_limit_mib=resident_limit_mib,
-        crop=crop,
+        decoding=decoding,
     )
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from ssl_sec.data.class_splits import hold_out_classes, without_people
+from ssl_sec.data.decode import Decoding
 from ssl_sec.data.image_set import ImageSet, on_device
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.faces.roc import equal_error_rate
@@ -54,9 +55,8 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     trained_on = watched = on_device(config.data.open("train"), runtime.device)
     num_channels, height, width = trained_on.image_shape
     # Opened before the training, so that what is missing is told at once.
-    benchmarks = {
-        each.figures_title: open_benchmark(each, min(height, width), num_channels) for each in config.benchmarks
-    }
+    decoding = Decoding(image_size_px=min(height, width), num_channels=num_channels)
+    benchmarks = {each.figures_title: open_benchmark(each, decoding) for each in config.benchmarks}
     tested = frozenset[str]().union(*(each.people for each in benchmarks.values()))
     if config.leave_out_tested and tested:
         trained_on = watched = without_people(trained_on, tested)

@@ -1,7 +1,7 @@
 """Which benchmarks a run of face recognition is measured on, and where their files are."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from ssl_sec.data.decode import Decoding
 from ssl_sec.data.faces.config import PairsConfig
 from ssl_sec.data.faces.listed_images import frames_of_videos, open_listed, paths_by_stem
 from ssl_sec.data.faces.lists import (
@@ -46,7 +47,7 @@ class _BenchmarkConfig(Settings, key="benchmarks"):
     """
 
     title: Name
-    resident_limit_mib: CountOrZero = 4096
+    resident_limit_mib: CountOrZero = Decoding.resident_limit_mib
 
     @property
     def figures_title(self) -> str:
@@ -76,7 +77,7 @@ class BLUFRConfig(_BenchmarkConfig):
     num_gallery: Count = 1000
     num_training_people: CountOrZero = 1500
 
-    def open(self, image_size_px: int, num_channels: int) -> OpenSetBenchmark:
+    def open(self, decoding: Decoding) -> OpenSetBenchmark:
         """The images and the trials."""
         root, where = Path(self.root).expanduser(), f"benchmarks.root of {self.title}, image"
         if self.lists is None:
@@ -99,9 +100,7 @@ class BLUFRConfig(_BenchmarkConfig):
             names = tuple(map(str, numbers.tolist()))
         _require_known_and_unknown(trials, labels, f"benchmark {self.title}")
         people = frozenset(printable(path.rpartition("/")[0]) for path in paths) - {""}
-        images = open_listed(
-            paths, labels, names, root, where, self.title, image_size_px, num_channels, self.resident_limit_mib
-        )
+        images = open_listed(paths, labels, names, root, where, self.title, decoding)
         return OpenSetBenchmark(images=images, trials=trials, people=people)
 
 
@@ -127,7 +126,7 @@ class MegaFaceConfig(_BenchmarkConfig):
     sizes: Annotated[tuple[Count, ...], NotEmpty()] = (10**3, 10**4, 10**5, 10**6)
     seed: Seed = 0
 
-    def open(self, image_size_px: int, num_channels: int) -> MegaFaceBenchmark:
+    def open(self, decoding: Decoding) -> MegaFaceBenchmark:
         """The probes and the distractors."""
         probes = read_megaface_list(Path(self.probes).expanduser())
         names, labels = _numbered(probes.ids)
@@ -141,7 +140,6 @@ class MegaFaceConfig(_BenchmarkConfig):
                 f"{printable(self.distractors)}: {len(distractors)} images, but benchmarks.sizes asks for "
                 f"{max(self.sizes)}"
             )
-        image_format = (image_size_px, num_channels, self.resident_limit_mib)
         return MegaFaceBenchmark(
             probes=open_listed(
                 probes.paths,
@@ -150,7 +148,7 @@ class MegaFaceConfig(_BenchmarkConfig):
                 Path(self.probes_root).expanduser(),
                 _each(self.probes, "image"),
                 f"{self.title}/probes",
-                *image_format,
+                decoding,
             ),
             distractors=open_listed(
                 distractors,
@@ -159,7 +157,7 @@ class MegaFaceConfig(_BenchmarkConfig):
                 Path(self.distractors_root).expanduser(),
                 _each(self.distractors, "image"),
                 f"{self.title}/distractors",
-                *image_format,
+                decoding,
             ),
             sizes=self.sizes,
             seed=self.seed,
@@ -184,7 +182,7 @@ class TemplatesConfig(_BenchmarkConfig):
     root: Local
     fars: tuple[FalseAcceptRate, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
-    def open(self, image_size_px: int, num_channels: int) -> TemplatesBenchmark:
+    def open(self, decoding: Decoding) -> TemplatesBenchmark:
         """The faces and the pairs."""
         faces = read_template_faces(Path(self.faces).expanduser())
         pairs = read_template_pairs(Path(self.pairs).expanduser())
@@ -203,9 +201,7 @@ class TemplatesConfig(_BenchmarkConfig):
             Path(self.root).expanduser(),
             _each(self.faces, "line"),
             self.title,
-            image_size_px,
-            num_channels,
-            self.resident_limit_mib,
+            decoding,
         )
         return TemplatesBenchmark(images=images, faces=faces, pairs=pairs, fars=self.fars)
 
@@ -224,7 +220,7 @@ class VideosConfig(_BenchmarkConfig):
     splits: Local
     root: Local
 
-    def open(self, image_size_px: int, num_channels: int) -> VideosBenchmark:
+    def open(self, decoding: Decoding) -> VideosBenchmark:
         """The frames and the pairs."""
         pairs = read_video_pairs(Path(self.splits).expanduser())
         require_both_kinds(pairs.same, printable(self.splits))
@@ -241,9 +237,7 @@ class VideosConfig(_BenchmarkConfig):
             root,
             _each(self.splits, "frame"),
             self.title,
-            image_size_px,
-            num_channels,
-            self.resident_limit_mib,
+            decoding,
         )
         return VideosBenchmark(frames=frames, pairs=pairs)
 
@@ -251,14 +245,14 @@ class VideosConfig(_BenchmarkConfig):
 BenchmarkConfig = PairsConfig | BLUFRConfig | MegaFaceConfig | TemplatesConfig | VideosConfig
 
 
-def open_benchmark(config: BenchmarkConfig, image_size_px: int, num_channels: int) -> Benchmark:
-    """Reads a benchmark's files, as the training images are: resized to the same side, with as many channels.
+def open_benchmark(config: BenchmarkConfig, decoding: Decoding) -> Benchmark:
+    """Reads a benchmark's files; whether its images are kept in memory is up to the benchmark.
 
     Raises:
         MissingDataError: a list or a folder is not there.
         DataError: a list is malformed, or it names an image that is not there.
     """
-    opened = config.open(image_size_px, num_channels)
+    opened = config.open(replace(decoding, resident_limit_mib=config.resident_limit_mib))
     if isinstance(opened, VerificationPairs):
         _require_folds(opened.folds, f"benchmark {opened.name}")
         return PairsBenchmark(pairs=opened)

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from ssl_sec.data.decode import Decoding
 from ssl_sec.data.faces.listed_images import frames_of_videos, open_listed, paths_by_stem
 from ssl_sec.data.image_set import EncodedImages, ResidentImages
 from ssl_sec.errors import MissingDataError
@@ -16,7 +17,7 @@ def root(tmp_path):
 
 
 def opened(root, *paths, **options):
-    return open_listed(paths, torch.arange(len(paths)), paths, root, "l.txt line", "faces", **options)
+    return open_listed(paths, torch.arange(len(paths)), paths, root, "l.txt line", "faces", Decoding(**options))
 
 
 @pytest.mark.parametrize("limit", [0, 1])

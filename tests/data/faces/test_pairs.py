@@ -1,5 +1,4 @@
 import pickle
-import struct
 
 import numpy as np
 import pyarrow as pa
@@ -8,18 +7,20 @@ import pytest
 import torch
 
 from ssl_sec.data.class_splits import without_people
+from ssl_sec.data.decode import Decoding
+from ssl_sec.data.faces.bins import read_bin
 from ssl_sec.data.faces.config import BinPairsConfig, LFWPairsConfig, PairsConfig, PairTableConfig
 from ssl_sec.data.faces.pairs import (
     VerificationPairs,
     open_bin,
     open_lfw_pairs,
     open_pair_table,
-    read_bin,
     read_lfw_pairs,
 )
 from ssl_sec.data.folders import open_folder
 from ssl_sec.data.image_set import EncodedImages, ResidentImages
 from ssl_sec.errors import MissingDataError
+from tests.data.faces.test_bins import IMAGES, SAME
 from tests.data.files import plain, write_folder, write_parquet
 from tests.data.test_image_set import values
 from tests.data.test_sources import line
@@ -31,15 +32,11 @@ def shown(pairs: VerificationPairs) -> list[tuple[int, int, bool, int]]:
     return list(zip(first, second, pairs.same.tolist(), pairs.folds.tolist(), strict=True))
 
 
-IMAGES = [plain(value) for value in (1, 2, 3, 1, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22)]
-SAME = [True, False, True, True, False, False, True, False, True, True, False]
-
-
 def test_bin(tmp_path):
     path = tmp_path / "lfw.bin"
     path.write_bytes(pickle.dumps((IMAGES, SAME), protocol=pickle.HIGHEST_PROTOCOL))
     for limit in (0, 1):
-        pairs = open_bin(path, resident_limit_mib=limit)
+        pairs = open_bin(path, decoding=Decoding(resident_limit_mib=limit))
         assert isinstance(pairs.images, ResidentImages if limit else EncodedImages)
         # As scikit-learn's KFold does it: the first folds have one more.
         folds = [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -48,61 +45,7 @@ def test_bin(tmp_path):
         assert (pairs.name, pairs.images.name, pairs.people) == ("lfw", "lfw/pairs", frozenset())
         assert len(pairs.images) == 21
         assert torch.equal(pickle.loads(pickle.dumps(pairs)).first, pairs.first)
-    assert open_bin(path, "other", image_size_px=4, num_channels=1).images.image_shape == (1, 4, 4)
-
-
-def python_2(images: list[bytes], same: list[bool]) -> bytes:
-    """What Python 2's cPickle writes with protocol 2: an image is a `str`."""
-    written = b"\x80\x02]("
-    for image in images:
-        written += b"T" + struct.pack("<i", len(image)) + image
-    return written + b"e](" + b"".join(b"\x88" if value else b"\x89" for value in same) + b"e\x86."
-
-
-def python_2_array(image: bytes) -> bytes:
-    """What it writes of a NumPy array of bytes, of shape [len(image), 1], as OpenCV encodes images."""
-    string = b"T" + struct.pack("<i", len(image)) + image
-    made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
-    element_type = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-    return made + b"(K\x01M" + struct.pack("<H", len(image)) + b"K\x01\x86" + element_type + b"\x89" + string + b"tb"
-
-
-def test_bins_of_python_2(tmp_path):
-    path = tmp_path / "a.bin"
-    path.write_bytes(python_2(IMAGES, SAME))
-    assert read_bin(path) == (IMAGES, SAME)
-    arrays = b"".join(map(python_2_array, IMAGES))
-    same = b"".join(b"\x88" if value else b"\x89" for value in SAME)
-    path.write_bytes(b"\x80\x02](" + arrays + b"e](" + same + b"e\x86.")
-    loaded, _ = pickle.loads(path.read_bytes(), encoding="bytes")
-    assert all(array.tobytes() == image for array, image in zip(loaded, IMAGES, strict=True))
-    assert read_bin(path) == (IMAGES, SAME)
-
-
-@pytest.mark.parametrize("protocol", range(2, 6))
-@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
-def test_bins_with_arrays(tmp_path, protocol, shape):
-    path = tmp_path / "a.bin"
-    arrays = [np.frombuffer(image, np.uint8).copy().reshape(shape) for image in IMAGES]
-    for images, same in (
-        (IMAGES, SAME),
-        (arrays, SAME),
-        (arrays, np.array(SAME)),
-        (tuple(arrays), [np.bool_(value) for value in SAME]),
-        (IMAGES, [int(value) for value in SAME]),
-    ):
-        path.write_bytes(pickle.dumps((images, same), protocol))
-        assert read_bin(path) == (IMAGES, SAME)
-
-
-class Foreign:
-    """Pickles as a call of what it was made with."""
-
-    def __init__(self, function, *arguments):
-        self.made = function, arguments
-
-    def __reduce__(self):
-        return self.made
+    assert open_bin(path, "other", Decoding(image_size_px=4, num_channels=1)).images.image_shape == (1, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -140,51 +83,6 @@ def test_a_missing_or_damaged_bin(tmp_path):
         assert line(lambda: read_bin(path)).startswith(f"{path}: ")
 
 
-ATTACKS = {
-    "posix.system": lambda marker: Foreign(__import__("os").system, f"touch {marker}"),
-    "builtins.exec": lambda marker: Foreign(exec, f"open({str(marker)!r}, 'w')"),
-    "builtins.getattr": lambda marker: Foreign(getattr, marker, "touch"),
-    "functools.partial": lambda marker: __import__("functools").partial(marker.touch),
-    "pathlib.PosixPath": lambda marker: marker,
-}
-
-
-@pytest.mark.parametrize("protocol", range(6))
-@pytest.mark.parametrize("name", ATTACKS)
-def test_a_foreign_object_is_named_and_never_made(tmp_path, name, protocol):
-    path, marker = tmp_path / "a.bin", tmp_path / "marker"
-    path.write_bytes(pickle.dumps(([ATTACKS[name](marker), *IMAGES[1:]], SAME), protocol))
-    told = line(lambda: read_bin(path))
-    if protocol > 2:
-        assert told == f"{path}: holds an object of {name}; allowed: encoded images and booleans"
-    assert "holds an object of " in told and not marker.exists()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"\x80\x02cnumpy\ndtype\n}U\x05_makecos\nsystem\nsb.",  # a state for a stand-in
-        b"\x80\x02cnumpy\ndtype\nN}U\x05_makeK\x01s\x86b.",  # of slots
-        b"\x80\x02cnumpy\nndarray\n)R.",  # what is only ever referred to is called
-        b"\x80\x02cnumpy\nndarray\n)\x81.",  # or made anew
-        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n)R}b.",  # an array with a state of its own
-        b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R.",
-        b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93.",
-        b"\x80\x04\x8c\x05numpy\x8c\x0bcore.dtypes\x93.",
-        b"(ios\nsystem\n.",
-        b"\x80\x02Pname\n.",
-        b"\x80\x02r\xff\xff\xff\x7f.",
-        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",
-    ],
-)
-def test_a_crafted_pickle_changes_nothing(tmp_path, content):
-    path = tmp_path / "a.bin"
-    path.write_bytes(content)
-    assert line(lambda: read_bin(path)).startswith(f"{path}: ")
-    path.write_bytes(pickle.dumps(([np.frombuffer(image, np.uint8) for image in IMAGES], SAME), 4))
-    assert read_bin(path) == (IMAGES, SAME)
-
-
 FACES = {
     "Ann_Li/Ann_Li_0001.jpg": plain(1),
     "Ann_Li/Ann_Li_0002.png": plain(2),
@@ -210,7 +108,8 @@ def test_lfw(tmp_path):
     people = [pairs.images.class_names[label] for label in pairs.images.labels.tolist()]
     assert people == ["Ann_Li", "Ann_Li", "Bo", "Bo", "Cy"]
     development = "2\nAnn_Li 1 2\nBo 3 12\nAnn_Li 2 Bo 3\nBo 3 Cy 1\n"
-    pairs = open_lfw_pairs(*write_lfw(tmp_path, development), "dev", num_channels=1, resident_limit_mib=0)
+    decoding = Decoding(num_channels=1, resident_limit_mib=0)
+    pairs = open_lfw_pairs(*write_lfw(tmp_path, development), "dev", decoding)
     assert shown(pairs) == [(1, 2, True, 0), (3, 12, True, 0), (2, 3, False, 0), (3, 4, False, 0)]
     assert pairs.name == "dev" and isinstance(pairs.images, EncodedImages) and pairs.images.image_shape == (1, 8, 8)
 
@@ -280,7 +179,7 @@ def test_a_table_of_a_folder(tmp_path):
 def test_a_folder_without_people(tmp_path):
     root = write_folder(tmp_path / "flat", {"a.png": plain(1), "b.png": plain(2), "c/d.png": plain(3)})
     (tmp_path / "pairs.csv").write_text("first,second,same\na.png,b.png,0\na.png,d.png,1\n")
-    pairs = open_pair_table(tmp_path / "pairs.csv", root, "flat", num_channels=1)
+    pairs = open_pair_table(tmp_path / "pairs.csv", root, "flat", Decoding(num_channels=1))
     assert shown(pairs) == [(1, 2, False, 0), (1, 3, True, 0)]
     assert pairs.people == frozenset() and pairs.images.labels.tolist() == [0, 0, 0]
 
@@ -300,7 +199,7 @@ def write_faces(path, class_names=None):
 def test_a_table_of_parquet_files(tmp_path, resident_limit_mib):
     table, _ = write_table(tmp_path)
     path = write_faces(tmp_path / "a.parquet", ["Ann_Li", "Cy", "Bo"])
-    pairs = open_pair_table(table, [path], resident_limit_mib=resident_limit_mib)
+    pairs = open_pair_table(table, [path], decoding=Decoding(resident_limit_mib=resident_limit_mib))
     assert shown(pairs) == [(1, 2, True, 0), (3, 4, False, 1)]
     assert pairs.people == {"Ann_Li", "Bo", "Cy"} and len(pairs.images) == 4
     assert [pairs.images.class_names[label] for label in pairs.images.labels] == ["Ann_Li", "Ann_Li", "Bo", "Cy"]
@@ -366,8 +265,8 @@ def test_configs_open_their_sets(tmp_path):
         "a": BinPairsConfig(path=str(tmp_path / "a.bin")),
         "lfw": LFWPairsConfig(pairs=lfw, root=root, title="lfw"),
         "pairs": PairTableConfig(pairs=table, images=root),
-        "files": PairTableConfig(pairs=table, images=(parquet,), title="files", resident_limit_mib=0),
+        "files": PairTableConfig(pairs=table, images=(parquet,), title="files"),
     }
     for name, config in opened.items():
-        pairs = config.open(image_size_px=4, num_channels=1)
+        pairs = config.open(Decoding(image_size_px=4, num_channels=1))
         assert pairs.name == name and pairs.images.image_shape == (1, 4, 4)

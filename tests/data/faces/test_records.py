@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ssl_sec.data.config import RecordsConfig
 from ssl_sec.data.crops import CentreCrop
+from ssl_sec.data.decode import Decoding
 from ssl_sec.data.faces.records import MAGIC, open_records, read_record
 from ssl_sec.data.image_set import EncodedImages, ResidentImages
 from ssl_sec.data.loading import batches
@@ -102,7 +103,7 @@ def test_a_truncated_record_is_told_from_a_whole_one(data):
 @pytest.mark.parametrize("index", [True, False])
 def test_faces(tmp_path, resident_limit_mib, index):
     root = write_records(tmp_path, FACES, 3, index)
-    images = open_records(root, resident_limit_mib=resident_limit_mib)
+    images = open_records(root, Decoding(resident_limit_mib=resident_limit_mib))
     assert isinstance(images, ResidentImages if resident_limit_mib else EncodedImages)
     assert images.labels.tolist() == [0, 0, 2] and images.class_names == ("0", "1", "2")
     assert images.image_shape == (3, 8, 8) and images.name == "records/train"
@@ -112,7 +113,7 @@ def test_faces(tmp_path, resident_limit_mib, index):
 
 
 def test_records_without_identities_are_all_images(tmp_path):
-    images = open_records(str(write_records(tmp_path, PLAIN)), image_size_px=4, num_channels=1)
+    images = open_records(str(write_records(tmp_path, PLAIN)), Decoding(image_size_px=4, num_channels=1))
     assert values(images.read(torch.arange(4))) == [0, 1, 2, 3] and images.image_shape == (1, 4, 4)
     assert images.labels.tolist() == [0, 1, 0, 1] and images.class_names == ("0", "1")
 
@@ -123,7 +124,7 @@ def test_an_image_with_the_magic_number_inside(tmp_path):
     image += bytes(-len(image) % 4) + MAGIC_BYTES + b"\0\0\0\0" + MAGIC_BYTES
     root = write_records(tmp_path, {0: entry(1.0, image), 1: entry((3.0, 0.0), image), 2: entry(0.0, plain(2))})
     for index in (True, False):
-        images = open_records(root, resident_limit_mib=0)
+        images = open_records(root, Decoding(resident_limit_mib=0))
         assert images.store.source(0) == images.store.source(1) == image
         assert values(images.read(torch.arange(3))) == [7, 7, 2] and images.labels.tolist() == [1, 3, 0]
         if index:
@@ -132,7 +133,7 @@ def test_an_image_with_the_magic_number_inside(tmp_path):
 
 def test_workers_stream_records_with_a_crop(tmp_path):
     entries = {key: entry(0.0, plain(key, 9, 12)) for key in range(12)}
-    images = open_records(write_records(tmp_path, entries), crop=CentreCrop(short_side_px=8, size_px=6))
+    images = open_records(write_records(tmp_path, entries), Decoding(crop=CentreCrop(short_side_px=8, size_px=6)))
     asked = [torch.tensor([5, 0, 11]), torch.tensor([7, 7, 3])]
     read = list(batches(images, asked, torch.device("cpu"), num_loader_workers=2))
     assert [values(batch) for batch in read] == [indices.tolist() for indices in asked]
@@ -142,11 +143,11 @@ def test_workers_stream_records_with_a_crop(tmp_path):
 def test_unreadable_images_are_replaced_and_named(tmp_path, caplog):
     root = write_records(tmp_path, {1: entry(0.0, plain(1)), 2: entry(1.0, b"text"), 3: entry(2.0, plain(3))})
     assert line(lambda: open_records(root)).startswith(f"{root / 'train.rec'} record 2: not an image")
-    images = open_records(root, on_bad_image="skip", resident_limit_mib=0)
+    images = open_records(root, Decoding(on_bad_image="skip", resident_limit_mib=0))
     with caplog.at_level(logging.WARNING, "ssl_sec.data"):
         assert values(images.read(torch.arange(3))) == [1, 3, 3]
     assert images.num_bad_images == 1 and "train.rec record 2: not an image" in caplog.text
-    assert values(open_records(root, on_bad_image="skip").read(torch.arange(2))) == [1, 3]
+    assert values(open_records(root, Decoding(on_bad_image="skip")).read(torch.arange(2))) == [1, 3]
 
 
 def test_sizes_must_agree(tmp_path):
@@ -240,7 +241,7 @@ def test_labels_may_begin_anywhere_in_a_large_file(tmp_path):
         for key, label in enumerate(classes)
     }
     root = write_records(tmp_path, {int(key): entries[int(key)] for key in rng.permutation(300)})
-    images = open_records(root, image_size_px=None, crop=CentreCrop(short_side_px=8, size_px=6))
+    images = open_records(root, Decoding(crop=CentreCrop(short_side_px=8, size_px=6)))
     assert images.labels.tolist() == [int(classes[key]) for key in images.store.keys]
 
 

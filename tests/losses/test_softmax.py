@@ -1,0 +1,99 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssl_sec.losses import (
+    ArcFaceLoss,
+    CContrastiveLoss,
+    CosFaceLoss,
+    NormFaceLoss,
+    SphereFaceLoss,
+    normalized_softmax_lower_bound,
+)
+from tests.losses.cases import rows
+
+ANGLES = torch.linspace(0, math.pi, 2001, dtype=torch.float64)
+
+
+def test_the_bound_is_the_papers_for_casia():
+    """NormFace, Section 3.3: 8.27 for 10,575 classes."""
+    assert normalized_softmax_lower_bound(10_575, 1.0) == pytest.approx(8.2663, abs=5e-5)
+
+
+@given(num_classes=st.integers(2, 1000), squared_norm=st.floats(0.0, 200.0))
+def test_the_bound_falls_from_the_logarithm_of_the_number_of_classes(num_classes, squared_norm):
+    bound = normalized_softmax_lower_bound(num_classes, squared_norm)
+    assert 0 <= bound <= math.log(num_classes) * (1 + 1e-12)
+    assert normalized_softmax_lower_bound(num_classes, squared_norm + 1) <= bound
+
+
+def test_the_bound_is_reached_by_templates_that_are_spread_evenly():
+    corners = torch.eye(5, dtype=torch.float64) - 1 / 5
+    loss = NormFaceLoss(5, 5, scale=7.0).double()
+    loss.weight.data = corners
+    value = loss(corners, torch.arange(5)).item()
+    assert value == pytest.approx(normalized_softmax_lower_bound(5, 7.0), rel=1e-12)
+
+
+@given(scale=st.floats(0.5, 40.0), seed=st.integers(0, 1000))
+def test_no_features_and_templates_go_below_the_bound(scale, seed):
+    loss = NormFaceLoss(6, 3, scale=scale).double()
+    loss.weight.data = rows(6, 3, seed)
+    assert loss(loss.weight.detach(), torch.arange(6)).item() >= normalized_softmax_lower_bound(6, scale) - 1e-12
+
+
+@pytest.mark.parametrize(("num_classes", "reachable_loss"), [(10, 1e-3), (10_575, 1e-3), (85_000, 0.01)])
+def test_a_learned_scale_starts_where_the_bound_is_the_stated_loss(num_classes, reachable_loss):
+    loss = NormFaceLoss(num_classes, 4, reachable_loss=reachable_loss)
+    assert [name for name, _ in loss.named_parameters()] == ["weight", "scale"]
+    bound = normalized_softmax_lower_bound(num_classes, loss.scale.item())
+    assert bound == pytest.approx(reachable_loss, rel=1e-5)
+
+
+def test_a_fixed_scale_is_no_parameter():
+    assert [name for name, _ in NormFaceLoss(10, 4, scale=30.0).named_parameters()] == ["weight"]
+
+
+@pytest.mark.parametrize("margin", [1, 2, 3, 4])
+def test_spherefaces_target_falls_without_a_jump(margin):
+    target = SphereFaceLoss(2, 2, margin=margin)._harder(ANGLES.cos())
+    assert (target.diff() <= 1e-12).all()
+    assert target.diff().min() > -0.01 * margin
+    assert target[0] == pytest.approx(1)
+    assert target[-1] == pytest.approx(1 - 2 * margin)
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.45, 0.5, 1.5, 3.0])
+def test_arcfaces_target_falls_without_a_jump_also_past_pi(margin):
+    target = ArcFaceLoss(2, 2, margin_radians=margin)._harder(ANGLES.cos())
+    assert (target.diff() < 1e-12).all()
+    assert target.diff().min() > -0.01
+    before = ANGLES + margin < math.pi - 1e-6
+    torch.testing.assert_close(target[before], (ANGLES + margin).cos()[before], rtol=1e-12, atol=1e-12)
+    assert target[-1].item() == pytest.approx(-2 - math.cos(math.pi + margin) if margin else -1)
+
+
+def test_a_margin_makes_the_own_class_harder_and_nothing_else():
+    embeddings, labels = rows(12, 5), torch.arange(12) % 6
+    plain = NormFaceLoss(6, 5, scale=8.0).double()
+    plain.weight.data.normal_()
+    for harder in (CosFaceLoss(6, 5, 8.0, 0.3), ArcFaceLoss(6, 5, 8.0, 0.3), SphereFaceLoss(6, 5, 8.0, 2)):
+        harder = harder.double()
+        harder.weight.data = plain.weight.data
+        assert harder(embeddings, labels) > plain(embeddings, labels)
+    without = CosFaceLoss(6, 5, 8.0, 0.0).double()
+    without.weight.data = plain.weight.data
+    assert without(embeddings, labels).item() == pytest.approx(plain(embeddings, labels).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("loss", [ArcFaceLoss(3, 4), SphereFaceLoss(3, 4), CosFaceLoss(3, 4), CContrastiveLoss(3, 4)])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_row_that_is_its_template_or_its_opposite_has_a_finite_gradient(loss, sign):
+    embeddings = (sign * loss.weight.detach()).requires_grad_()
+    loss.zero_grad()
+    loss(embeddings, torch.arange(3)).backward()
+    assert embeddings.grad.isfinite().all()
+    assert loss.weight.grad.isfinite().all()
