@@ -30,15 +30,8 @@ from ssl_sec.edges.run.worker import load_encoder, load_head
 from ssl_sec.edges.tracking.runs import RunArchive, beside, find_run
 from ssl_sec.edges.tracking.scores import child_probes
 from ssl_sec.errors import ConfigError, StorageError, UserError, first_line
-from ssl_sec.exporting import (
-    FILE_NAMES,
-    FORMATS,
-    Check,
-    Exportable,
-    Format,
-    check_export,
-    require_packages,
-)
+from ssl_sec.exporting import FILE_NAMES, FORMATS, Exportable, Format, check_export, require_packages
+from ssl_sec.exporting.checking import Check
 from ssl_sec.recipes.config import TrackingConfig, TrainingConfig
 from ssl_sec.recipes.registry import RECIPES, RecipeRow, trainings
 

@@ -12,7 +12,8 @@ from ssl_sec import __version__
 from ssl_sec.edges.run.summary import FIGURES
 from ssl_sec.edges.tracking.provenance import DIRTY_TAG
 from ssl_sec.errors import printable
-from ssl_sec.exporting import Check, Exportable, Format, versions
+from ssl_sec.exporting import Exportable, Format, versions
+from ssl_sec.exporting.checking import Check
 from ssl_sec.recipes.registry import RECIPES
 
 _RECIPE_KEYS = (

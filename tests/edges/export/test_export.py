@@ -13,7 +13,6 @@ from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file
 
 from jobs.export import export
-from ssl_sec import exporting as formats
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
@@ -23,6 +22,7 @@ from ssl_sec.edges.export.model_card import model_card
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.worker import load_encoder
 from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.exporting import formats
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import FACE, PRETRAIN

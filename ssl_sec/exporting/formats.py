@@ -1,21 +1,14 @@
-"""Encoders, alone or with a head, in files that others read: safetensors, TorchScript, ONNX and timm's folder.
-
-Each format writes into a folder, and states the Python that reads it back there without this package. The check of
-an export runs that very text in a process of its own, so that what a model card says has been done.
-"""
+"""The formats: what each writes of an encoder and a head, and the Python that reads it back."""
 
 import importlib.metadata
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -30,7 +23,7 @@ from ssl_sec.networks.weights import save_weights
 
 FormatName = Literal["safetensors", "torchscript", "onnx", "timm"]
 
-_CHECK_TIMEOUT_S = 600
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,16 +75,24 @@ class Exportable:
         return set(self.mean) == {0.0} and set(self.std) == {1.0}
 
 
-@runtime_checkable
-class Format(Protocol):
-    """A way to write an encoder, and the words to read it back."""
+class Format(ABC):
+    """A way to write an encoder, and the words to read it back.
+
+    Attributes:
+        name: of the format.
+        library: that the Hugging Face Hub files it under.
+        packages: that writing and checking it takes.
+        takes_numpy: whether what is read back takes and gives numpy arrays instead of tensors.
+        tolerance: the difference that the check allows, as a part of the largest value.
+    """
 
     name: ClassVar[FormatName]
-    library: ClassVar[str]
+    library: ClassVar[str] = "pytorch"
     packages: ClassVar[tuple[str, ...]]
-    takes_numpy: ClassVar[bool]
-    tolerance: ClassVar[float]
+    takes_numpy: ClassVar[bool] = False
+    tolerance: ClassVar[float] = 1e-5
 
+    @abstractmethod
     def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
         """Writes the encoder's files into a folder.
 
@@ -104,29 +105,47 @@ class Format(Protocol):
             ConfigError: if the format cannot hold this encoder.
             StorageError: if the files cannot be written.
         """
-        ...
 
+    @abstractmethod
     def loading(self, exportable: Exportable) -> str:
         """Python that, run in the folder, makes what `use` names."""
-        ...
 
     def use(self, exportable: Exportable) -> str:
         """A line that makes features or embeddings, under that name, from `images`, pixels in [0, 1]."""
-        ...
+        return f"{exportable.output} = encoder(images)"
 
     def input_contract(self, exportable: Exportable) -> str:
         """Who scales the pixels, and where mean and standard deviation are written."""
-        ...
+        if exportable.leaves_pixels:
+            return "The file holds the whole network, which takes pixels in [0, 1] as they are."
+        return (
+            "The file holds the whole network: give it pixels in [0, 1], it subtracts the mean "
+            f"{exportable.mean} and divides by {exportable.std} itself."
+        )
+
+    def _recorded(self, exportable: Exportable, record: Callable[[], T]) -> T:
+        """A forward pass that torch records.
+
+        Raises:
+            ConfigError: if it cannot, whatever the reason.
+        """
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            try:
+                return record()
+            except Exception as error:
+                others = ", ".join(other for other in FORMATS if other != self.name)
+                title = exportable.architecture.title
+                raise ConfigError(
+                    f"format: found {self.name!r}, but it cannot hold {title}: {first_line(error)}; try: {others}"
+                ) from error
 
 
-class Safetensors:
+class Safetensors(Format):
     """Weights alone, with torchvision's or timm's key names."""
 
-    name: ClassVar[FormatName] = "safetensors"
-    library: ClassVar[str] = "pytorch"
-    packages: ClassVar[tuple[str, ...]] = ("torch", "torchvision", "timm", "safetensors")
-    takes_numpy: ClassVar[bool] = False
-    tolerance: ClassVar[float] = 1e-5
+    name = "safetensors"
+    packages = ("torch", "torchvision", "timm", "safetensors")
 
     def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
         """Writes encoder.safetensors, whose header has the architecture, mean and standard deviation; and the head."""
@@ -176,75 +195,50 @@ class Safetensors:
         )
 
 
-class TorchScript:
+class TorchScript(Format):
     """The recorded forward pass with its weights, for Python and C++."""
 
-    name: ClassVar[FormatName] = "torchscript"
-    library: ClassVar[str] = "pytorch"
-    packages: ClassVar[tuple[str, ...]] = ("torch",)
-    takes_numpy: ClassVar[bool] = False
-    tolerance: ClassVar[float] = 1e-5
+    name = "torchscript"
+    packages = ("torch",)
 
     def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
         """Writes encoder.pt."""
-        # torch.jit is deprecated and told so at each call; it is still what libtorch and many servers read.
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            try:
-                traced = torch.jit.trace(exportable.network, images[:2], check_trace=False)
-            except Exception as error:  # whatever a model of timm does that cannot be recorded
-                raise _cannot_hold(self.name, exportable, error) from error
-            assert isinstance(traced, torch.jit.ScriptModule)
-            try:
-                traced.save(str(folder / "encoder.pt"))
-            except (OSError, RuntimeError) as error:
-                raise StorageError(f"{folder / 'encoder.pt'} cannot be written: {first_line(error)}") from error
+        # torch.jit is deprecated; it is still what libtorch and many servers read.
+        traced = self._recorded(exportable, lambda: torch.jit.trace(exportable.network, images[:2], check_trace=False))
+        assert isinstance(traced, torch.jit.ScriptModule)
+        _save(folder / "encoder.pt", lambda path: traced.save(str(path)))
 
     def loading(self, exportable: Exportable) -> str:
         """PyTorch alone is needed."""
         return 'import torch\n\nencoder = torch.jit.load("encoder.pt")'
 
-    def use(self, exportable: Exportable) -> str:
-        """The encoder scales the pixels itself."""
-        return f"{exportable.output} = encoder(images)"
 
-    def input_contract(self, exportable: Exportable) -> str:
-        """The file has the whole network."""
-        return _contains_scaling(exportable)
-
-
-class ONNX:
+class ONNX(Format):
     """The forward pass as an ONNX graph with its weights in one file."""
 
-    name: ClassVar[FormatName] = "onnx"
-    library: ClassVar[str] = "onnx"
-    packages: ClassVar[tuple[str, ...]] = ("onnx", "onnxscript", "onnxruntime")
-    takes_numpy: ClassVar[bool] = True
+    name = "onnx"
+    library = "onnx"
+    packages = ("onnx", "onnxscript", "onnxruntime")
+    takes_numpy = True
     # The kernels are others than torch's, and their sums have another order.
-    tolerance: ClassVar[float] = 1e-4
+    tolerance = 1e-4
 
     def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
         """Writes encoder.onnx."""
-        path = folder / "encoder.onnx"
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            try:
-                program = torch.onnx.export(
-                    exportable.network,
-                    (images[:2],),
-                    dynamo=True,
-                    input_names=["images"],
-                    output_names=[exportable.output],
-                    dynamic_shapes=({0: torch.export.Dim("batch")},),
-                    verbose=False,
-                )
-            except Exception as error:  # whatever a model of timm does that has no operator
-                raise _cannot_hold(self.name, exportable, error) from error
+        program = self._recorded(
+            exportable,
+            lambda: torch.onnx.export(
+                exportable.network,
+                (images[:2],),
+                dynamo=True,
+                input_names=["images"],
+                output_names=[exportable.output],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                verbose=False,
+            ),
+        )
         assert program is not None
-        try:
-            program.save(path, external_data=False)
-        except (OSError, ValueError, RuntimeError) as error:  # protobuf holds no more than 2 GiB
-            raise StorageError(f"{path} cannot be written: {first_line(error)}") from error
+        _save(folder / "encoder.onnx", lambda path: program.save(path, external_data=False))
 
     def loading(self, exportable: Exportable) -> str:
         """ONNX Runtime alone is needed; images and features are numpy arrays."""
@@ -254,19 +248,13 @@ class ONNX:
         """The encoder scales the pixels itself."""
         return f'({exportable.output},) = encoder.run(["{exportable.output}"], {{"images": images}})'
 
-    def input_contract(self, exportable: Exportable) -> str:
-        """The file has the whole network."""
-        return _contains_scaling(exportable)
 
-
-class TimmFolder:
+class TimmFolder(Format):
     """config.json and model.safetensors as the Hugging Face Hub keeps timm's models."""
 
-    name: ClassVar[FormatName] = "timm"
-    library: ClassVar[str] = "timm"
-    packages: ClassVar[tuple[str, ...]] = ("torch", "timm", "safetensors")
-    takes_numpy: ClassVar[bool] = False
-    tolerance: ClassVar[float] = 1e-5
+    name = "timm"
+    library = "timm"
+    packages = ("torch", "timm", "safetensors")
 
     def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
         """Writes both files; mean and standard deviation are where timm's transforms look for them."""
@@ -300,10 +288,7 @@ class TimmFolder:
             },
         }
         save_weights(exportable.encoder.backbone, folder / "model.safetensors")
-        try:
-            (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        except OSError as error:
-            raise StorageError(f"{folder / 'config.json'} cannot be written: {error.strerror}") from error
+        _save(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
 
     def loading(self, exportable: Exportable) -> str:
         """A line reads the folder; timm's own transforms take mean and std from where the next one does."""
@@ -337,15 +322,7 @@ FORMATS: Mapping[FormatName, Format] = {
 
 # What an export's folder may hold, and so what overwriting may remove.
 FILE_NAMES = frozenset(
-    {
-        "README.md",
-        "encoder.safetensors",
-        "head.safetensors",
-        "encoder.pt",
-        "encoder.onnx",
-        "config.json",
-        "model.safetensors",
-    }
+    "README.md config.json encoder.onnx encoder.pt encoder.safetensors head.safetensors model.safetensors".split()
 )
 
 
@@ -368,110 +345,8 @@ def versions(form: Format) -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in dict.fromkeys(("torch", *form.packages))}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
-    """An export that was read back and gave our features or embeddings.
-
-    Attributes:
-        num_images: it was done on; their batch is another than the one that was recorded.
-        largest_difference: of one of their values, absolute.
-        largest_value: of ours, absolute.
-        allowed: the difference that would have passed.
-    """
-
-    num_images: int
-    largest_difference: float
-    largest_value: float
-    allowed: float
-
-
-def check_export(
-    form: Format, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path
-) -> Check:
-    """Reads an export back in a process without this package, and compares its output with the trained network's.
-
-    All images are given at once, and the first alone. A difference passes up to the format's tolerance times the
-    largest value.
-
-    Raises:
-        ConfigError: if it cannot be read back or gives other values.
-    """
-    with torch.no_grad():
-        ours = exportable.network(images).numpy()
+def _save(path: Path, write: Callable[[Path], object]) -> None:
     try:
-        theirs, first = _features_elsewhere(form, exportable, images.numpy(), folder)
-    except _Unreadable as error:
-        raise ConfigError(
-            f"format: {form.name} was written, but reading it back fails: {error}; nothing is kept; "
-            "allowed: another format"
-        ) from error
-    largest_value = float(np.abs(ours).max())
-    allowed = form.tolerance * largest_value
-    if theirs.shape != ours.shape or first.shape != ours[:1].shape:
-        found = f"has {exportable.output} of shape {theirs.shape} instead of {ours.shape}"
-    else:
-        difference = float(max(np.abs(theirs - ours).max(), np.abs(first - ours[:1]).max()))
-        if difference <= allowed:  # false for NaN
-            return Check(
-                num_images=len(images),
-                largest_difference=difference,
-                largest_value=largest_value,
-                allowed=allowed,
-            )
-        found = f"differs from the trained network by {difference:.3g}, and {allowed:.3g} is allowed"
-    raise ConfigError(f"format: {form.name} was written, but {found}; nothing is kept; allowed: another format")
-
-
-class _Unreadable(Exception):
-    """The process that reads an export back failed."""
-
-
-def _features_elsewhere(form: Format, exportable: Exportable, images: np.ndarray, folder: Path) -> Sequence[np.ndarray]:
-    given = "" if form.takes_numpy else "import torch\ntorch.set_grad_enabled(False)\narray = torch.from_numpy(array)"
-    script = "\n".join(
-        [
-            "import sys",
-            "import numpy",
-            "array = numpy.load(sys.argv[1])",
-            given,
-            form.loading(exportable),
-            "results = []",
-            "for images in (array, array[:1]):",
-            f"    {form.use(exportable)}",
-            f"    results.append(numpy.asarray({exportable.output}))",
-            "assert 'ssl_sec' not in sys.modules",
-            "numpy.savez(sys.argv[2], *results)",
-        ]
-    )
-    with tempfile.TemporaryDirectory() as exchange:
-        given_path, result_path = Path(exchange) / "images.npy", Path(exchange) / "features.npz"
-        np.save(given_path, images)
-        # -P: what lies in the folder is no module. Our features are the CPU's, so are these.
-        command = [sys.executable, "-P", "-c", script, str(given_path), str(result_path)]
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
-        try:
-            done = subprocess.run(
-                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_CHECK_TIMEOUT_S
-            )
-        except subprocess.TimeoutExpired as error:
-            raise _Unreadable(f"no answer within {_CHECK_TIMEOUT_S} s") from error
-        if done.returncode != 0:
-            told = done.stderr.strip().splitlines()
-            raise _Unreadable(told[-1] if told else f"exit code {done.returncode}")
-        with np.load(result_path) as results:
-            return [results[name] for name in results.files]
-
-
-def _contains_scaling(exportable: Exportable) -> str:
-    if exportable.leaves_pixels:
-        return "The file holds the whole network, which takes pixels in [0, 1] as they are."
-    return (
-        "The file holds the whole network: give it pixels in [0, 1], it subtracts the mean "
-        f"{exportable.mean} and divides by {exportable.std} itself."
-    )
-
-
-def _cannot_hold(name: FormatName, exportable: Exportable, error: Exception) -> ConfigError:
-    others = ", ".join(other for other in FORMATS if other != name)
-    title = exportable.architecture.title
-    return ConfigError(f"format: found {name!r}, but it cannot hold {title}: {first_line(error)}; try: {others}")
+        write(path)
+    except (OSError, ValueError, RuntimeError) as error:  # protobuf holds no more than 2 GiB
+        raise StorageError(f"{path} cannot be written: {first_line(error)}") from error
