@@ -1,1 +1,1 @@
-"""What the package costs, beside its peers; each module is a command and leaves its figures in `results/`."""
+"""Speed and memory of the package beside other libraries; each module is a command that writes to `results/`."""

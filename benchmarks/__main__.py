@@ -1,8 +1,8 @@
-"""All benchmarks of a CPU that together take under ten minutes, one after the other.
+"""Runs the CPU benchmarks that together take under ten minutes, one after the other.
 
     python -m benchmarks        # or: make bench
 
-Each leaves its figures in `results/`. Those that take longer are run alone: benchmarks.throughput at full width,
+Each writes its figures to `results/`. The longer ones are run separately: benchmarks.throughput at full width,
 .options, .launchers, .classes, .invariance and .overhead.
 """
 
@@ -19,14 +19,14 @@ COMMANDS = (
 
 
 def main() -> int:
-    """Runs them; returns the number of those that failed."""
+    """Runs the benchmarks; returns the number that failed."""
     failed = 0
     for command in COMMANDS:
         print(f"\npython -m {command}", flush=True)
         start = time.monotonic()
-        # A process each: what one leaves in memory and caches is none of the next one's.
-        done = subprocess.run([sys.executable, "-m", *command.split()])
-        failed += done.returncode != 0
+        # One process each, so that memory and caches of one do not affect the next.
+        process = subprocess.run([sys.executable, "-m", *command.split()])
+        failed += process.returncode != 0
         print(f"({time.monotonic() - start:.0f} s)", flush=True)
     return failed
 

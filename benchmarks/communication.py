@@ -1,17 +1,16 @@
-"""What a step sends, counted on gloo workers, and what that costs on many GPUs, reckoned.
+"""Counts what a step sends on gloo workers, and estimates its time on many GPUs.
 
-A worker of W has b images, two views each, embeddings of D values, a network of P weights and L batch norms with C
-channels in all. Per step it takes part in
+Each of W workers has b images with two views each, embeddings of D values, a network of P weights, and L batch norms
+with C channels in total. In each step it takes part in
 
-    embeddings        a gather of 2bW · D values and of 2bW labels of 8 bytes, and backward a sum of as many values,
-                      of which each worker gets its own rows
-    loss              a sum of one value, and one in the backward pass
-    batch norm        L gathers of (2C_l + 1) · W values, and L sums of 2C_l in the backward pass
-    gradients         a mean of P values, in buckets of 25 MiB, while the backward pass goes on
+    embeddings        an all-gather of 2bW · D values and of 2bW labels of 8 bytes, and in the backward pass a
+                      reduce-scatter of as many values
+    loss              an all-reduce of one value, and another in the backward pass
+    batch norm        L all-gathers of (2C_l + 1) · W values, and L all-reduces of 2C_l in the backward pass
+    gradients         an all-reduce of P values, in buckets of 25 MiB, overlapped with the backward pass
 
-A ring of W moves 2 (W − 1)/W of a sum's bytes through each worker, and half of that for a gather and for a sum of which
-each gets its part; a call takes one latency for each of log2 W levels. What overlaps with the backward pass costs only
-what it takes longer.
+A ring all-reduce moves 2 (W − 1)/W of its bytes through each worker; an all-gather and a reduce-scatter move half of
+that. A call has one latency for each of log2 W levels. Of the gradients, only the time beyond the backward pass counts.
 """
 
 import contextlib
@@ -36,12 +35,12 @@ BUCKET_BYTES = 25 * 2**20
 
 @dataclass
 class Sent:
-    """What one worker told the others.
+    """What one worker sent.
 
     Attributes:
-        calls: of collectives, without DDP's.
-        num_bytes: of the larger of what goes in and what comes out.
-        seconds: until they were done, waiting for the others included; on CPUs, where a call returns only then.
+        calls: the number of collectives, without DDP's.
+        num_bytes: the sum over calls of the input's or the output's bytes, whichever are more.
+        seconds: the time in the calls, including the wait for other workers; on CPUs, where calls are synchronous.
     """
 
     calls: int = 0
@@ -50,8 +49,8 @@ class Sent:
 
 
 @contextlib.contextmanager
-def counted() -> Iterator[Sent]:
-    """Counts collectives that the package calls; DDP's gradients go past it."""
+def count_sent() -> Iterator[Sent]:
+    """Counts the collectives that the package calls; DDP's gradients are not counted."""
     sent = Sent()
 
     def counting(name: str) -> Any:
@@ -74,12 +73,12 @@ def counted() -> Iterator[Sent]:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The machines of the reckoning.
+    """The machines assumed in the estimate.
 
     Attributes:
-        bytes_per_s: that each GPU sends, and receives at the same time.
-        latency_s: of one level of a collective.
-        flops_per_s: that a GPU reaches in training.
+        bytes_per_s: what each GPU sends, and receives at the same time.
+        latency_s: the latency of one level of a collective.
+        flops_per_s: what a GPU reaches in training.
     """
 
     bytes_per_s: float
@@ -87,32 +86,34 @@ class Cluster:
     flops_per_s: float
 
 
-# One 400 Gb/s port a GPU; a fifth of the 790 TFLOP/s that matrix products reach on an H200.
+# One 400 Gb/s port per GPU; a fifth of the 790 TFLOP/s that matrix products reach on an H200.
 CLUSTER = Cluster(bytes_per_s=50e9, latency_s=10e-6, flops_per_s=158e12)
-IMAGES_A_GPU = 256
+IMAGES_PER_GPU = 256
 ENCODER = "resnet50"
-FLOPS_A_VIEW = 7.8e9  # forward and backward of ResNet-50 with the CIFAR stem
+FLOPS_PER_VIEW = 7.8e9  # forward and backward of ResNet-50 with the CIFAR stem
 ASSUMED = (
-    f"{ENCODER} with the CIFAR stem, {IMAGES_A_GPU} images a GPU, {CLUSTER.bytes_per_s / 1e9:.0f} GB/s a GPU, "
-    f"{1e6 * CLUSTER.latency_s:.0f} us a level, {CLUSTER.flops_per_s / 1e12:.0f} TFLOP/s"
+    f"{ENCODER} with the CIFAR stem, {IMAGES_PER_GPU} images per GPU, {CLUSTER.bytes_per_s / 1e9:.0f} GB/s per GPU, "
+    f"{1e6 * CLUSTER.latency_s:.0f} us per level, {CLUSTER.flops_per_s / 1e12:.0f} TFLOP/s"
 )
 
 
-def reckoned(workers: tuple[int, ...] = (8, 16, 64, 256, 1024)) -> list[dict[str, Any]]:
-    """Milliseconds of a step on so many GPUs, by the parts of the module's docstring."""
+def estimate(gpus: tuple[int, ...] = (8, 16, 64, 256, 1024)) -> list[dict[str, Any]]:
+    """Estimates the milliseconds of a step on these numbers of GPUs, for each part of the module's docstring."""
     with torch.device("meta"):
         network = ResNetConfig(name=ENCODER).build(3, 32)
     num_weights = sum(parameter.numel() for parameter in network.parameters())
     channels = [module.num_features for module in network.modules() if isinstance(module, _BatchNorm)]
     rows = []
-    for count in workers:
-        embeddings = 2 * IMAGES_A_GPU * count * DIM * BYTES
-        compute = 2 * IMAGES_A_GPU * FLOPS_A_VIEW / CLUSTER.flops_per_s
-        # Cosines and two products of the backward pass, of own rows with all.
-        loss = 3 * 2 * (2 * IMAGES_A_GPU) * (2 * IMAGES_A_GPU * count) * DIM / CLUSTER.flops_per_s
-        batch_norm = sum(_gather(BYTES * (2 * c + 1) * count, count) + _sum(BYTES * 2 * c, count) for c in channels)
-        gathered = 2 * _gather(embeddings, count)  # backward, it is scattered
-        gradients = _sum(BYTES * num_weights, count, calls=-(-BYTES * num_weights // BUCKET_BYTES))
+    for count in gpus:
+        embeddings = 2 * IMAGES_PER_GPU * count * DIM * BYTES
+        compute = 2 * IMAGES_PER_GPU * FLOPS_PER_VIEW / CLUSTER.flops_per_s
+        # The cosines of own rows with all, and two products in the backward pass.
+        loss = 3 * 2 * (2 * IMAGES_PER_GPU) * (2 * IMAGES_PER_GPU * count) * DIM / CLUSTER.flops_per_s
+        batch_norm = sum(
+            _gather_s(BYTES * (2 * c + 1) * count, count) + _reduce_s(BYTES * 2 * c, count) for c in channels
+        )
+        gathered = 2 * _gather_s(embeddings, count)  # forward, and the reduce-scatter backward
+        gradients = _reduce_s(BYTES * num_weights, count, calls=-(-BYTES * num_weights // BUCKET_BYTES))
         exposed = max(0.0, gradients - 2 / 3 * compute)
         step = compute + loss + batch_norm + gathered + exposed
         rows.append(
@@ -123,28 +124,28 @@ def reckoned(workers: tuple[int, ...] = (8, 16, 64, 256, 1024)) -> list[dict[str
                 "batch_norm_ms": 1e3 * batch_norm,
                 "embeddings_ms": 1e3 * gathered,
                 "gradients_ms": 1e3 * gradients,
-                "of_them_waited_for_ms": 1e3 * exposed,
+                "gradients_exposed_ms": 1e3 * exposed,
                 "step_ms": 1e3 * step,
                 "efficiency_percent": 100 * compute / step,
-                "images_per_s": count * IMAGES_A_GPU / step,
+                "images_per_s": count * IMAGES_PER_GPU / step,
             }
         )
     return rows
 
 
-def expected(network: nn.Module, rows_a_worker: int, workers: int) -> Sent:
-    """What the formulas say that a worker sends in a step, beside gradients."""
+def compute_expected(network: nn.Module, rows_per_worker: int, workers: int) -> Sent:
+    """Computes by the formulas what a worker sends in a step, without gradients."""
     channels = [module.num_features for module in network.modules() if isinstance(module, _BatchNorm)]
-    embeddings = rows_a_worker * workers * DIM * BYTES
+    embeddings = rows_per_worker * workers * DIM * BYTES
     batch_norm = sum(BYTES * ((2 * c + 1) * workers + 2 * c) for c in channels)
-    labels = rows_a_worker * workers * 8
+    labels = rows_per_worker * workers * 8
     return Sent(calls=3 + 2 + 2 * len(channels), num_bytes=2 * embeddings + labels + 2 * BYTES + batch_norm)
 
 
-def _sum(num_bytes: float, workers: int, calls: int = 1) -> float:
+def _reduce_s(num_bytes: float, workers: int, calls: int = 1) -> float:
     moved = 2 * (workers - 1) / workers * num_bytes / CLUSTER.bytes_per_s
     return moved + calls * 2 * log2(workers) * CLUSTER.latency_s
 
 
-def _gather(num_bytes: float, workers: int) -> float:
+def _gather_s(num_bytes: float, workers: int) -> float:
     return (workers - 1) / workers * num_bytes / CLUSTER.bytes_per_s + log2(workers) * CLUSTER.latency_s

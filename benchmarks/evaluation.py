@@ -1,19 +1,19 @@
-"""Evaluation beside its peers: features, linear probe, kNN, Recall@K and k-means.
+"""Evaluation compared with other libraries: features, linear probe, kNN, Recall@K and k-means.
 
     CUDA_VISIBLE_DEVICES= python -m benchmarks.evaluation                     # a minute on two CPU cores
     CUDA_VISIBLE_DEVICES= python -m benchmarks.evaluation --images 60502      # at the size of SOP's test set
 
-Ours and the peer take turns in one process on the same rows, with as many threads:
+Ours and the peer take turns in one process, on the same rows and with the same number of threads:
 
-features    ResNet-18 of a quarter of the width; against a DataLoader with torchvision's ToTensor over PIL images
-probe       the paper's four rates at once; against scikit-learn's SGDClassifier, a fit for each rate, as many epochs
-            (it steps after each row, ours after 256), and against four fits of its LogisticRegression
-kNN         against lightly's, k = 200
-Recall@K    against faiss's exact search for as many neighbours as the protocol needs: 1,000 for SOP, 8 for CUB
-k-means     against scikit-learn's KMeans from the same start, 20 iterations
+features    ResNet-18 at a quarter of its width; peer: a DataLoader with torchvision's ToTensor over PIL images
+probe       the paper's four learning rates at once; peers: one fit of scikit-learn's SGDClassifier for each rate and
+            the same number of epochs (it steps after each row, ours after 256), and four fits of its LogisticRegression
+kNN         peer: lightly's, k = 200
+Recall@K    peer: faiss's exact search for the neighbours that the protocol needs: 1,000 for SOP, 8 for CUB
+k-means     peer: scikit-learn's KMeans from the same initial centres, 20 iterations
 
-What each finds is shown beside its time, and the limit: the time that the products of matrices alone would take at the
-best rate of this machine. Writes benchmarks/results/evaluation-{cpu,gpu}.json; with --images 60502, evaluation-60502-….
+The table has the times, the results, and the limit: the time of the matrix products alone at this machine's best rate.
+Writes benchmarks/results/evaluation-{cpu,gpu}.json; with --images 60502, evaluation-60502-….
 """
 
 import copy
@@ -32,8 +32,18 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.transforms.functional import to_pil_image, to_tensor
 
-from benchmarks.measure import command_line, environment, in_turn, peak_rate, ratio, save, table, told
-from benchmarks.simclr import random_images
+from benchmarks.measure import (
+    choose_device,
+    describe_environment,
+    describe_error,
+    format_table,
+    make_parser,
+    measure_peak_rate,
+    median_ratio,
+    save_results,
+    time_in_turns,
+)
+from benchmarks.simclr import draw_images
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.features import extract_features
@@ -44,8 +54,8 @@ from ssl_sec.networks.config import ResNetConfig
 from ssl_sec.training.config import LocalConfig
 
 NUM_IMAGES, DIM = 10_000, 512
-NOISE = 2.3  # of a row about its class's centre, both as vectors of about that length
-RETRIEVED_A_CLASS = 5.35  # images of a class in SOP's test set
+NOISE = 2.3  # the length of a row's offset from its class centre, where centres have length 1
+IMAGES_PER_CLASS = 5.35  # in SOP's test set
 PROTOCOLS = {"SOP": (1, 10, 100, 1000), "CUB": (1, 2, 4, 8)}
 RATES, PROBE_EPOCHS = (1.0, 2.0, 5.0, 10.0), 10
 NEIGHBOURS = 200
@@ -54,21 +64,23 @@ ITERATIONS = 20  # of k-means
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A part of evaluation and its peer; both return what they found, in percent.
+    """A part of evaluation and its peer.
 
     Attributes:
-        part: of evaluation.
-        size: what it is measured on, for people.
-        peer: who it is compared with.
-        finding: what both return.
-        operations: of the products of matrices alone, as few as will do.
-        needs: what must be installed; the comparison is left out where it is not.
+        part: the part of evaluation.
+        size: the size of its input, as shown in the table.
+        peer: the peer's name.
+        result: what both functions return, as shown in the table.
+        operations: the least number of operations in matrix products.
+        ours: computes the result, in percent.
+        theirs: the same by the peer.
+        needs: the package that the peer imports; without it the comparison is left out.
     """
 
     part: str
     size: str
     peer: str
-    finding: str
+    result: str
     operations: float
     ours: Callable[[], float]
     theirs: Callable[[], float]
@@ -77,67 +89,68 @@ class Comparison:
 
 def main() -> None:
     """Measures every part, prints the table and writes the figures."""
-    parser = command_line("evaluation", __doc__)
-    parser.add_argument("--images", type=int, default=NUM_IMAGES)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser = make_parser("evaluation", __doc__)
+    parser.add_argument("--images", type=int, default=NUM_IMAGES, help="number of rows")
+    parser.add_argument("--rounds", type=int, default=1, help="turns of each")
     options = parser.parse_args()
     rows = measure(options.images, options.rounds)
-    print(table([shown(row) for row in rows]))
+    print(format_table([format_row(row) for row in rows]))
     name = "evaluation" if options.images == NUM_IMAGES else f"evaluation-{options.images}"
-    print(f"\n{save(name, {'environment': environment(), 'images': options.images, 'rows': rows})}")
+    values = {"environment": describe_environment(), "images": options.images, "rows": rows}
+    print(f"\n{save_results(name, values)}")
 
 
 def measure(num_images: int, rounds: int) -> list[dict[str, Any]]:
-    """The figures of every part whose peer is there."""
-    warnings.filterwarnings("ignore")  # scikit-learn's, that so few epochs do not converge
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """Measures every part whose peer is installed."""
+    warnings.filterwarnings("ignore")  # scikit-learn warns that so few epochs do not converge
+    device = choose_device()
     if find_spec("faiss"):
         import faiss
 
         faiss.omp_set_num_threads(torch.get_num_threads())
-    peak = peak_rate(device, "float32")
+    peak = measure_peak_rate(device, "float32")
     return [
-        _measured(each, rounds, peak)
+        _measure(each, rounds, peak)
         for each in (
-            _features(num_images, device),
-            *_probes(num_images, device),
-            _neighbours(num_images, device),
-            *_recalls(num_images, device),
-            _clusters(num_images),
+            _compare_features(num_images, device),
+            *_compare_probes(num_images, device),
+            _compare_knn(num_images, device),
+            *_compare_recalls(num_images, device),
+            _compare_kmeans(num_images),
         )
         if find_spec(each.needs)
     ]
 
 
-def _measured(comparison: Comparison, rounds: int, peak: float) -> dict[str, Any]:
-    found: dict[str, float] = {}
+def _measure(comparison: Comparison, rounds: int, peak: float) -> dict[str, Any]:
+    results: dict[str, float] = {}
     row = {"part": comparison.part, "size": comparison.size, "peer": comparison.peer}
     try:
-        seconds = in_turn(
+        seconds = time_in_turns(
             {
-                "ours": lambda: found.update(ours=comparison.ours()),
-                "peer": lambda: found.update(peer=comparison.theirs()),
+                "ours": lambda: results.update(ours=comparison.ours()),
+                "peer": lambda: results.update(peer=comparison.theirs()),
             },
             rounds,
             warm_up=False,
         )
-    except (RuntimeError, ImportError) as error:  # out of memory, a library that the peer lacks
-        return {**row, "error": told(error)}
+    except (RuntimeError, ImportError) as error:  # out of memory, or the peer lacks a library
+        return {**row, "error": describe_error(error)}
     print(".", end="", flush=True)
     return {
         **row,
         "ours_s": median(seconds["ours"]),
         "peer_s": median(seconds["peer"]),
-        "times_as_fast": ratio(seconds["peer"], seconds["ours"]),
+        "times_as_fast": median_ratio(seconds["peer"], seconds["ours"]),
         "limit_s": comparison.operations / peak,
-        "finding": comparison.finding,
-        "ours_finding": found["ours"],
-        "peer_finding": found["peer"],
+        "result": comparison.result,
+        "ours_result": results["ours"],
+        "peer_result": results["peer"],
     }
 
 
 class _PilImages(Dataset[Tensor]):
-    """Images that lie in memory, as torchvision's data sets hand them on."""
+    """Images in memory, loaded as torchvision's data sets do."""
 
     def __init__(self, images: ResidentImages) -> None:
         self._images = [to_pil_image(image) for image in images.images]
@@ -149,18 +162,18 @@ class _PilImages(Dataset[Tensor]):
         return to_tensor(self._images[index])
 
 
-def _features(num_images: int, device: torch.device) -> Comparison:
-    images = random_images(num_images, 32)
+def _compare_features(num_images: int, device: torch.device) -> Comparison:
+    images = draw_images(num_images, 32)
     encoder = ResNetConfig(name="resnet18", width=0.25).build(3, 32).to(device).eval()
-    laid_out = copy.deepcopy(encoder)
+    our_encoder = copy.deepcopy(encoder)
     if LocalConfig().on(device).channels_last:
-        laid_out.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        our_encoder.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     resident, loader = images.to(device), DataLoader(_PilImages(images), 512)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         encoder(torch.zeros(1, *images.image_shape, device=device))
 
     def ours() -> float:
-        rows, _ = extract_features(laid_out, resident, torch.arange(num_images), device)
+        rows, _ = extract_features(our_encoder, resident, torch.arange(num_images), device)
         return 100 * rows.norm(dim=1).mean().item()
 
     @torch.no_grad()
@@ -172,15 +185,15 @@ def _features(num_images: int, device: torch.device) -> Comparison:
         part="features",
         size=f"{num_images:,} images, 3 x 32 x 32",
         peer="torch's DataLoader",
-        finding="mean norm, hundredths",
+        result="mean norm, hundredths",
         operations=num_images * counter.get_total_flops(),
         ours=ours,
         theirs=theirs,
     )
 
 
-def _made_up(num_images: int, num_classes: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows of classes of like sizes, each about a centre of its own, in random order; and their labels."""
+def _draw_rows(num_images: int, num_classes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Draws rows around one random centre per class, and their labels; classes of equal size, in random order."""
     generator = torch.Generator().manual_seed(0)
     labels = (torch.arange(num_images) % num_classes)[torch.randperm(num_images, generator=generator)]
     centres = torch.randn(num_classes, DIM, generator=generator) / sqrt(DIM)
@@ -188,8 +201,8 @@ def _made_up(num_images: int, num_classes: int, device: torch.device) -> tuple[T
     return rows.to(device), labels.to(device)
 
 
-def _probes(num_images: int, device: torch.device, num_classes: int = 10) -> list[Comparison]:
-    features, labels = _made_up(num_images, num_classes, device)
+def _compare_probes(num_images: int, device: torch.device, num_classes: int = 10) -> list[Comparison]:
+    features, labels = _draw_rows(num_images, num_classes, device)
     train, test = slice(0, num_images * 9 // 10), slice(num_images * 9 // 10, None)
 
     def ours() -> float:
@@ -199,40 +212,40 @@ def _probes(num_images: int, device: torch.device, num_classes: int = 10) -> lis
         )
         return max(100 * top_k_accuracy(logits, labels[test], 1) for logits in probes.logits(features[test]))
 
-    def fitted(make: Callable[[float], Any]) -> float:
+    def fit(make: Callable[[float], Any]) -> float:
         rows, classes = features.cpu().numpy(), labels.cpu().numpy()
         fits = [make(rate).fit(rows[train], classes[train]) for rate in RATES]
         return max(100 * fit.score(rows[test], classes[test]) for fit in fits)
 
-    def theirs_by_sgd() -> float:
+    def fit_sgd() -> float:
         from sklearn.linear_model import SGDClassifier
 
-        return fitted(
+        return fit(
             lambda rate: SGDClassifier(
                 loss="log_loss",
                 alpha=1e-12,
                 learning_rate="constant",
-                eta0=rate / 256,  # of steps after each row
+                eta0=rate / 256,  # it steps after each row
                 max_iter=PROBE_EPOCHS,
                 tol=None,  # pyright: ignore[reportArgumentType]
                 random_state=0,
             )
         )
 
-    def theirs_by_lbfgs() -> float:
+    def fit_lbfgs() -> float:
         from sklearn.linear_model import LogisticRegression
 
-        return fitted(lambda rate: LogisticRegression(C=rate, max_iter=100))
+        return fit(lambda rate: LogisticRegression(C=rate, max_iter=100))
 
     size = f"{num_images:,} x {DIM}, {num_classes} classes, 4 rates"
-    peers = {"scikit-learn's SGD": theirs_by_sgd, "scikit-learn's L-BFGS": theirs_by_lbfgs}
-    products = 2 * PROBE_EPOCHS * train.stop + num_images - train.stop  # forward and backward; and the test
+    peers = {"scikit-learn's SGD": fit_sgd, "scikit-learn's L-BFGS": fit_lbfgs}
+    products = 2 * PROBE_EPOCHS * train.stop + num_images - train.stop  # forward and backward, and the test
     return [
         Comparison(
             part="linear probe",
             size=size,
             peer=peer,
-            finding="best top-1, %",
+            result="best top-1, %",
             operations=2 * DIM * num_classes * len(RATES) * products,
             ours=ours,
             theirs=theirs,
@@ -242,10 +255,10 @@ def _probes(num_images: int, device: torch.device, num_classes: int = 10) -> lis
     ]
 
 
-def _neighbours(num_images: int, device: torch.device, num_classes: int = 100) -> Comparison:
-    rows, labels = _made_up(num_images, num_classes, device)
-    held = num_images // 5
-    bank, queries = slice(held, None), slice(0, held)
+def _compare_knn(num_images: int, device: torch.device, num_classes: int = 100) -> Comparison:
+    rows, labels = _draw_rows(num_images, num_classes, device)
+    num_queries = num_images // 5
+    bank, queries = slice(num_queries, None), slice(0, num_queries)
 
     def ours() -> float:
         return 100 * knn_top1(
@@ -255,64 +268,64 @@ def _neighbours(num_images: int, device: torch.device, num_classes: int = 100) -
     def theirs() -> float:
         from lightly.utils.benchmarking import knn_predict
 
-        # As lightly's callback does: normalised features, the bank transposed, the queries in batches.
+        # As in lightly's callback: normalised features, the bank transposed, the queries in batches.
         directions = functional.normalize(rows)
-        of_bank = directions[bank].T.contiguous()
+        bank_columns = directions[bank].T.contiguous()
         predicted = [
-            knn_predict(batch, of_bank, labels[bank], num_classes, NEIGHBOURS)[:, 0]
+            knn_predict(batch, bank_columns, labels[bank], num_classes, NEIGHBOURS)[:, 0]
             for batch in directions[queries].split(256)
         ]
         return 100 * (torch.cat(predicted) == labels[queries]).double().mean().item()
 
     return Comparison(
         part="kNN",
-        size=f"{num_images - held:,} x {DIM}, {held:,} queries, k = {NEIGHBOURS}",
+        size=f"{num_images - num_queries:,} x {DIM}, {num_queries:,} queries, k = {NEIGHBOURS}",
         peer="lightly",
-        finding="top-1, %",
-        operations=2 * DIM * held * (num_images - held),
+        result="top-1, %",
+        operations=2 * DIM * num_queries * (num_images - num_queries),
         ours=ours,
         theirs=theirs,
-        needs="pytorch_lightning",  # which lightly's kNN asks for
+        needs="pytorch_lightning",  # which lightly's kNN imports
     )
 
 
-def _recalls(num_images: int, device: torch.device) -> list[Comparison]:
-    rows, labels = _made_up(num_images, round(num_images / RETRIEVED_A_CLASS), device)
-    for recall in (recall_at_k, *([_searched_recall] if find_spec("faiss") else [])):
-        recall(rows[:2000], labels[:2000], (1,))  # so that no turn pays for starting threads
+def _compare_recalls(num_images: int, device: torch.device) -> list[Comparison]:
+    rows, labels = _draw_rows(num_images, round(num_images / IMAGES_PER_CLASS), device)
+    for recall in (recall_at_k, *([_compute_recall_by_faiss] if find_spec("faiss") else [])):
+        recall(rows[:2000], labels[:2000], (1,))  # starts the threads before the first turn
     return [
         Comparison(
             part=f"Recall@K, K of {protocol}",
             size=f"{num_images:,} x {DIM}, K to {max(ks):,}",
             peer="faiss",
-            finding="R@1, %",
+            result="R@1, %",
             operations=DIM * num_images**2,  # each pair once
             ours=lambda ks=ks: 100 * recall_at_k(rows, labels, ks)[1],
-            theirs=lambda ks=ks: 100 * _searched_recall(rows, labels, ks)[1],
+            theirs=lambda ks=ks: 100 * _compute_recall_by_faiss(rows, labels, ks)[1],
             needs="faiss",
         )
         for protocol, ks in PROTOCOLS.items()
     ]
 
 
-def _searched_recall(embeddings: Tensor, labels: Tensor, ks: tuple[int, ...]) -> dict[int, float]:
-    """Recall@K by faiss's exact search."""
+def _compute_recall_by_faiss(embeddings: Tensor, labels: Tensor, ks: tuple[int, ...]) -> dict[int, float]:
+    """Computes Recall@K by faiss's exact search."""
     import faiss
 
     labels = labels.cpu()
     rows = functional.normalize(embeddings).cpu().numpy()
     index = faiss.IndexFlatIP(rows.shape[1])
     index.add(rows)
-    _, found = index.search(rows, min(max(ks) + 1, len(rows)))
-    neighbours = torch.from_numpy(found)
+    _, nearest = index.search(rows, min(max(ks) + 1, len(rows)))
+    neighbours = torch.from_numpy(nearest)
     is_other = neighbours != torch.arange(len(rows)).unsqueeze(1)
     is_right = (labels[neighbours] == labels.unsqueeze(1)) & is_other
     position = is_other.cumsum(1)
     return {k: (is_right & (position <= k)).any(1).double().mean().item() for k in ks}
 
 
-def _clusters(num_images: int, num_classes: int = 100) -> Comparison:
-    rows, labels = _made_up(num_images, num_classes, torch.device("cpu"))
+def _compare_kmeans(num_images: int, num_classes: int = 100) -> Comparison:
+    rows, labels = _draw_rows(num_images, num_classes, torch.device("cpu"))
 
     def theirs() -> float:
         from sklearn.cluster import KMeans, kmeans_plusplus
@@ -327,7 +340,7 @@ def _clusters(num_images: int, num_classes: int = 100) -> Comparison:
         part="k-means",
         size=f"{num_images:,} x {DIM}, {num_classes} clusters",
         peer="scikit-learn",
-        finding="NMI, %",
+        result="NMI, %",
         operations=2 * DIM * num_images * num_classes * (2 + int(log(num_classes)) + ITERATIONS + 1),
         ours=lambda: 100 * nmi_f1(kmeans_assignments(rows, num_classes, seed=0, num_iterations=ITERATIONS), labels)[0],
         theirs=theirs,
@@ -335,20 +348,20 @@ def _clusters(num_images: int, num_classes: int = 100) -> Comparison:
     )
 
 
-def shown(row: dict[str, Any]) -> dict[str, str]:
-    """A row of the table."""
+def format_row(row: dict[str, Any]) -> dict[str, str]:
+    """Formats a row of the table."""
     head = {"part": row["part"], "size": row["size"], "peer": row["peer"]}
     if "error" in row:
-        return {**head, "found": row["error"]}
+        return {**head, "result": row["error"]}
     return {
         **head,
         "ours, s": f"{row['ours_s']:.2f}",
         "peer, s": f"{row['peer_s']:.2f}",
         "times as fast": f"{row['times_as_fast']:.2f}",
         "limit, s": f"{row['limit_s']:.2f}",
-        "found": row["finding"],
-        "ours": f"{row['ours_finding']:.3f}",
-        "peer's": f"{row['peer_finding']:.3f}",
+        "result": row["result"],
+        "ours": f"{row['ours_result']:.3f}",
+        "peer's": f"{row['peer_result']:.3f}",
     }
 
 

@@ -1,14 +1,15 @@
-"""What Ray Train costs beside torchrun: the same job on gloo workers, started by one and by the other.
+"""The overhead of Ray Train compared with torchrun: the same job on gloo workers, started by each.
 
     python -m benchmarks.launchers      # six minutes on two CPU cores: two workers, then one
 
-Both start `ssl_sec.edges.run.worker.work` with one thread a worker, and train on while they are measured: one runs for
-some seconds while all processes of the other are halted, Ray's services too, and so in turn. How fast a shared machine
-is changes from minute to minute, by more than what is looked for; between two neighbouring turns it changes less. With
-as many workers as cores Ray's services take their time from the workers; with fewer they have a core to themselves. The
-time to the first step is from the launch, Ray's own start with it. Writes benchmarks/results/launchers-cpu.json.
+Both start `ssl_sec.edges.run.worker.work` with one thread per worker. They take turns of a few seconds: while one
+trains, all processes of the other are suspended, including Ray's services. The speed of a shared machine drifts by more
+than the overhead, but less between neighbouring turns. With as many workers as cores, Ray's services compete with the
+workers; with fewer workers they have a core of their own. The time to the first step starts at the launch and includes
+Ray's start. Writes benchmarks/results/launchers-cpu.json.
 """
 
+import argparse
 import os
 import statistics
 import sys
@@ -23,7 +24,7 @@ import torch
 import torch.distributed as dist
 import yaml
 
-from benchmarks.measure import command_line, environment, save, table
+from benchmarks.measure import describe_environment, format_table, make_parser, save_results
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.worker import Worker, work
@@ -42,51 +43,51 @@ RECIPE = (
     "checkpoint.every_epochs=100000",
     "runtime.device=cpu",
 )
-SECONDS_A_TURN = 5.0
-SETTLED_AFTER_STEPS = 10
+SECONDS_PER_TURN = 5.0
+WARM_UP_STEPS = 10
 START_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 60.0
 POLL_S = 0.002
-HERE = [sys.executable, "-m", "benchmarks.launchers"]
+THIS_MODULE = [sys.executable, "-m", "benchmarks.launchers"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 LAUNCHERS = ("torchrun", "Ray Train")
 
 
 def main() -> None:
     """Measures, prints the table and writes the figures."""
-    parser = command_line("launchers", __doc__)
-    parser.add_argument("--rounds", type=int, default=12, help="two or more")
-    parser.add_argument("--workers", nargs="+", type=int, default=WORKERS)
-    for role in ("--worker", "--driver"):  # how torchrun and we ourselves start us
-        parser.add_argument(role, type=Path, help="the folder of a run that is measured; for the benchmark itself")
+    parser = make_parser("launchers", __doc__)
+    parser.add_argument("--rounds", type=int, default=12, help="turns of each launcher, two or more")
+    parser.add_argument("--workers", nargs="+", type=int, default=WORKERS, help="numbers of workers")
+    for role in ("--worker", "--driver"):  # the processes that are measured
+        parser.add_argument(role, type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker is not None:
-        _worker(options.worker)
+        _run_worker(options.worker)
     elif options.driver is not None:
-        _driver(options.driver)
+        _run_driver(options.driver)
     else:
-        measured = [measure(workers, options.rounds) for workers in options.workers]
-        print(save("launchers", {"environment": environment(), "recipe": RECIPE, "rows": measured}))
+        rows = [measure(workers, options.rounds) for workers in options.workers]
+        print(save_results("launchers", {"environment": describe_environment(), "recipe": RECIPE, "rows": rows}))
 
 
 def measure(workers: int, rounds: int) -> dict[str, Any]:
-    """The rates of both, and how much longer an epoch takes on Ray."""
+    """Measures the rates of both launchers, and how much longer an epoch takes on Ray."""
     rates: dict[str, list[float]] = {name: [] for name in LAUNCHERS}
     runs: dict[str, _Run] = {}
     with tempfile.TemporaryDirectory() as folder:
         try:
             for name in LAUNCHERS:
                 runs[name] = _Run(name, workers, Path(folder) / name.split()[0])
-                runs[name].settle()
-                runs[name].halt()
+                runs[name].warm_up()
+                runs[name].suspend()
             for turn in range(rounds):
                 for name in LAUNCHERS[:: 1 if turn % 2 else -1]:
-                    runs[name].go_on()
-                    rates[name].append(runs[name].rate())
-                    runs[name].halt()
+                    runs[name].resume()
+                    rates[name].append(runs[name].measure_rate())
+                    runs[name].suspend()
         finally:
             for run in runs.values():
-                run.end()
+                run.stop()
     overheads = [100 * (plain / ours - 1) for plain, ours in zip(rates["torchrun"], rates["Ray Train"], strict=True)]
     rows = [
         {
@@ -97,14 +98,14 @@ def measure(workers: int, rounds: int) -> dict[str, Any]:
         }
         for name in LAUNCHERS
     ]
-    least, middle, most = statistics.quantiles(overheads)
-    print(table(rows))
-    print(f"Ray Train takes {middle:+.1f} % longer an epoch (quartiles {least:+.1f} and {most:+.1f} %)\n", flush=True)
+    lower, median, upper = statistics.quantiles(overheads)
+    print(format_table(rows))
+    print(f"Ray Train: {median:+.1f} % time per epoch (quartiles {lower:+.1f} and {upper:+.1f} %)\n", flush=True)
     return {
         "workers": workers,
         "epochs_per_s": rates,
         "s_to_first_step": {name: run.s_to_first_step for name, run in runs.items()},
-        "overhead_percent": {"quartiles": [least, middle, most], "each": overheads},
+        "overhead_percent": {"quartiles": [lower, median, upper], "each": overheads},
     }
 
 
@@ -116,66 +117,68 @@ class _Run:
         config = from_values(PretrainConfig, compose("pretrain", [*RECIPE, f"runtime.num_workers={workers}"]))
         self._folder.start(to_values(config))
         torchrun = [*TORCHRUN, f"--nproc-per-node={workers}", "-m", "benchmarks.launchers", "--worker"]
-        command = torchrun if launcher == "torchrun" else [*HERE, "--driver"]
+        command = torchrun if launcher == "torchrun" else [*THIS_MODULE, "--driver"]
         self._launched = time.perf_counter()
         self._root = psutil.Popen([*command, str(path)], env={**os.environ, "OMP_NUM_THREADS": "1"})
 
-    def settle(self) -> None:
-        """Waits until the first steps are taken."""
+    def warm_up(self) -> None:
+        """Waits for the first steps."""
         self._await_steps(1)
         self.s_to_first_step = time.perf_counter() - self._launched
-        self._await_steps(SETTLED_AFTER_STEPS)
+        self._await_steps(WARM_UP_STEPS)
 
-    def halt(self) -> None:
-        """Takes all processes off the cores."""
-        for process in self._processes():
-            with suppress(psutil.NoSuchProcess):  # one that has just ended
+    def suspend(self) -> None:
+        """Suspends all processes."""
+        for process in self._find_processes():
+            with suppress(psutil.NoSuchProcess):  # it has just ended
                 process.suspend()
 
-    def go_on(self) -> None:
-        """Lets them go on."""
-        for process in self._processes():
+    def resume(self) -> None:
+        """Resumes all processes."""
+        for process in self._find_processes():
             with suppress(psutil.NoSuchProcess):
                 process.resume()
 
-    def rate(self) -> float:
-        """Epochs a second, between two ends of steps; the first step after a halt does not count."""
-        first, begin = self._await_steps(2)
-        time.sleep(SECONDS_A_TURN)
+    def measure_rate(self) -> float:
+        """Measures the epochs per second; the first step after a suspension does not count."""
+        first, start = self._await_steps(2)
+        time.sleep(SECONDS_PER_TURN)
         last, end = self._await_steps(1)
-        return (last - first) / (end - begin)
+        return (last - first) / (end - start)
 
-    def end(self) -> None:
-        """Has the run stop as a user would, and none of its processes outlive it."""
-        self.go_on()
-        processes = self._processes()
+    def stop(self) -> None:
+        """Stops the run as a user would, and kills the processes that are left."""
+        self.resume()
+        processes = self._find_processes()
         self._folder.stop_path.touch()
         _, left = psutil.wait_procs(processes, timeout=END_TIMEOUT_S)
         for process in left:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    def _processes(self) -> list[psutil.Process]:
+    def _find_processes(self) -> list[psutil.Process]:
         return [] if self._root.poll() is not None else [self._root, *self._root.children(recursive=True)]
 
     def _await_steps(self, count: int) -> tuple[float, float]:
-        """Waits for so many more steps: (epochs so far, seconds on the clock)."""
-        size, deadline = self._size(), time.monotonic() + START_TIMEOUT_S
-        for _ in range(count):
-            while (now := self._size()) == size:
+        """Waits for `count` more steps; returns the epochs so far and the clock's seconds."""
+        size, deadline = self._read_size(), time.monotonic() + START_TIMEOUT_S
+        records, seconds = self._folder.records(), time.perf_counter()
+        last = len(records) + count
+        while len(records) < last:
+            while (now := self._read_size()) == size:
                 if self._root.poll() is not None or time.monotonic() > deadline:
-                    raise SystemExit("a run ended early, or takes no steps: see above")
+                    raise SystemExit("a run failed, or takes no steps: see above")
                 time.sleep(POLL_S)
-            size = now
-        seconds = time.perf_counter()
-        return self._folder.records()[-1]["metrics"]["train/epoch"], seconds
+            size, seconds = now, time.perf_counter()
+            records = self._folder.records()  # the file has messages too
+        return records[-1]["metrics"]["train/epoch"], seconds
 
-    def _size(self) -> int:
+    def _read_size(self) -> int:
         return self._folder.metrics_path.stat().st_size if self._folder.metrics_path.exists() else 0
 
 
-def _driver(path: Path) -> None:
-    """The driver of a run on a Ray of its own."""
+def _run_driver(path: Path) -> None:
+    """Runs the driver of a run, which starts its own Ray."""
     from ssl_sec.edges.run.ray_runtime import run_with_ray
 
     values = yaml.safe_load(RunFolder(path).config_path.read_text())
@@ -184,8 +187,8 @@ def _driver(path: Path) -> None:
     run_with_ray("pretrain", values, RunFolder(path), config.runtime, config.global_batch_size)
 
 
-def _worker(path: Path) -> None:
-    """A worker that torchrun started."""
+def _run_worker(path: Path) -> None:
+    """Runs a worker that torchrun started."""
     dist.init_process_group("gloo")
     worker = Worker(rank=dist.get_rank(), world_size=dist.get_world_size(), device=torch.device("cpu"))
     work("pretrain", yaml.safe_load(RunFolder(path).config_path.read_text()), str(path), worker)

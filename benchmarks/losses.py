@@ -1,9 +1,9 @@
-"""Forward and backward of each loss beside its peer: lightly's NT-Xent, pytorch-metric-learning's others.
+"""Forward and backward pass of each loss, compared with lightly (NT-Xent) and pytorch-metric-learning (the others).
 
     python -m benchmarks.losses        # under 3 minutes on two CPU cores; uses the GPU where there is one
 
-Both take turns in one process on the same rows, in float32. A peer's definition may differ in what it averages over;
-tests/losses/test_peers.py says where. Prints a table and writes benchmarks/results/losses-{cpu,gpu}.json.
+Both take turns in one process on the same rows, in float32. Some peers average over other terms;
+tests/losses/test_peers.py lists the differences. Prints a table and writes benchmarks/results/losses-{cpu,gpu}.json.
 """
 
 import warnings
@@ -18,10 +18,19 @@ from pytorch_metric_learning import distances, miners, reducers
 from pytorch_metric_learning import losses as peers
 from torch import Tensor, nn
 
-from benchmarks.measure import environment, in_turn, peak_memory, ratio, save, table
+from benchmarks.measure import (
+    choose_device,
+    describe_environment,
+    format_table,
+    measure_peak_memory,
+    median_ratio,
+    print_environment,
+    save_results,
+    time_in_turns,
+)
 from ssl_sec import losses
 
-SECONDS_A_TURN = 0.15
+SECONDS_PER_TURN = 0.15
 ROUNDS = 7
 FACES = 10_575  # the classes of CASIA-WebFace
 
@@ -31,12 +40,13 @@ class Comparison:
     """One loss and its peer on one batch.
 
     Attributes:
-        batch: how its rows are made up, for people.
-        ours: of the package.
-        peer: `peer(embeddings, labels)`; None where there is none.
-        labels: one a row.
-        dim: of the rows.
-        shares: our loss is asked for one of so many shares of the anchors.
+        name: the loss, as shown in the table.
+        batch: the batch, as shown in the table.
+        ours: the package's loss.
+        peer: `peer(embeddings, labels)`; None if there is none.
+        labels: one per row.
+        dim: the width of the rows.
+        shares: the number of equal shares of the anchors, of which our loss computes one.
     """
 
     name: str
@@ -51,29 +61,27 @@ class Comparison:
 def main() -> None:
     """Measures every comparison, prints the table and writes the figures."""
     warnings.filterwarnings("ignore")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    where = environment()
-    print(", ".join(f"{key} {value}" for key, value in where.items() if value is not None), flush=True)
-    measured = []
-    for comparison in comparisons():
-        measured.append(measure(comparison, device))
+    environment = describe_environment()
+    print_environment(environment)
+    rows = []
+    for comparison in make_comparisons():
+        rows.append(measure(comparison, choose_device()))
         print(".", end="", flush=True)
-    print("\n\n" + table([shown(figures) for figures in measured]))
-    print(f"\n{save('losses', {'environment': where, 'rows': measured})}")
+    print("\n\n" + format_table([format_row(row) for row in rows]))
+    print(f"\n{save_results('losses', {'environment': environment, 'rows': rows})}")
 
 
-def comparisons() -> list[Comparison]:
-    """Every loss with its peer, at the sizes that it is used at."""
+def make_comparisons() -> list[Comparison]:
+    """Makes a comparison for every loss and its peer, at the usual sizes."""
     torch.manual_seed(0)
-    return [*_nt_xent(), *_pair_losses(), *_class_losses()]
+    return [*_compare_nt_xent(), *_compare_pair_losses(), *_compare_class_losses()]
 
 
-def _nt_xent() -> list[Comparison]:
+def _compare_nt_xent() -> list[Comparison]:
     def peer(embeddings: Tensor, labels: Tensor) -> Tensor:
         first, second = embeddings.chunk(2)
         return lightly.loss.NTXentLoss(0.5)(first, second)
 
-    views = [512, 2048, 16_384]
     whole = [
         Comparison(
             name="NT-Xent",
@@ -83,7 +91,7 @@ def _nt_xent() -> list[Comparison]:
             labels=torch.arange(count // 2).repeat(2),
             dim=128,
         )
-        for count in views
+        for count in (512, 2048, 16_384)
     ]
     share = Comparison(
         name="NT-Xent, one of 8 workers",
@@ -97,7 +105,7 @@ def _nt_xent() -> list[Comparison]:
     return [*whole, share]
 
 
-def _pair_losses() -> list[Comparison]:
+def _compare_pair_losses() -> list[Comparison]:
     squared = distances.LpDistance(normalize_embeddings=True, power=2)
     euclidean = distances.LpDistance(normalize_embeddings=True, power=1)
     mean = reducers.MeanReducer()
@@ -122,7 +130,7 @@ def _pair_losses() -> list[Comparison]:
     def multi_similarity(embeddings: Tensor, labels: Tensor) -> Tensor:
         return similar(embeddings, labels, hard(embeddings, labels))
 
-    # Classes × K as SEC's experiments have them, near 120 rows.
+    # Classes × images per class as in SEC's experiments: about 120 rows.
     at_120: list[tuple[str, int, int, losses.Loss, Callable[[Tensor, Tensor], Tensor]]] = [
         ("triplet", 40, 3, losses.TripletLoss(), triplet),
         ("semihard triplet", 40, 3, losses.SemihardTripletLoss(), mined_triplet),
@@ -160,7 +168,7 @@ def _pair_losses() -> list[Comparison]:
     ]
 
 
-def _class_losses() -> list[Comparison]:
+def _compare_class_losses() -> list[Comparison]:
     pairs: list[tuple[str, losses.Loss, nn.Module]] = [
         ("NormFace", losses.NormFaceLoss(FACES, 512, 20.0), peers.NormalizedSoftmaxLoss(FACES, 512, 1 / 20.0)),
         ("CosFace", losses.CosFaceLoss(FACES, 512), peers.CosFaceLoss(FACES, 512)),
@@ -181,9 +189,9 @@ def _class_losses() -> list[Comparison]:
 
 
 def measure(comparison: Comparison, device: torch.device) -> dict[str, str | float | None]:
-    """The figures of one comparison."""
+    """Measures one comparison."""
     generator = torch.Generator().manual_seed(0)
-    # Of norms near 1, so that raw inner products are of the size that they have in training.
+    # Norms near 1, so that raw inner products are as large as in training.
     embeddings = torch.randn(len(comparison.labels), comparison.dim, generator=generator) / sqrt(comparison.dim)
     embeddings = embeddings.to(device).requires_grad_()
     labels = comparison.labels.to(device)
@@ -200,42 +208,42 @@ def measure(comparison: Comparison, device: torch.device) -> dict[str, str | flo
     if (peer := comparison.peer) is not None:
         peer = peer.to(device) if isinstance(peer, nn.Module) else peer
         turns["peer"] = lambda: step(peer)
-    seconds = in_turn(turns, rounds=1)
-    longest = max(taken for (taken,) in seconds.values())
+    seconds = time_in_turns(turns, rounds=1)
+    longest = max(each for (each,) in seconds.values())
     if longest < 1:
-        seconds = in_turn(turns, ROUNDS, calls=max(1, round(SECONDS_A_TURN / longest)))
+        seconds = time_in_turns(turns, ROUNDS, calls=max(1, round(SECONDS_PER_TURN / longest)))
     else:
-        again = in_turn(turns, rounds=1, warm_up=False)
-        seconds = {name: [*taken, *again[name]] for name, taken in seconds.items()}
+        second = time_in_turns(turns, rounds=1, warm_up=False)
+        seconds = {name: [*first, *second[name]] for name, first in seconds.items()}
     has_peer = comparison.peer is not None
     return {
         "loss": comparison.name,
         "batch": comparison.batch,
         "ours_ms": 1e3 * median(seconds["ours"]),
         "peer_ms": 1e3 * median(seconds["peer"]) if has_peer else None,
-        "times_as_fast": ratio(seconds["peer"], seconds["ours"]) if has_peer else None,
-        "ours_peak_mib": peak_memory(turns["ours"]) / 2**20,
-        "peer_peak_mib": peak_memory(turns["peer"]) / 2**20 if has_peer else None,
+        "times_as_fast": median_ratio(seconds["peer"], seconds["ours"]) if has_peer else None,
+        "ours_peak_mib": measure_peak_memory(turns["ours"]) / 2**20,
+        "peer_peak_mib": measure_peak_memory(turns["peer"]) / 2**20 if has_peer else None,
     }
 
 
-def shown(figures: dict[str, str | float | None]) -> dict[str, str]:
-    """A row of the table."""
+def format_row(row: dict[str, str | float | None]) -> dict[str, str]:
+    """Formats a row of the table."""
 
-    def number(key: str, form: str) -> str:
-        value = figures[key]
+    def format_number(key: str, form: str) -> str:
+        value = row[key]
         return format(value, form) if isinstance(value, float) else "-"
 
-    ours, peer = figures["ours_peak_mib"], figures["peer_peak_mib"]
+    ours, peer = row["ours_peak_mib"], row["peer_peak_mib"]
     smaller = f"{peer / ours:.1f}" if isinstance(ours, float) and isinstance(peer, float) else "-"
     return {
-        "loss": str(figures["loss"]),
-        "batch": str(figures["batch"]),
-        "ours, ms": number("ours_ms", ",.2f"),
-        "peer, ms": number("peer_ms", ",.2f"),
-        "times as fast": number("times_as_fast", ".1f"),
-        "ours, MiB": number("ours_peak_mib", ",.1f"),
-        "peer, MiB": number("peer_peak_mib", ",.1f"),
+        "loss": str(row["loss"]),
+        "batch": str(row["batch"]),
+        "ours, ms": format_number("ours_ms", ",.2f"),
+        "peer, ms": format_number("peer_ms", ",.2f"),
+        "times as fast": format_number("times_as_fast", ".1f"),
+        "ours, MiB": format_number("ours_peak_mib", ",.1f"),
+        "peer, MiB": format_number("peer_peak_mib", ",.1f"),
         "times as small": smaller,
     }
 

@@ -1,9 +1,10 @@
-"""Time and memory of functions that take turns, and the machine they ran on."""
+"""Measures the time and memory of functions that take turns, and describes the machine."""
 
 import argparse
 import json
 import multiprocessing
 import os
+import pickle
 import platform
 import resource
 import statistics
@@ -23,25 +24,30 @@ from torch.profiler import ProfilerActivity, profile
 
 RESULTS = Path(__file__).parent / "results"
 
-# Rows of the matrices and images of the convolution that `peak_rate` takes.
+# The rows of the matrices and the images of the convolution in `measure_peak_rate`.
 PEAK_SIZES = {"cpu": (2048, 16), "cuda": (8192, 256)}
 
 
-def command_line(name: str, doc: str | None) -> argparse.ArgumentParser:
-    """The options of a benchmark's module, none so far; its docstring begins with what it is."""
+def make_parser(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """Makes the parser of a benchmark's command line; the first line of the module's docstring describes it."""
     return argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=(doc or "").partition("\n")[0])
 
 
-def in_turn(
+def choose_device() -> torch.device:
+    """Returns the GPU if there is one, else the CPU."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def time_in_turns(
     functions: Mapping[str, Callable[[], object]], rounds: int, calls: int = 1, warm_up: bool = True
 ) -> dict[str, list[float]]:
-    """Seconds a call, for each round; within a round each function has its turn, so that drift hits all alike.
+    """Measures the seconds per call in each round. In a round each function has one turn, so drift affects all alike.
 
     Args:
         functions: by name.
-        rounds: how often each has its turn.
-        calls: of one turn.
-        warm_up: whether each is called once before.
+        rounds: the number of turns of each function.
+        calls: the number of calls in one turn.
+        warm_up: whether to call each function once before.
     """
     if warm_up:
         for function in functions.values():
@@ -49,24 +55,24 @@ def in_turn(
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
-            wait()
+            synchronize()
             start = time.perf_counter()
             for _ in range(calls):
                 function()
-            wait()
+            synchronize()
             seconds[name].append((time.perf_counter() - start) / calls)
     return seconds
 
 
-def ratio(peer: list[float], ours: list[float]) -> float:
-    """How many times as long the peer took: the median over the rounds."""
+def median_ratio(peer: list[float], ours: list[float]) -> float:
+    """Computes the peer's time divided by ours in each round; returns the median."""
     return statistics.median(theirs / own for theirs, own in zip(peer, ours, strict=True))
 
 
-def peak_memory(function: Callable[[], object]) -> int:
-    """Bytes of tensors that a call holds at its height beyond those that were there; measured in a call of its own."""
+def measure_peak_memory(function: Callable[[], object]) -> int:
+    """Measures the peak of the tensors' bytes in one call, beyond those allocated before it."""
     if torch.cuda.is_available():
-        wait()
+        synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         function()
@@ -77,15 +83,15 @@ def peak_memory(function: Callable[[], object]) -> int:
         trace = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text())["traceEvents"]
-    held = height = 0
+    held = peak = 0
     for event in sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"]):
         held += event["args"]["Bytes"]
-        height = max(height, held)
-    return height
+        peak = max(peak, held)
+    return peak
 
 
-def peak_rate(device: torch.device, precision: str) -> float:
-    """Operations a second that the machine reaches at its best: of a big product of matrices or a big convolution."""
+def measure_peak_rate(device: torch.device, precision: str) -> float:
+    """Measures the machine's best rate, in operations per second, of a large matrix product or a large convolution."""
     size, maps = PEAK_SIZES[device.type]
     dtype = getattr(torch, precision)
     matrix = torch.randn(size, size, device=device, dtype=dtype)
@@ -93,27 +99,30 @@ def peak_rate(device: torch.device, precision: str) -> float:
     images, kernels = (
         each.to(device, dtype).contiguous(memory_format=torch.channels_last) for each in (images, kernels)
     )
-    taken = in_turn(
+    timings = time_in_turns(
         {"product": lambda: matrix @ matrix, "convolution": lambda: functional.conv2d(images, kernels, padding=1)},
         rounds=5,
         calls=4,
     )
     operations = {"product": 2 * size**3, "convolution": 2 * maps * 32**2 * 256**2 * 9}
-    return max(operations[name] / min(seconds) for name, seconds in taken.items())
+    return max(operations[name] / min(seconds) for name, seconds in timings.items())
 
 
-def on_workers(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `function` returns in each of so many gloo workers, processes of their own that share the cores out.
+def run_on_workers(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Runs `function` in gloo workers, one process each, which divide the cores; returns each worker's result.
 
     Args:
-        world_size: how many; one has no process group.
-        function: at the top level of a module; what it returns goes through JSON.
+        world_size: the number of workers; a single one has no process group.
+        function: at the top level of a module; its result is pickled.
         arguments: of the function, the same for every worker.
+
+    Raises:
+        SystemExit: a worker failed.
     """
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            context.Process(target=_worker, args=(rank, world_size, folder, function, arguments))
+            context.Process(target=_run_worker, args=(rank, world_size, folder, function, arguments))
             for rank in range(world_size)
         ]
         for process in processes:
@@ -121,30 +130,32 @@ def on_workers(world_size: int, function: Callable[..., Any], *arguments: Any) -
         for process in processes:
             process.join()
         if any(process.exitcode for process in processes):
-            raise SystemExit(f"{function.__name__} on {world_size} workers ended early: see above, or out of memory")
-        return [json.loads(Path(folder, str(rank)).read_text()) for rank in range(world_size)]
+            raise SystemExit(f"{function.__name__} on {world_size} workers failed: see above, or out of memory")
+        return [pickle.loads(Path(folder, str(rank)).read_bytes()) for rank in range(world_size)]
 
 
-def _worker(rank: int, world_size: int, folder: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _run_worker(
+    rank: int, world_size: int, folder: str, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world_size))
     if world_size > 1:
-        dist.init_process_group("gloo", f"file://{folder}/meet", world_size=world_size, rank=rank)
-    Path(folder, str(rank)).write_text(json.dumps(function(*arguments)))
+        dist.init_process_group("gloo", f"file://{folder}/rendezvous", world_size=world_size, rank=rank)
+    Path(folder, str(rank)).write_bytes(pickle.dumps(function(*arguments)))
     if world_size > 1:
         dist.destroy_process_group()
 
 
-def peak_resident_mib() -> float:
-    """The most memory that this process has had so far."""
+def read_peak_resident_mib() -> float:
+    """Returns the peak resident memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def environment() -> dict[str, Any]:
-    """The date, the commit, the machine and the versions."""
+def describe_environment() -> dict[str, Any]:
+    """Returns the date, the commit, the machine and the versions."""
     return {
         "date": date.today().isoformat(),
-        "commit": _commit(),
-        "processor": _processor(),
+        "commit": _find_commit(),
+        "processor": _find_processor(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -153,7 +164,12 @@ def environment() -> dict[str, Any]:
     }
 
 
-def save(name: str, values: Mapping[str, Any]) -> Path:
+def print_environment(environment: Mapping[str, Any]) -> None:
+    """Prints what is known of the environment on one line."""
+    print(", ".join(f"{key} {value}" for key, value in environment.items() if value is not None), flush=True)
+
+
+def save_results(name: str, values: Mapping[str, Any]) -> Path:
     """Writes a benchmark's figures to `results/<name>-<cpu or gpu>.json`; returns the path."""
     path = RESULTS / f"{name}-{'gpu' if torch.cuda.is_available() else 'cpu'}.json"
     write_json(path, values)
@@ -161,26 +177,26 @@ def save(name: str, values: Mapping[str, Any]) -> Path:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes a file so that a crash leaves the old one or the new one."""
+    """Replaces a file atomically: a crash leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(values, indent=2) + "\n")
     os.replace(temporary, path)
 
 
-def table(rows: list[dict[str, str]]) -> str:
-    """The rows, aligned; the keys of the first are the heading, and a row may lack some."""
+def format_table(rows: list[dict[str, str]]) -> str:
+    """Aligns the rows in columns. The keys of the first row are the header; a missing cell shows as "-"."""
     lines = [list(rows[0]), *([row.get(key, "-") for key in rows[0]] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(rows[0]))]
-    heading, *others = (
+    header, *others = (
         "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])
         for line in lines
     )
-    return "\n".join([heading, "-" * len(heading), *others])
+    return "\n".join([header, "-" * len(header), *others])
 
 
-def told(error: BaseException) -> str:
-    """An error in a line, for a cell of a table."""
+def describe_error(error: BaseException) -> str:
+    """Describes an error in one line, for a cell of a table."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return "out of memory"
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:300]
@@ -188,27 +204,27 @@ def told(error: BaseException) -> str:
 
 @contextmanager
 def _without_stderr() -> Iterator[None]:
-    """The profiler announces itself there from C++, at every start and stop."""
-    kept = os.dup(2)
+    """Silences the profiler, which prints to stderr from C++ at every start and stop."""
+    stderr = os.dup(2)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
-def wait() -> None:
+def synchronize() -> None:
     """Waits for the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
-def _commit() -> str | None:
-    """The checkout's, or the one that SSL_SEC_COMMIT names, as a copy may lack the history, and its machine git."""
-    if named := os.environ.get("SSL_SEC_COMMIT"):
-        return named
+def _find_commit() -> str | None:
+    """Returns SSL_SEC_COMMIT (a copy of the code may have no git history), else the commit of the checkout."""
+    if commit := os.environ.get("SSL_SEC_COMMIT"):
+        return commit
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     try:
         done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
@@ -217,7 +233,7 @@ def _commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def _processor() -> str:
+def _find_processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

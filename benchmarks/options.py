@@ -1,10 +1,9 @@
-"""What each choice brings to a step of ours: layout, compilation, optimiser, global batch norm, augmentation.
+"""The effect of each option on the speed of a training step: layout, compilation, optimiser, batch norm, augmentation.
 
     python -m benchmarks.options                       # ResNet-18, batch 64; five minutes on two CPU cores
 
-Every variant takes turns of several steps with the step as it is, in channels_last. Augmentation is measured alone, in
-views a second, and beside it what changes if another choice is made. benchmarks/LOG.md says what was concluded. Writes
-benchmarks/results/options-{cpu,gpu}.json.
+Each variant and the default step, in channels_last, take turns of several steps. Augmentation is measured alone.
+benchmarks/LOG.md has the conclusions. Writes benchmarks/results/options-{cpu,gpu}.json.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -20,9 +19,18 @@ from kornia.augmentation import ColorJitter, RandomGrayscale, RandomHorizontalFl
 from kornia.augmentation.base import _AugmentationBase  # pyright: ignore[reportPrivateUsage]
 from torch import Tensor
 
-from benchmarks.measure import command_line, environment, in_turn, on_workers, ratio, save, table
-from benchmarks.simclr import Ours, PilImages, Setting, random_images
-from benchmarks.throughput import steps_a_turn
+from benchmarks.measure import (
+    choose_device,
+    describe_environment,
+    format_table,
+    make_parser,
+    median_ratio,
+    run_on_workers,
+    save_results,
+    time_in_turns,
+)
+from benchmarks.simclr import Ours, PilImages, Setting, draw_images
+from benchmarks.throughput import choose_steps_per_turn
 from ssl_sec.augment.views import SimCLRAugmentation
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.recipes import assembly
@@ -30,100 +38,103 @@ from ssl_sec.training.objective import Objective
 from ssl_sec.training.step import Recipe
 
 SIZE_PX = 32
-AS_IS = "as is"
-SECONDS_A_TURN = {"cpu": 3.0, "cuda": 5.0}
+DEFAULT = "default"
+SECONDS_PER_TURN = {"cpu": 3.0, "cuda": 5.0}
 
 
 def main() -> None:
-    """Measures every choice, prints the tables and writes the figures."""
-    parser = command_line("options", __doc__)
+    """Measures every option, prints the tables and writes the figures."""
+    parser = make_parser("options", __doc__)
     parser.add_argument("--encoder", default="resnet18", choices=["resnet18", "resnet50"])
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--width", type=float, default=1.0)
+    parser.add_argument("--batch", type=int, default=64, help="images per step")
+    parser.add_argument("--width", type=float, default=1.0, help="multiplies the channels of every layer")
     parser.add_argument("--precision", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each variant")
     options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    images = random_images(10 * options.batch, SIZE_PX)
+    device = choose_device()
+    images = draw_images(10 * options.batch, SIZE_PX)
     figures: dict[str, Any] = {}
     for precision in options.precision:
         setting = Setting(encoder=options.encoder, batch=options.batch, precision=precision, width=options.width)
-        figures[f"step, {precision}"] = of_steps(setting, images, device, options.rounds)
-    figures["augmentation"] = of_augmentations(options.batch, device, options.rounds)
+        figures[f"step, {precision}"] = measure_steps(setting, images, device, options.rounds)
+    figures["augmentation"] = measure_augmentations(options.batch, device, options.rounds)
     if device.type == "cpu":
         narrow = Setting(encoder=options.encoder, batch=options.batch, precision="float32", width=options.width / 4)
-        figures["batch norm, 2 workers"] = of_batch_norms(narrow, options.rounds)
+        figures["batch norm, 2 workers"] = measure_batch_norms(narrow, options.rounds)
     for name, rows in figures.items():
-        print(f"\n{name}\n{table([_shown(row) for row in rows])}")
-    print(f"\n{save('options', {'environment': environment(), 'batch': options.batch, **figures})}")
+        print(f"\n{name}\n{format_table([_format_row(row) for row in rows])}")
+    values = {"environment": describe_environment(), "batch": options.batch, **figures}
+    print(f"\n{save_results('options', values)}")
 
 
-def of_steps(
+def measure_steps(
     setting: Setting,
     images: ResidentImages,
     device: torch.device,
     rounds: int,
     names: Collection[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Steps with each choice, or with those that are named."""
+    """Measures steps with each option, or with the named ones."""
     other = "optimiser fused" if device.type == "cpu" else "optimiser not fused"
-    made: dict[str, Callable[[], Ours]] = {
-        AS_IS: lambda: _called(setting, images, device),
-        "contiguous": lambda: _called(setting, images, device, channels_last=False),
-        "contiguous, network compiled": lambda: _called(setting, images, device, channels_last=False, compile=True),
-        "network compiled": lambda: _called(setting, images, device, compile=True),
-        "objective compiled": lambda: _objective_compiled(setting, images, device),
-        other: lambda: _other_optimiser(setting, images, device),
-        "augmentation ahead": lambda: _augmented_ahead(setting, images, device),
+    variants: dict[str, Callable[[], Ours]] = {
+        DEFAULT: lambda: _make_uncompiled(setting, images, device),
+        "contiguous": lambda: _make_uncompiled(setting, images, device, channels_last=False),
+        "contiguous, network compiled": lambda: _make_uncompiled(
+            setting, images, device, channels_last=False, compile=True
+        ),
+        "network compiled": lambda: _make_uncompiled(setting, images, device, compile=True),
+        "objective compiled": lambda: _compile_objective(setting, images, device),
+        other: lambda: _change_optimiser(setting, images, device),
+        "augmentation ahead": lambda: _augment_ahead(setting, images, device),
     }
     if device.type == "cuda":
-        made["network in CUDA graphs"] = lambda: _in_graphs(setting, images, device)
-        made["step in CUDA graphs"] = lambda: _called(setting, images, device, graphs=True)
-        made["network compiled, step in CUDA graphs"] = lambda: _called(
+        variants["network in CUDA graphs"] = lambda: _record_network(setting, images, device)
+        variants["step in CUDA graphs"] = lambda: _make_uncompiled(setting, images, device, graphs=True)
+        variants["network compiled, step in CUDA graphs"] = lambda: _make_uncompiled(
             setting, images, device, compile=True, graphs=True
         )
-    trained = {name: make() for name, make in made.items() if names is None or name in (AS_IS, *names)}
-    return _of_turns(trained, rounds, setting.batch, device)
+    chosen = {name: make() for name, make in variants.items() if names is None or name in (DEFAULT, *names)}
+    return _measure_turns(chosen, rounds, setting.batch, device)
 
 
-def _called(setting: Setting, images: ResidentImages, device: torch.device, **changes: bool) -> Ours:
-    """In channels_last, every operation of a step called as it stands in the code, but for the changes."""
+def _make_uncompiled(setting: Setting, images: ResidentImages, device: torch.device, **changes: bool) -> Ours:
+    """Makes a step in channels_last, without compilation and graphs, except for the changes."""
     return Ours(setting, images, device, **{"channels_last": True, "compile": False, "graphs": False, **changes})
 
 
-def _objective_compiled(setting: Setting, images: ResidentImages, device: torch.device) -> Ours:
-    ours = _called(setting, images, device)
+def _compile_objective(setting: Setting, images: ResidentImages, device: torch.device) -> Ours:
+    ours = _make_uncompiled(setting, images, device)
     compiled = cast(Objective, torch.compile(ours.recipe.objective))
     ours.recipe = replace(ours.recipe, objective=compiled)
     return ours
 
 
-def _other_optimiser(setting: Setting, images: ResidentImages, device: torch.device) -> Ours:
-    ours = _called(setting, images, device)
+def _change_optimiser(setting: Setting, images: ResidentImages, device: torch.device) -> Ours:
+    ours = _make_uncompiled(setting, images, device)
     groups = ours.recipe.optimiser.param_groups
-    # On a GPU ours is fused already; there the other kind is measured.
+    # On a GPU ours is fused already; there the unfused one is measured.
     optimiser = torch.optim.SGD(groups, lr=0.0, momentum=groups[0]["momentum"], fused=device.type == "cpu")
     ours.recipe = replace(ours.recipe, optimiser=optimiser)
     return ours
 
 
-def _augmented_ahead(setting: Setting, images: ResidentImages, device: torch.device) -> Ours:
-    ours = _called(setting, images, device)
+def _augment_ahead(setting: Setting, images: ResidentImages, device: torch.device) -> Ours:
+    ours = _make_uncompiled(setting, images, device)
     ours.recipe = replace(ours.recipe, views=ViewsAhead(ours.recipe, device))
     return ours
 
 
 class ViewsAhead:
-    """A recipe's views, those of the next step made beside this one: on a GPU on a stream of their own."""
+    """A recipe's views, which makes those of the next step in advance: on a GPU in a separate stream."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self._recipe = recipe
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._made: dict[int, Tensor] = {}
+        self._ready: dict[int, Tensor] = {}
 
     def __call__(self, images: Tensor, step: int, rows: slice, global_batch_size: int) -> Tensor:
-        """The views of this step, from before if it follows the last one."""
-        views = self._made.pop(step, None)
+        """Returns the views of this step; they are ready if it follows the last one."""
+        views = self._ready.pop(step, None)
         if views is None:
             views = self._recipe.views(images, step, rows, global_batch_size)
         elif self._stream is not None:
@@ -131,24 +142,24 @@ class ViewsAhead:
             views.record_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             following = self._recipe.image_set.read(self._recipe.sampler.indices(step + 1)[rows]).to(images.device)
-            self._made = {step + 1: self._recipe.views(following.images, step + 1, rows, global_batch_size)}
+            self._ready = {step + 1: self._recipe.views(following.images, step + 1, rows, global_batch_size)}
         return views
 
 
-def _in_graphs(setting: Setting, images: ResidentImages, device: torch.device) -> Ours:
-    """The network compiled, its launches recorded once and replayed."""
-    recorded = partial(torch.compile, mode="reduce-overhead")
-    with mock.patch.object(assembly.torch, "compile", recorded):
-        return _called(setting, images, device, compile=True)
+def _record_network(setting: Setting, images: ResidentImages, device: torch.device) -> Ours:
+    """Makes a step with a compiled network whose kernel launches are recorded once and replayed."""
+    compile_and_record = partial(torch.compile, mode="reduce-overhead")
+    with mock.patch.object(assembly.torch, "compile", compile_and_record):
+        return _make_uncompiled(setting, images, device, compile=True)
 
 
-def of_augmentations(batch: int, device: torch.device, rounds: int) -> list[dict[str, Any]]:
-    """Two views of a batch, by each choice and by lightly's transform in one process."""
-    images = random_images(batch, SIZE_PX)
+def measure_augmentations(batch: int, device: torch.device, rounds: int) -> list[dict[str, Any]]:
+    """Measures two views of a batch with each option, and with lightly's transform in one process."""
+    images = draw_images(batch, SIZE_PX)
     pixels = images.images.to(device)
     everything = slice(0, batch)
 
-    def views(*transforms: _AugmentationBase) -> Callable[[], object]:
+    def make_views(*transforms: _AugmentationBase) -> Callable[[], object]:
         augmentation = SimCLRAugmentation(image_size_px=SIZE_PX, num_channels=3, seed=0)
         for place, transform in enumerate(transforms):
             augmentation.transforms[place] = transform
@@ -157,55 +168,62 @@ def of_augmentations(batch: int, device: torch.device, rounds: int) -> list[dict
     sides = (SIZE_PX, SIZE_PX)
     crop = RandomResizedCrop(sides, scale=(0.08, 1.0), cropping_mode="resample", align_corners=False)
     turns: dict[str, Callable[[], object]] = {
-        AS_IS: views(),
-        "crops by slicing": views(RandomResizedCrop(sides, scale=(0.08, 1.0), cropping_mode="slice")),
-        "jitter without hue": views(
+        DEFAULT: make_views(),
+        "crops by slicing": make_views(RandomResizedCrop(sides, scale=(0.08, 1.0), cropping_mode="slice")),
+        "jitter without hue": make_views(
             crop, RandomHorizontalFlip(), ColorJitter(0.4, 0.4, 0.4, p=0.8), RandomGrayscale(p=0.2)
         ),
     }
     if find_spec("lightly") is not None:
         pil = PilImages(images)
         turns["lightly's transform"] = lambda: [pil[index] for index in range(batch)]
-    return _compared(turns, rounds, batch)
+    return _make_rows(time_in_turns(turns, rounds), batch)
 
 
-def of_batch_norms(setting: Setting, rounds: int) -> list[dict[str, Any]]:
-    """A step of two gloo workers with the batch norm of all rows, and with each worker's own."""
-    told = on_workers(2, _with_both_batch_norms, setting.encoder, setting.batch, setting.width, rounds)
-    return told[0]
+def measure_batch_norms(setting: Setting, rounds: int) -> list[dict[str, Any]]:
+    """Measures a step of two gloo workers with global batch norm, and with each worker's own."""
+    return run_on_workers(2, _measure_both_batch_norms, setting, rounds)[0]
 
 
-def _with_both_batch_norms(encoder: str, batch: int, width: float, rounds: int) -> list[dict[str, Any]]:
-    setting = Setting(encoder=encoder, batch=batch, precision="float32", width=width)
-    images, device = random_images(10 * batch, SIZE_PX), torch.device("cpu")
-    ours = _called(setting, images, device)
+def _measure_both_batch_norms(setting: Setting, rounds: int) -> list[dict[str, Any]]:
+    images, device = draw_images(10 * setting.batch, SIZE_PX), torch.device("cpu")
+    ours = _make_uncompiled(setting, images, device)
     with mock.patch.object(assembly, "globalise_batch_norm", lambda network: network):
         own = Ours(setting, images, device, channels_last=True)
-    return _of_turns({AS_IS: ours, "each worker's own": own}, rounds, batch, device, steps=4)
+    return _measure_turns({DEFAULT: ours, "each worker's own": own}, rounds, setting.batch, device, steps=4)
 
 
-def _of_turns(
-    trained: Mapping[str, Ours], rounds: int, batch: int, device: torch.device, steps: int | None = None
+def _measure_turns(
+    variants: Mapping[str, Ours], rounds: int, batch: int, device: torch.device, steps: int | None = None
 ) -> list[dict[str, Any]]:
-    """Turns of several steps, as the last step of a turn saves; `steps` of them, or as many as fill its seconds."""
-    counts = {name: steps or steps_a_turn(ours, SECONDS_A_TURN, device) for name, ours in trained.items()}
-    seconds = in_turn({name: lambda name=name: trained[name].steps(counts[name]) for name in trained}, rounds)
-    return _rows({name: [each / counts[name] for each in taken] for name, taken in seconds.items()}, batch)
+    """Measures turns of several steps, since the last step of a turn saves.
+
+    Args:
+        variants: by name.
+        rounds: the number of turns of each.
+        batch: the number of images in a step.
+        device: where they train.
+        steps: the number of steps in a turn; None for as many as fill its time.
+    """
+    counts = {name: steps or choose_steps_per_turn(ours, SECONDS_PER_TURN, device) for name, ours in variants.items()}
+    turns = {name: lambda name=name: variants[name].steps(counts[name]) for name in variants}
+    seconds = time_in_turns(turns, rounds)
+    return _make_rows({name: [turn / counts[name] for turn in seconds[name]] for name in variants}, batch)
 
 
-def _compared(turns: dict[str, Callable[[], object]], rounds: int, batch: int) -> list[dict[str, Any]]:
-    return _rows(in_turn(turns, rounds), batch)
-
-
-def _rows(seconds: Mapping[str, list[float]], batch: int) -> list[dict[str, Any]]:
-    """Of the seconds that a batch takes, for each round."""
+def _make_rows(seconds: Mapping[str, list[float]], batch: int) -> list[dict[str, Any]]:
+    """Makes the rows of a table from the seconds per batch in each round."""
     return [
-        {"choice": name, "images_per_s": batch / median(taken), "times_as_fast": ratio(seconds[AS_IS], taken)}
-        for name, taken in seconds.items()
+        {
+            "choice": name,
+            "images_per_s": batch / median(rounds),
+            "times_as_fast": median_ratio(seconds[DEFAULT], rounds),
+        }
+        for name, rounds in seconds.items()
     ]
 
 
-def _shown(row: dict[str, Any]) -> dict[str, str]:
+def _format_row(row: dict[str, Any]) -> dict[str, str]:
     return {
         "": row["choice"],
         "images/s": f"{row['images_per_s']:,.1f}",

@@ -1,11 +1,11 @@
-"""What saving and tracking cost the training.
+"""The overhead of saving and tracking in training.
 
-    python -m benchmarks.overhead        # some 15 minutes on two CPU cores
+    python -m benchmarks.overhead        # about 15 minutes on two CPU cores
 
 Trains the digits recipe as a job does, in one process: without checkpoints and with MLflow on sqlite; with checkpoints
-every five epochs (the default) and after every epoch; with an MLflow server that refuses every call, and with one that
-takes them and never answers. Measured is how long the training waited for saves and reports, and beside it the time
-from the worker's start to the encoder's last weights, in turn, so that the machine's drift hits all alike. Writes
+every five epochs (the default) and after every epoch; with an MLflow server that refuses connections, and with one that
+accepts them and never answers. Measures how long training waits for saves and reports, and the time from the worker's
+start to the final encoder weights. The variants take turns, so that drift of the machine affects all alike. Writes
 benchmarks/results/overhead-cpu.json.
 """
 
@@ -22,9 +22,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from benchmarks.measure import environment, ratio, save, table
+from benchmarks.measure import describe_environment, format_table, median_ratio, save_results
 
-# Before MLflow is imported: how long it waits for the server that never answers, at the end of each run.
+# Set before MLflow is imported: how long each run waits at its end for the server that never answers.
 os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = "2"
 os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
 
@@ -47,32 +47,32 @@ RECIPE = (
     "runtime=local",
     "runtime.device=cpu",
 )
-NO_CHECKPOINTS = "checkpoint.every_epochs=1000"  # but for the one at the end
+NO_CHECKPOINTS = "checkpoint.every_epochs=1000"  # except the one at the end
 
 
 class TimedRuntime(worker.FolderRuntime):
-    """Keeps how long training waited for it."""
+    """Measures how long training waits for it."""
 
     waited_s: ClassVar[float] = 0.0
 
     def report(self, step: int, metrics: Mapping[str, float], norms: NormHistogram | None = None) -> None:
-        """Adds a line to the run's figures."""
-        with _waiting():
+        """Adds a line to the run's metrics."""
+        with _measure_wait():
             super().report(step, metrics, norms)
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Writes a checkpoint in the background."""
-        with _waiting():
+        with _measure_wait():
             super().save(step, state)
 
     def close(self) -> None:
-        """Waits until all is written."""
-        with _waiting():
+        """Waits until everything is written."""
+        with _measure_wait():
             super().close()
 
 
 @contextlib.contextmanager
-def _waiting() -> Iterator[None]:
+def _measure_wait() -> Iterator[None]:
     start = time.perf_counter()
     yield
     TimedRuntime.waited_s += time.perf_counter() - start
@@ -80,58 +80,58 @@ def _waiting() -> Iterator[None]:
 
 def main() -> None:
     """Measures, prints the table and writes the figures."""
-    logging.disable(logging.WARNING)  # the outages are ours
-    torch.set_num_threads(1)  # a core is left to who writes and sends, as where a GPU trains
+    logging.disable(logging.WARNING)  # the outages are intended
+    torch.set_num_threads(1)  # leaves a core to the threads that write and send, as when a GPU trains
     worker.FolderRuntime = TimedRuntime  # pyright: ignore[reportPrivateImportUsage]
-    where = environment()
-    with _silent_server() as port, tempfile.TemporaryDirectory() as folder:
+    environment = describe_environment()
+    with _start_silent_server() as port, tempfile.TemporaryDirectory() as folder:
         variants = {
             "no checkpoints, MLflow on sqlite": (NO_CHECKPOINTS,),
             "a checkpoint every 5 epochs": ("checkpoint.every_epochs=5",),
             "a checkpoint every epoch": ("checkpoint.every_epochs=1",),
-            "MLflow refuses every call": (NO_CHECKPOINTS, "tracking.uri=http://127.0.0.1:1"),
+            "MLflow refuses connections": (NO_CHECKPOINTS, "tracking.uri=http://127.0.0.1:1"),
             "MLflow never answers": (NO_CHECKPOINTS, f"tracking.uri=http://127.0.0.1:{port}"),
         }
         seconds: dict[str, list[float]] = {name: [] for name in variants}
         waited: dict[str, list[float]] = {name: [] for name in variants}
         num_bytes = 0
         for turn in range(-1, ROUNDS):
-            # Each has each place in a round once, as the machine drifts within one too.
+            # Over the rounds the order rotates, since the machine drifts within a round too.
             for number, (name, overrides) in enumerate([*variants.items()][turn:] + [*variants.items()][:turn]):
                 TimedRuntime.waited_s = 0.0
-                taken, num_bytes = trained((*RECIPE, *overrides, f"output_dir={folder}/{turn}-{number}"))
-                if turn >= 0:  # the first one warms up
-                    seconds[name].append(taken)
-                    waited[name].append(100 * TimedRuntime.waited_s / taken)
+                training_s, num_bytes = train((*RECIPE, *overrides, f"output_dir={folder}/{turn}-{number}"))
+                if turn >= 0:  # the first round is the warm-up
+                    seconds[name].append(training_s)
+                    waited[name].append(100 * TimedRuntime.waited_s / training_s)
         plain = seconds["no checkpoints, MLflow on sqlite"]
     rows = [
         {
             "variant": name,
-            "seconds": taken,
+            "seconds": rounds,
             "waited_percent": waited[name],
-            "times": ratio(taken, plain),
-            "least": min(a / b for a, b in zip(taken, plain, strict=True)),
-            "most": max(a / b for a, b in zip(taken, plain, strict=True)),
+            "times": median_ratio(rounds, plain),
+            "least": min(a / b for a, b in zip(rounds, plain, strict=True)),
+            "most": max(a / b for a, b in zip(rounds, plain, strict=True)),
         }
-        for name, taken in seconds.items()
+        for name, rounds in seconds.items()
     ]
     shown = [
         {
             "variant": str(row["variant"]),
             "seconds": f"{statistics.median(seconds[str(row['variant'])]):.2f}",
-            "waited %": f"{statistics.median(waited[str(row['variant'])]):.2f}",
-            "times as long": f"{row['times']:.3f}",
-            "least to most": f"{row['least']:.3f} to {row['most']:.3f}",
+            "waiting, %": f"{statistics.median(waited[str(row['variant'])]):.2f}",
+            "relative time": f"{row['times']:.3f}",
+            "range": f"{row['least']:.3f} to {row['most']:.3f}",
         }
         for row in rows
     ]
-    print(f"\n{table(shown)}\n(a checkpoint has {num_bytes / 2**20:.1f} MiB)")
-    values = {"environment": where, "recipe": RECIPE, "checkpoint_bytes": num_bytes, "rows": rows}
-    print(f"\n{save('overhead', values)}")
+    print(f"\n{format_table(shown)}\n(checkpoint size: {num_bytes / 2**20:.1f} MiB)")
+    values = {"environment": environment, "recipe": RECIPE, "checkpoint_bytes": num_bytes, "rows": rows}
+    print(f"\n{save_results('overhead', values)}")
 
 
-def trained(overrides: tuple[str, ...]) -> tuple[float, int]:
-    """Seconds of the training of a run, and the bytes of its last checkpoint."""
+def train(overrides: tuple[str, ...]) -> tuple[float, int]:
+    """Trains a run; returns the seconds of its training and the bytes of its largest checkpoint."""
     with contextlib.redirect_stderr(io.StringIO()):
         finished = run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", list(overrides))))
     folder = finished.folder
@@ -140,8 +140,8 @@ def trained(overrides: tuple[str, ...]) -> tuple[float, int]:
 
 
 @contextlib.contextmanager
-def _silent_server() -> Iterator[int]:
-    """The port of a server that takes calls and never answers."""
+def _start_silent_server() -> Iterator[int]:
+    """Starts a server that accepts connections and never answers; yields its port."""
     with socket.create_server(("127.0.0.1", 0), backlog=1000) as server:
         yield int(server.getsockname()[1])
 

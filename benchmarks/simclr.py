@@ -1,13 +1,12 @@
-"""SimCLR's training step in three ways, with one network, batch, precision and set of images.
+"""Three implementations of SimCLR's training step, with the same network, batch, precision and images.
 
-Ours is the product's: `build_recipe` and `train`. lightly's is the one of its CIFAR-10 benchmark: PIL images, its
-transform in the processes of a DataLoader, its NT-Xent. The plain loop is what one writes in an afternoon: images on
-the device, kornia's batched transforms, NT-Xent as the cross-entropy of all cosines. All take SGD with momentum.
+Ours is the package's `build_recipe` and `train`. lightly's follows its CIFAR-10 benchmark: PIL images, its transform in
+the processes of a DataLoader, its NT-Xent. The plain loop is a simple implementation: images on the device, kornia's
+batched transforms, NT-Xent as the cross-entropy of all cosines. All use SGD with momentum.
 """
 
 import itertools
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -31,19 +30,19 @@ from ssl_sec.settings import from_values
 from ssl_sec.training.norms import NormHistogram
 from ssl_sec.training.step import Cadence, Precision, Recipe, Request, Steps, autocast, steps_of, train
 
-# So low a rate that no network diverges on random pixels, however many steps it takes.
+# The learning rate is low enough that no network diverges on random pixels, in any number of steps.
 TEMPERATURE, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.5, 1e-4, 0.9, 1e-4
 NEVER = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What all share.
+    """What all implementations share.
 
     Attributes:
         encoder: resnet18 or resnet50, with the CIFAR stem.
-        batch: images of a step, two views each.
-        precision: of the forward pass.
+        batch: the number of images in a step, two views each.
+        precision: the precision of the forward pass.
         width: multiplies the channels of every layer.
     """
 
@@ -53,8 +52,8 @@ class Setting:
     width: float = 1.0
 
 
-def random_images(count: int, size_px: int) -> ResidentImages:
-    """Images of random pixels: no rate depends on what is seen."""
+def draw_images(count: int, size_px: int) -> ResidentImages:
+    """Draws images of random pixels; the speed does not depend on the content."""
     pixels = torch.randint(256, (count, 3, size_px, size_px), generator=torch.Generator().manual_seed(0)).byte()
     labels = torch.zeros(count, dtype=torch.int64)
     return ResidentImages(
@@ -62,14 +61,14 @@ def random_images(count: int, size_px: int) -> ResidentImages:
     )
 
 
-def data_values(path: Path) -> dict[str, Any]:
-    """The values of `data` for what lies at a path.
+def describe_data(path: Path) -> dict[str, Any]:
+    """Returns the values of `data` for the images at a path.
 
     Args:
-        path: a Parquet file, a folder with train*.parquet and test*.parquet, or a folder of images by class.
+        path: a Parquet file, a folder with train*.parquet and test*.parquet, or a folder with a subfolder per class.
 
     Raises:
-        SystemExit: there is nothing.
+        SystemExit: the path does not exist.
     """
     if path.is_file():
         return {"name": "parquet", "train": [str(path)]}
@@ -81,8 +80,8 @@ def data_values(path: Path) -> dict[str, Any]:
     return {"name": "folder", "root": str(path)}
 
 
-def opened_images(data: Mapping[str, Any]) -> ResidentImages:
-    """The training images of the values of `data`, in memory."""
+def open_images(data: Mapping[str, Any]) -> ResidentImages:
+    """Loads the training images that the values of `data` describe into memory."""
     config = from_values(ParquetConfig if data["name"] == "parquet" else FolderConfig, data)
     images = config.open("train")
     assert isinstance(images, ResidentImages)
@@ -90,10 +89,10 @@ def opened_images(data: Mapping[str, Any]) -> ResidentImages:
 
 
 class Contender(Protocol):
-    """Trains, going on from where it was."""
+    """An implementation that takes part; each call continues the training."""
 
     def steps(self, count: int) -> None:
-        """Takes so many steps."""
+        """Takes `count` steps."""
         ...
 
     def close(self) -> None:
@@ -102,37 +101,37 @@ class Contender(Protocol):
 
 
 @dataclass(frozen=True)
-class Alone:
-    """A runtime that keeps nothing, of this worker of the process group, or of one without it."""
+class QuietRuntime:
+    """A runtime that records nothing, for this worker of the process group or for a single process."""
 
     device: torch.device
     rank: int = field(default_factory=collectives.rank)
     world_size: int = field(default_factory=collectives.world_size)
 
     def report(self, step: int, metrics: Mapping[str, float], norms: NormHistogram | None = None) -> None:
-        """Forgets the figures."""
+        """Ignores the metrics."""
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Forgets the state."""
+        """Ignores the state."""
 
     def request(self) -> Request:
-        """Nobody asks."""
+        """Returns that nothing is requested."""
         return Request.NONE
 
 
-def recipe_of(
+def make_recipe(
     setting: Setting,
     images: ResidentImages,
     device: torch.device,
     augment: Mapping[str, object] = MappingProxyType({}),
     **runtime: object,
 ) -> Recipe:
-    """The product's recipe, with options of `augment` and `runtime`."""
+    """Builds the package's recipe, with options of `augment` and `runtime`."""
     values: dict[str, object] = {
         "recipe": "throughput",
         "epochs": 1_000_000,
         "global_batch_size": setting.batch,
-        "data": {"name": "digits"},  # never opened: the images are given
+        "data": {"name": "digits"},  # not opened: the images are given
         "encoder": {"name": setting.encoder, "width": setting.width},
         "head": {"name": "mlp"},
         "augment": dict(augment),
@@ -147,40 +146,40 @@ def recipe_of(
         "runtime": {"name": "local", "precision": setting.precision, **runtime},
     }
     config = from_values(PretrainConfig, values)
-    return build_recipe(config, images.to(device), Alone(device))
+    return build_recipe(config, images.to(device), QuietRuntime(device))
 
 
 class Ours:
-    """The product's loop."""
+    """The package's training loop."""
 
     def __init__(self, setting: Setting, images: ResidentImages, device: torch.device, **options: Any) -> None:
         if device.type == "cpu":
-            keep_freed_memory()  # as a worker does
+            keep_freed_memory()  # as in a worker
         else:
-            torch.backends.cudnn.benchmark = True  # likewise, and to the peers' good
-        self.recipe = recipe_of(setting, images, device, **options)
-        self._runtime = Alone(device)
-        self._taken = 0
+            torch.backends.cudnn.benchmark = True  # as in a worker; the peers benefit too
+        self.recipe = make_recipe(setting, images, device, **options)
+        self._runtime = QuietRuntime(device)
+        self._steps_taken = 0
         self._take_step: Steps | None = None
 
     def steps(self, count: int) -> None:
-        """Takes so many steps."""
-        first, self._taken = self._taken, self._taken + count
-        recipe = replace(self.recipe, total_steps=self._taken)
+        """Takes `count` steps."""
+        first, self._steps_taken = self._steps_taken, self._steps_taken + count
+        recipe = replace(self.recipe, total_steps=self._steps_taken)
         cadence = Cadence(log_every_steps=NEVER, save_every_steps=NEVER, monitor_every_steps=NEVER)
-        self._take_step = self._take_step or steps_of(self.recipe, self._runtime.device)  # recorded once
+        self._take_step = self._take_step or steps_of(self.recipe, self._runtime.device)  # made once
         train(recipe, self._runtime, cadence, lambda _: {}, first, self._take_step)
 
     def close(self) -> None:
-        """It started none."""
+        """Does nothing: there are no processes to end."""
 
 
 class _Peer:
-    """What the two peers share: the network, SGD, and a step on two batches of views."""
+    """What the two peers share: the network, SGD and the training step."""
 
     def __init__(self, setting: Setting, images: ResidentImages, device: torch.device) -> None:
-        # For a network that starts as ours; on GPUs in the layout that the peers' recipes have.
-        recipe = recipe_of(setting, images, device, channels_last=device.type == "cpu")
+        # The network starts with our weights; on GPUs it has the layout of the peers' recipes.
+        recipe = make_recipe(setting, images, device, channels_last=device.type == "cpu")
         self._model = nn.Sequential(recipe.encoder, recipe.head).train()
         self._optimiser = torch.optim.SGD(
             self._model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
@@ -190,33 +189,29 @@ class _Peer:
         self._pairs = self.pairs(images)
 
     def pairs(self, images: ResidentImages) -> Generator[tuple[Tensor, Tensor]]:
-        """Endless batches of first and second views."""
+        """Yields batches of first and second views without end."""
         raise NotImplementedError
 
     def loss(self, first: Tensor, second: Tensor) -> Tensor:
-        """NT-Xent of the embeddings of both views."""
+        """Computes NT-Xent from the embeddings of both views."""
         raise NotImplementedError
 
-    def forward(self) -> AbstractContextManager[object]:
-        """The precision of the forward pass."""
-        return autocast(self._device, self._setting.precision)
-
     def steps(self, count: int) -> None:
-        """Takes so many steps."""
+        """Takes `count` steps."""
         for first, second in itertools.islice(self._pairs, count):
             self._optimiser.zero_grad()
-            with self.forward():
+            with autocast(self._device, self._setting.precision):
                 embeddings = self._model(torch.cat([first, second]))
             self.loss(*embeddings.float().chunk(2)).backward()
             self._optimiser.step()
 
     def close(self) -> None:
-        """Ends the loader's processes, which would live until the cycle of references is found."""
+        """Ends the loader's processes, which would otherwise live until the garbage collector runs."""
         self._pairs.close()
 
 
 class Lightly(_Peer):
-    """lightly's recipe, with so many processes for its transform."""
+    """lightly's recipe, whose transform runs in `num_workers` processes."""
 
     def __init__(self, setting: Setting, images: ResidentImages, device: torch.device, num_workers: int) -> None:
         from lightly.loss import NTXentLoss
@@ -226,7 +221,7 @@ class Lightly(_Peer):
         super().__init__(setting, images, device)
 
     def pairs(self, images: ResidentImages) -> Generator[tuple[Tensor, Tensor]]:
-        """Both views as its transform makes them, an epoch after the other."""
+        """Yields both views of its transform, epoch after epoch."""
         loader = DataLoader(
             PilImages(images),
             self._setting.batch,
@@ -241,12 +236,12 @@ class Lightly(_Peer):
                 yield first.to(self._device, non_blocking=True), second.to(self._device, non_blocking=True)
 
     def loss(self, first: Tensor, second: Tensor) -> Tensor:
-        """Its NT-Xent."""
+        """Computes lightly's NT-Xent."""
         return self._nt_xent(first, second)
 
 
 class PilImages(Dataset[Sequence[Any]]):
-    """Two views of an image that lies in memory, as torchvision's CIFAR10 hands it on."""
+    """Two views of each image in memory, loaded as by torchvision's CIFAR10."""
 
     def __init__(self, images: ResidentImages) -> None:
         from lightly.transforms.simclr_transform import SimCLRTransform
@@ -262,16 +257,15 @@ class PilImages(Dataset[Sequence[Any]]):
 
 
 class Plain(_Peer):
-    """A plain PyTorch loop with its images on the device."""
+    """A plain PyTorch loop with the images on the device."""
 
     def pairs(self, images: ResidentImages) -> Generator[tuple[Tensor, Tensor]]:
-        """Both views by kornia, each of a batch at once."""
+        """Yields both views of a batch, transformed by kornia."""
         pixels: UInt8[Tensor, "images 3 height width"] = images.images.to(self._device)
         size = images.image_shape[1]
         transform = augmentation.AugmentationSequential(
-            augmentation.RandomResizedCrop(
-                (size, size), scale=(0.08, 1.0), cropping_mode="resample"
-            ),  # its faster mode
+            # Its faster mode.
+            augmentation.RandomResizedCrop((size, size), scale=(0.08, 1.0), cropping_mode="resample"),
             augmentation.RandomHorizontalFlip(),
             augmentation.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8),
             augmentation.RandomGrayscale(p=0.2),
@@ -285,7 +279,7 @@ class Plain(_Peer):
                     yield transform(batch), transform(batch)
 
     def loss(self, first: Float[Tensor, "batch dim"], second: Float[Tensor, "batch dim"]) -> Tensor:
-        """Cross-entropy of each row's cosines to all others."""
+        """Computes the cross-entropy of each row's cosines with all others."""
         rows = functional.normalize(torch.cat([first, second]), dim=1)
         logits = (rows @ rows.T / TEMPERATURE).fill_diagonal_(float("-inf"))
         partner = torch.arange(len(rows), device=rows.device).roll(len(first))

@@ -1,15 +1,15 @@
-"""Images a second of pretraining: ours, lightly's recipe and a plain PyTorch loop, with one network, batch, precision.
+"""Pretraining speed in images per second: ours, lightly's recipe and a plain PyTorch loop.
 
-    python -m benchmarks.throughput                                    # ResNet-18, batch 256, some minutes on two cores
+    python -m benchmarks.throughput                                # ResNet-18, batch 256, a few minutes on two cores
     python -m benchmarks.throughput --encoder resnet18 resnet50 --batch 256 1024 4096 --images <Parquet or images>
 
-They take turns, on a CPU each in a process of its own; an image counts once, with both of its views. Beside the rates:
-the share of the highest rate that a product or a convolution reaches here (model FLOP utilisation), and where a step of
-ours spends its time, measured in steps that wait for the device after each part; on a GPU also how often a step waits
-for it. Without --images, the pixels are random: no rate depends on them. A contender that fails, as where memory is too
-small for it, has the error instead of a rate.
+All have the same network, batch and precision, and take turns; on a CPU each runs in its own process. An image counts
+once, with both of its views. The table also has the rate as a share of this machine's best matrix product or
+convolution (model FLOP utilisation), and how our step divides its time, measured by waiting for the device after each
+part; on a GPU also how often a step waits for it. Without --images the pixels are random, which does not change the
+speed. If a contender fails, for example without enough memory, its error is shown instead.
 Writes benchmarks/results/throughput-{cpu,gpu}.json (with --encoder resnet50 --width 0.5,
-throughput-resnet50-x0.5-…) and a plot beside it.
+throughput-resnet50-x0.5-…) and a plot.
 """
 
 import contextlib
@@ -30,18 +30,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.measure import (
     RESULTS,
-    command_line,
-    environment,
-    in_turn,
-    peak_memory,
-    peak_rate,
-    ratio,
-    save,
-    table,
-    told,
-    wait,
+    choose_device,
+    describe_environment,
+    describe_error,
+    format_table,
+    make_parser,
+    measure_peak_memory,
+    measure_peak_rate,
+    median_ratio,
+    save_results,
+    synchronize,
+    time_in_turns,
 )
-from benchmarks.simclr import Contender, Lightly, Ours, Plain, Setting, data_values, opened_images, random_images
+from benchmarks.simclr import Contender, Lightly, Ours, Plain, Setting, describe_data, draw_images, open_images
 from ssl_sec.batch import Batch
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.training.step import Recipe, autocast
@@ -49,9 +50,9 @@ from ssl_sec.training.step import Recipe, autocast
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# On a GPU so many that the batches which a loader has ready are few beside those of a turn.
-SECONDS_A_TURN = {"cpu": 8.0, "cuda": 5.0}
-# Steps that compile, start processes and find algorithms; and those whose time says how many are a turn.
+# Long enough on a GPU that the batches a loader has prefetched do not matter.
+SECONDS_PER_TURN = {"cpu": 8.0, "cuda": 5.0}
+# The steps that compile, start processes and choose algorithms; then those that are timed to choose a turn's length.
 WARM_UP = {"cpu": (1, 1), "cuda": (10, 20)}
 NUM_RANDOM_IMAGES = {"cpu": 10_000, "cuda": 50_000}
 PEERS = ("lightly", "plain loop")
@@ -60,7 +61,7 @@ OURS = "ours"
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What a variant of ours sets.
+    """The settings of a variant of ours.
 
     Attributes:
         runtime: values of `runtime`.
@@ -71,67 +72,71 @@ class Choice:
     augment: Mapping[str, Any] = field(default_factory=dict)
 
 
-_AS_ON_GPUS = {"channels_last": True, "compile": True, "graphs": True}
+_GPU_DEFAULTS = {"channels_last": True, "compile": True, "graphs": True}
 CHOICES: Mapping[str, Mapping[str, Choice]] = {
     "cpu": {OURS: Choice(), "ours, contiguous": Choice(runtime={"channels_last": False})},
     "cuda": {
-        OURS: Choice(runtime=_AS_ON_GPUS),
-        "ours, without CUDA graphs": Choice(runtime={**_AS_ON_GPUS, "graphs": False}),
-        "ours, views by kornia": Choice(runtime=_AS_ON_GPUS, augment={"fused": False}),
-        "ours, not compiled": Choice(runtime={**_AS_ON_GPUS, "compile": False}),
+        OURS: Choice(runtime=_GPU_DEFAULTS),
+        "ours, without CUDA graphs": Choice(runtime={**_GPU_DEFAULTS, "graphs": False}),
+        "ours, views by kornia": Choice(runtime=_GPU_DEFAULTS, augment={"fused": False}),
+        "ours, not compiled": Choice(runtime={**_GPU_DEFAULTS, "compile": False}),
     },
 }
 
 
 def main() -> None:
     """Measures every setting, prints the table and writes the figures."""
-    parser = command_line("throughput", __doc__)
+    parser = make_parser("throughput", __doc__)
     parser.add_argument("--encoder", nargs="+", default=["resnet18"], choices=["resnet18", "resnet50"])
-    parser.add_argument("--batch", nargs="+", type=int, default=[256], help="images of a step")
-    parser.add_argument("--width", type=float, default=1.0, help="of every layer, as a multiple")
+    parser.add_argument("--batch", nargs="+", type=int, default=[256], help="images per step")
+    parser.add_argument("--width", type=float, default=1.0, help="multiplies the channels of every layer")
     parser.add_argument("--precision", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
-    parser.add_argument("--images", type=Path, help="a Parquet file, or a folder of them or of images by class")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--contender", nargs="+", help="which of them; all if not given")
+    parser.add_argument(
+        "--images", type=Path, help="a Parquet file, or a folder with Parquet files or with a subfolder per class"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each contender")
+    parser.add_argument("--contender", nargs="+", help="the contenders to measure; default: all")
     options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    images = images_of(options.images, device, max(options.batch))
+    device = choose_device()
+    images = load_images(options.images, device, max(options.batch))
     rows: list[dict[str, Any]] = []
     for encoder in options.encoder:
         for precision in options.precision:
             for batch in options.batch:
                 setting = Setting(encoder=encoder, batch=batch, precision=precision, width=options.width)
-                found = measure(setting, images, device, options.rounds, options.contender, apart=device.type == "cpu")
-                print(table([shown(row) for row in found]), end="\n\n", flush=True)
+                separate = device.type == "cpu"
+                found = measure(setting, images, device, options.rounds, options.contender, separate)
+                print(format_table([format_row(row) for row in found]), end="\n\n", flush=True)
                 rows += found
     others = [encoder for encoder in options.encoder if encoder != "resnet18"]
     name = "-".join(["throughput", *others, *([] if options.width == 1 else [f"x{options.width:g}"])])
-    path = save(name, {"environment": environment(), "images": images.description, "rows": rows})
+    path = save_results(name, {"environment": describe_environment(), "images": images.description, "rows": rows})
     draw(rows).savefig(RESULTS / path.with_suffix(".svg").name)
     print(path)
 
 
-def images_of(path: Path | None, device: torch.device, at_least: int) -> ResidentImages:
-    """The images at a path, in memory; random ones of 32 pixels where none is given."""
+def load_images(path: Path | None, device: torch.device, at_least: int) -> ResidentImages:
+    """Loads the images at a path into memory; without a path, draws random ones of 32 pixels."""
     if path is not None:
-        return opened_images(data_values(path))
-    return random_images(max(NUM_RANDOM_IMAGES[device.type], at_least), 32)
+        return open_images(describe_data(path))
+    return draw_images(max(NUM_RANDOM_IMAGES[device.type], at_least), 32)
 
 
-def contenders(device: torch.device) -> dict[str, Callable[[Setting, ResidentImages], Contender]]:
-    """Who takes part, by name."""
+def list_contenders(device: torch.device) -> dict[str, Callable[[Setting, ResidentImages], Contender]]:
+    """Returns the constructor of each contender by its name."""
 
-    def ours(choice: Choice) -> Callable[[Setting, ResidentImages], Contender]:
+    def make_ours(choice: Choice) -> Callable[[Setting, ResidentImages], Contender]:
         return lambda setting, images: Ours(setting, images, device, augment=choice.augment, **choice.runtime)
 
-    made = {name: ours(choice) for name, choice in CHOICES[device.type].items()}
-    made["plain loop"] = lambda setting, images: Plain(setting, images, device)
-    made["lightly"] = lambda setting, images: Lightly(setting, images, device, os.cpu_count() or 1)
-    return made
+    return {
+        **{name: make_ours(choice) for name, choice in CHOICES[device.type].items()},
+        "plain loop": lambda setting, images: Plain(setting, images, device),
+        "lightly": lambda setting, images: Lightly(setting, images, device, os.cpu_count() or 1),
+    }
 
 
-class Apart:
-    """A contender in a process of its own, so that how it keeps memory is nothing to the others."""
+class ContenderProcess:
+    """A contender in a separate process, so that its memory does not affect the others."""
 
     def __init__(self, name: str, setting: Setting, images: ResidentImages, device: torch.device) -> None:
         context = multiprocessing.get_context("spawn")
@@ -141,21 +146,21 @@ class Apart:
         theirs.close()
 
     def steps(self, count: int) -> None:
-        """Takes so many steps."""
-        self._answer(count)
+        """Takes `count` steps."""
+        self._call(count)
 
-    def parts(self) -> dict[str, Any] | None:
-        """As for `parts_of`."""
-        return self._answer("parts")
+    def measure_parts(self) -> dict[str, Any] | None:
+        """As the function `measure_parts`."""
+        return self._call("parts")
 
     def close(self) -> None:
         """Ends the process."""
-        with contextlib.suppress(BrokenPipeError):  # it has ended
+        with contextlib.suppress(BrokenPipeError):  # it has already ended
             self._connection.send(None)
         self._process.join()
 
-    def _answer(self, asked: int | str) -> Any:
-        self._connection.send(asked)
+    def _call(self, request: int | str) -> Any:
+        self._connection.send(request)
         answer = self._connection.recv()
         if isinstance(answer, BaseException):
             raise answer
@@ -164,10 +169,10 @@ class Apart:
 
 def _serve(connection: Connection, name: str, setting: Setting, images: ResidentImages, device: torch.device) -> None:
     contender = None
-    while (asked := connection.recv()) is not None:
+    while (request := connection.recv()) is not None:
         try:
-            contender = contender or contenders(device)[name](setting, images)
-            answer = parts_of(contender, device) if asked == "parts" else contender.steps(asked)
+            contender = contender or list_contenders(device)[name](setting, images)
+            answer = measure_parts(contender, device) if request == "parts" else contender.steps(request)
         except Exception as error:
             answer = error
         connection.send(answer)
@@ -181,111 +186,114 @@ def measure(
     device: torch.device,
     rounds: int,
     names: Collection[str] | None = None,
-    apart: bool = False,
+    separate: bool = False,
 ) -> list[dict[str, Any]]:
-    """The figures of contenders that take turns at one setting.
+    """Measures contenders, which take turns, in one setting.
 
     Args:
-        setting: what they train.
-        images: on what.
-        device: where.
-        rounds: how often each has its turn.
-        names: of those that take part; None for all.
-        apart: whether each has a process of its own, as it would have in use.
+        setting: the network, batch and precision.
+        images: what they train on.
+        device: where they train.
+        rounds: the number of turns of each.
+        names: the contenders; None for all.
+        separate: whether each runs in its own process, as it would in use.
     """
-    made = {name: make for name, make in contenders(device).items() if names is None or name in names}
-    trained: dict[str, Contender | Apart] = {}
+    chosen = {name: make for name, make in list_contenders(device).items() if names is None or name in names}
+    running: dict[str, Contender | ContenderProcess] = {}
     counts: dict[str, int] = {}
     errors: dict[str, str] = {}
 
-    def kept(name: str, turn: Callable[[], object]) -> Any:
-        """What the turn of a contender returns; one that fails leaves the others."""
+    def attempt(name: str, turn: Callable[[], object]) -> Any:
+        """Runs the turn of a contender and returns its result; a contender that fails is removed."""
         if name not in errors:
             try:
                 return turn()
             except Exception as error:
-                errors[name] = told(error)
-        if contender := trained.pop(name, None):
+                errors[name] = describe_error(error)
+        if contender := running.pop(name, None):
             with contextlib.suppress(Exception):
                 contender.close()
             del contender
         _free_memory()
 
-    for name, make in made.items():
+    for name, make in chosen.items():
 
         def start(name: str = name, make: Callable[[Setting, ResidentImages], Contender] = make) -> None:
-            trained[name] = Apart(name, setting, images, device) if apart else make(setting, images)
-            counts[name] = steps_a_turn(trained[name], SECONDS_A_TURN, device)
+            running[name] = ContenderProcess(name, setting, images, device) if separate else make(setting, images)
+            counts[name] = choose_steps_per_turn(running[name], SECONDS_PER_TURN, device)
 
-        kept(name, start)
-        print(f"{name}: {errors.get(name) or f'{counts[name]} steps a turn'}", flush=True)
-    turns = {name: (lambda name=name: kept(name, lambda: trained[name].steps(counts[name]))) for name in list(trained)}
-    taken = in_turn(turns, rounds, warm_up=False)
-    seconds = {name: [each / counts[name] for each in taken[name]] for name in trained}
-    peak = peak_rate(device, setting.precision)
+        attempt(name, start)
+        print(f"{name}: {errors.get(name) or f'{counts[name]} steps per turn'}", flush=True)
+    turns = {
+        name: (lambda name=name: attempt(name, lambda: running[name].steps(counts[name]))) for name in list(running)
+    }
+    timings = time_in_turns(turns, rounds, warm_up=False)
+    seconds = {name: [each / counts[name] for each in timings[name]] for name in running}
+    peak = measure_peak_rate(device, setting.precision)
     rows: list[dict[str, Any]] = []
-    for name in made:
+    for name in chosen:
         row: dict[str, Any] = {**asdict(setting), "contender": name}
-        if contender := trained.get(name):
+        if contender := running.get(name):
             rates = [setting.batch / each for each in seconds[name]]
             row |= {
                 "images_per_s": statistics.median(rates),
                 "each": rates,
                 "times_as_fast_as": {
-                    peer: ratio(seconds[peer], seconds[name]) for peer in PEERS if peer in seconds and peer != name
+                    peer: median_ratio(seconds[peer], seconds[name])
+                    for peer in PEERS
+                    if peer in seconds and peer != name
                 },
             }
             if device.type == "cuda":
-                height = kept(name, lambda contender=contender: peak_memory(lambda: contender.steps(1)))
-                row["peak_mib"] = None if height is None else height / 2**20
-            parts = kept(
-                name,
-                lambda contender=contender: (
-                    contender.parts() if isinstance(contender, Apart) else parts_of(contender, device)
-                ),
-            )
+                peak_bytes = attempt(name, lambda contender=contender: measure_peak_memory(lambda: contender.steps(1)))
+                row["peak_mib"] = None if peak_bytes is None else peak_bytes / 2**20
+            parts = attempt(name, lambda contender=contender: measure_parts(contender, device))
             if parts is not None:
                 row["mfu"] = row["images_per_s"] * parts["flops_per_image"] / peak
                 row |= parts
         rows.append(row | ({"error": errors[name]} if name in errors else {}))
-    for contender in trained.values():
+    for contender in running.values():
         contender.close()
-    trained.clear()
-    torch.compiler.reset()  # another batch size is another graph, not one of any size
+    running.clear()
+    torch.compiler.reset()  # another batch size gets its own graph, not one for any size
     _free_memory()
     return rows
 
 
-def steps_a_turn(contender: Contender | Apart, seconds: Mapping[str, float], device: torch.device) -> int:
-    """How many steps of a contender take so many seconds of a device's kind."""
+def choose_steps_per_turn(
+    contender: Contender | ContenderProcess, seconds: Mapping[str, float], device: torch.device
+) -> int:
+    """Chooses the steps of a contender that take the given seconds, by the type of the device."""
     first, timed = WARM_UP[device.type]
     contender.steps(first)
-    wait()
+    synchronize()
     start = time.perf_counter()
     contender.steps(timed)
-    wait()
+    synchronize()
     return max(1, round(timed * seconds[device.type] / (time.perf_counter() - start)))
 
 
 def _free_memory() -> None:
-    """Gives back what contenders that are gone have left."""
+    """Frees the memory of contenders that have ended."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
-def parts_of(contender: Contender, device: torch.device) -> dict[str, Any] | None:
-    """Of ours: the operations of an image, and where a step spends its time. None of others."""
+def measure_parts(contender: Contender | ContenderProcess, device: torch.device) -> dict[str, Any] | None:
+    """Measures the operations per image of ours and how a step divides its time; returns None for the peers."""
+    if isinstance(contender, ContenderProcess):
+        return contender.measure_parts()
     if not isinstance(contender, Ours):
         return None
     recipe = contender.recipe
-    parts: dict[str, Any] = {"waits_a_step": waits_a_step(contender)} if device.type == "cuda" else {}
-    return {**parts, "flops_per_image": flops_per_image(recipe), "shares": shares(recipe, device)}
+    parts: dict[str, Any] = {"waits_per_step": count_waits_per_step(contender)} if device.type == "cuda" else {}
+    return {**parts, "flops_per_image": count_flops_per_image(recipe), "shares": measure_shares(recipe, device)}
 
 
-def waits_a_step(contender: Contender, steps: int = 20) -> float:
-    """How often a step waits for the GPU, as torch counts it; what the end of a call does is left out."""
+def count_waits_per_step(contender: Contender, steps: int = 20) -> float:
+    """Counts by torch's warnings how often a step waits for the GPU, without the waits at the end of a call."""
 
-    def waits(count: int) -> int:
+    def count_waits(count: int) -> int:
         torch.cuda.set_sync_debug_mode("warn")
         try:
             with warnings.catch_warnings(record=True) as caught:
@@ -295,11 +303,11 @@ def waits_a_step(contender: Contender, steps: int = 20) -> float:
             torch.cuda.set_sync_debug_mode("default")
         return sum("synchronizing CUDA operation" in str(each.message) for each in caught)
 
-    return (waits(2 * steps) - waits(steps)) / steps
+    return (count_waits(2 * steps) - count_waits(steps)) / steps
 
 
-def flops_per_image(recipe: Recipe) -> float:
-    """Operations of the forward and backward pass of both views of an image, by torch's counter."""
+def count_flops_per_image(recipe: Recipe) -> float:
+    """Counts the operations of the forward and backward pass of both views of an image, by torch's counter."""
     views = torch.zeros(2, *recipe.image_set.image_shape, device=next(recipe.encoder.parameters()).device)
     with FlopCounterMode(display=False) as counter:
         recipe.head(recipe.encoder(views)).sum().backward()
@@ -307,46 +315,46 @@ def flops_per_image(recipe: Recipe) -> float:
     return counter.get_total_flops()
 
 
-def shares(recipe: Recipe, device: torch.device, steps: int = 2) -> dict[str, float]:
-    """The parts of a step as shares of it: one that waits for the device after each part."""
+def measure_shares(recipe: Recipe, device: torch.device, steps: int = 2) -> dict[str, float]:
+    """Measures the share of each part in a step that waits for the device after each part."""
     recipe.model.train()
     spent: dict[str, float] = {}
     clock = time.perf_counter()
 
-    def done(part: str) -> None:
+    def end(part: str) -> None:
         nonlocal clock
-        wait()
+        synchronize()
         now = time.perf_counter()
         spent[part] = spent.get(part, 0.0) + now - clock
         clock = now
 
     for step in range(steps + 1):
         if step == 1:
-            spent.clear()  # the first one warms up
-        done("other")
+            spent.clear()  # the first step is the warm-up
+        end("other")
         rows = slice(0, recipe.sampler.global_batch_size)
         batch: Batch = recipe.image_set.read(recipe.sampler.indices(step)).to(device)
-        done("data")
+        end("data")
         views = recipe.views(batch.images, step, rows, recipe.sampler.global_batch_size)
         views = views.contiguous(memory_format=recipe.computation.layout)
-        done("augmentation")
+        end("augmentation")
         with autocast(device, recipe.computation.precision):
             embeddings = recipe.model(views)
-        done("forward")
+        end("forward")
         leaf = embeddings.detach().requires_grad_()
         recipe.objective(leaf, recipe.row_labels(batch, rows), step).total.backward()
-        done("loss")
+        end("loss")
         embeddings.backward(leaf.grad)
-        done("backward")
+        end("backward")
         recipe.optimiser.step()
         recipe.optimiser.zero_grad()
-        done("optimiser")
+        end("optimiser")
     total = sum(spent.values())
     return {part: seconds / total for part, seconds in spent.items() if part != "other"}
 
 
-def shown(row: Mapping[str, Any]) -> dict[str, str]:
-    """A row of the table."""
+def format_row(row: Mapping[str, Any]) -> dict[str, str]:
+    """Formats a row of the table."""
     times = row.get("times_as_fast_as", {})
     return {
         "": row["contender"],
@@ -361,8 +369,8 @@ def shown(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def draw(rows: list[dict[str, Any]]) -> "Figure":
-    """Images a second over the batch, a plot for each network and precision."""
-    from matplotlib.figure import Figure  # a machine that only measures needs none
+    """Draws images per second over the batch, with one plot per network and precision."""
+    from matplotlib.figure import Figure  # measuring alone does not need matplotlib
 
     from ssl_sec.figures.drawing import add_grid, arm_look
 

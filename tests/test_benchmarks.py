@@ -10,29 +10,29 @@ from benchmarks import communication, evaluation, growth, launchers, losses, mea
 
 def test_functions_take_turns():
     turns = []
-    seconds = measure.in_turn({"a": lambda: turns.append("a"), "b": lambda: turns.append("b")}, rounds=2, calls=2)
+    seconds = measure.time_in_turns({"a": lambda: turns.append("a"), "b": lambda: turns.append("b")}, rounds=2, calls=2)
     assert turns == ["a", "b", *"aabb", *"aabb"]
     assert {name: len(taken) for name, taken in seconds.items()} == {"a": 2, "b": 2}
     assert all(taken > 0 for rounds in seconds.values() for taken in rounds)
 
 
 def test_the_ratio_is_the_median_over_rounds():
-    assert measure.ratio([4.0, 9.0, 100.0], [2.0, 3.0, 1.0]) == 3.0
+    assert measure.median_ratio([4.0, 9.0, 100.0], [2.0, 3.0, 1.0]) == 3.0
 
 
-def test_peak_memory_counts_what_is_held_at_once():
-    def held():
+def test_peak_memory_counts_tensors_that_are_held_together():
+    def allocate():
         first = torch.empty(2**20, dtype=torch.uint8)
         del first
         second, third = torch.empty(2**20, dtype=torch.uint8), torch.empty(2**21, dtype=torch.uint8)
         return second, third
 
-    assert measure.peak_memory(held) == 3 * 2**20
+    assert measure.measure_peak_memory(allocate) == 3 * 2**20
 
 
-def test_figures_are_saved_with_where_they_were_measured(tmp_path, monkeypatch):
+def test_figures_are_saved_with_their_environment(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "RESULTS", tmp_path / "results")
-    path = measure.save("some", {"environment": measure.environment(), "rows": [1.5]})
+    path = measure.save_results("some", {"environment": measure.describe_environment(), "rows": [1.5]})
     values = json.loads(path.read_text())
     assert values["rows"] == [1.5]
     assert values["environment"]["cores"] >= 1
@@ -40,18 +40,18 @@ def test_figures_are_saved_with_where_they_were_measured(tmp_path, monkeypatch):
 
 
 def test_every_loss_and_its_peer_are_measured_at_a_small_size(monkeypatch):
-    monkeypatch.setattr(losses, "SECONDS_A_TURN", 0.0)
+    monkeypatch.setattr(losses, "SECONDS_PER_TURN", 0.0)
     monkeypatch.setattr(losses, "FACES", 50)
-    small = [comparison for comparison in losses.comparisons() if len(comparison.labels) <= 256]
+    small = [comparison for comparison in losses.make_comparisons() if len(comparison.labels) <= 256]
     assert len(small) == 15
     for comparison in small:
         figures = losses.measure(comparison, torch.device("cpu"))
         assert figures["ours_ms"] > 0 and figures["times_as_fast"] > 0 and figures["ours_peak_mib"] > 0
-        assert losses.shown(figures)["loss"] == comparison.name
+        assert losses.format_row(figures)["loss"] == comparison.name
 
 
 @pytest.mark.slow
-def test_every_part_of_the_evaluation_finds_what_its_peer_finds():
+def test_every_part_of_the_evaluation_agrees_with_its_peer():
     rows = evaluation.measure(num_images=1500, rounds=1)
     assert [row["part"] for row in rows] == [
         "features",
@@ -64,18 +64,18 @@ def test_every_part_of_the_evaluation_finds_what_its_peer_finds():
     ]
     for row in rows:
         assert row["ours_s"] > 0 and row["times_as_fast"] > 0 and row["limit_s"] > 0
-        assert evaluation.shown(row)["part"] == row["part"]
-        # Other algorithms for the same problem end elsewhere: the probe and k-means.
+        assert evaluation.format_row(row)["part"] == row["part"]
+        # The probe and k-means are solved by other algorithms, whose results differ.
         allowed = {"linear probe": 15.0, "k-means": 5.0}.get(row["part"], 0.2)
-        assert row["ours_finding"] == pytest.approx(row["peer_finding"], abs=allowed)
+        assert row["ours_result"] == pytest.approx(row["peer_result"], abs=allowed)
 
 
 SMALL = simclr.Setting(encoder="resnet18", batch=8, precision="float32", width=0.125)
 
 
 def test_contenders_take_turns_at_training(monkeypatch):
-    monkeypatch.setitem(throughput.SECONDS_A_TURN, "cpu", 0.0)
-    images = simclr.random_images(40, 16)
+    monkeypatch.setitem(throughput.SECONDS_PER_TURN, "cpu", 0.0)
+    images = simclr.draw_images(40, 16)
     rows = throughput.measure(SMALL, images, torch.device("cpu"), rounds=1)
     assert [row["contender"] for row in rows] == ["ours", "ours, contiguous", "plain loop", "lightly"]
     for row in rows:
@@ -90,31 +90,31 @@ def test_contenders_take_turns_at_training(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_contender_apart_trains_and_tells_where_a_step_goes():
-    ours = throughput.Apart("ours", SMALL, simclr.random_images(40, 16), torch.device("cpu"))
+def test_a_contender_in_its_own_process_trains_and_measures_the_parts_of_a_step():
+    ours = throughput.ContenderProcess("ours", SMALL, simclr.draw_images(40, 16), torch.device("cpu"))
     try:
         ours.steps(1)
-        parts = ours.parts()
+        parts = ours.measure_parts()
         assert parts is not None and parts["flops_per_image"] > 0 and len(parts["shares"]) == 6
         with pytest.raises(TypeError):
-            ours.steps("many")  # an error comes back
+            ours.steps("many")  # the error is raised here
     finally:
         ours.close()
 
 
-def test_views_made_ahead_are_those_of_their_steps():
+def test_views_made_in_advance_equal_those_of_their_steps():
     device = torch.device("cpu")
-    recipe = simclr.recipe_of(SMALL, simclr.random_images(40, 16), device)
+    recipe = simclr.make_recipe(SMALL, simclr.draw_images(40, 16), device)
     ahead, rows = options.ViewsAhead(recipe, device), slice(0, SMALL.batch)
-    for step in (0, 1, 2, 4):  # the last one follows none
+    for step in (0, 1, 2, 4):  # the last one does not follow another
         images = recipe.image_set.read(recipe.sampler.indices(step)).images
         torch.testing.assert_close(
             ahead(images, step, rows, SMALL.batch), recipe.views(images, step, rows, SMALL.batch), rtol=0, atol=0
         )
 
 
-def test_operations_of_an_image_are_those_of_its_two_views():
-    ours = simclr.Ours(SMALL, simclr.random_images(40, 16), torch.device("cpu"))
+def test_operations_per_image_are_those_of_its_two_views():
+    ours = simclr.Ours(SMALL, simclr.draw_images(40, 16), torch.device("cpu"))
     # ResNet-18 with the CIFAR stem at an eighth of the width and 16 pixels: multiply-adds of the forward pass.
     stages = [
         (8, 8, 16, 4),
@@ -127,14 +127,14 @@ def test_operations_of_an_image_are_those_of_its_two_views():
     ]
     products = 8 * 3 * 9 * 16**2 + sum(9 * out * inputs * side**2 * count for out, inputs, side, count in stages)
     products += 16 * 8 * 8**2 + 32 * 16 * 4**2 + 64 * 32 * 2**2 + 64 * 64 + 64 * 128
-    counted = throughput.flops_per_image(ours.recipe)
-    # The backward pass takes twice the forward pass, but for the images, which need no gradient.
+    counted = throughput.count_flops_per_image(ours.recipe)
+    # The backward pass takes twice the forward pass, except for the images, which need no gradient.
     assert counted == 2 * (3 * 2 * products - 2 * 8 * 3 * 9 * 16**2)
 
 
 @pytest.mark.slow
-def test_launchers_take_turns_and_leave_no_process(monkeypatch):
-    monkeypatch.setattr(launchers, "SECONDS_A_TURN", 1.0)
+def test_launchers_take_turns_and_leave_no_processes(monkeypatch):
+    monkeypatch.setattr(launchers, "SECONDS_PER_TURN", 1.0)
     before = set(psutil.Process().children(recursive=True))
     figures = launchers.measure(workers=1, rounds=2)
     assert all(len(rates) == 2 and min(rates) > 0 for rates in figures["epochs_per_s"].values())
@@ -143,24 +143,24 @@ def test_launchers_take_turns_and_leave_no_process(monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_workers_send_is_what_the_reckoning_says():
-    figures = growth.of_workers(2)  # asserts it in each worker
+def test_workers_send_what_the_formulas_compute():
+    figures = growth.measure_workers(2)  # asserts it in each worker
     assert figures["calls"] == 5 + 2 * 21  # the head has a batch norm too
-    assert figures["kib_beside_gradients"] > 2 * 128 * 128 * 4 / 1024
+    assert figures["kib_without_gradients"] > 2 * 128 * 128 * 4 / 1024
 
 
-def test_more_gpus_are_reckoned_to_train_more_images_at_a_smaller_efficiency():
-    rows = communication.reckoned()
+def test_more_gpus_are_estimated_to_train_more_images_at_lower_efficiency():
+    rows = communication.estimate()
     for fewer, more in zip(rows, rows[1:], strict=False):
         assert more["images_per_s"] > fewer["images_per_s"]
         assert more["efficiency_percent"] < fewer["efficiency_percent"] < 100
 
 
-def test_time_and_memory_are_drawn_as_they_grow():
+def test_the_growth_of_time_and_memory_is_drawn():
     device = torch.device("cpu")
     measured = {
-        "rows": [growth.of_rows(rows, device, peak=1e12) for rows in (64, 128)],
-        "classes": [growth.of_classes(classes, device, peak=1e12) for classes in (10, 20)],
+        "rows": [growth.measure_rows(rows, device, peak=1e12) for rows in (64, 128)],
+        "classes": [growth.measure_classes(classes, device, peak=1e12) for classes in (10, 20)],
     }
     assert measured["rows"][1]["dense_mib"] > measured["rows"][0]["dense_mib"]
     figure = growth.draw(measured)

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import measure, simclr, throughput
 from benchmarks.campaign import packing, parts, recipes, report, running
-from benchmarks.campaign.data import prepared
+from benchmarks.campaign.data import prepare_data
 from benchmarks.campaign.running import Part
 from benchmarks.campaign.sheet import Plan, Sheet
 from ssl_sec.edges.folder.folder import RunFolder
@@ -22,7 +22,7 @@ from tests.data.files import plain, write_parquet
 
 ROOT = Path(__file__).parents[1]
 
-# Parts are forked from the test's process, which has threads of hypothesis and torch that they do without.
+# Parts are forked from the test's process, which has threads of hypothesis and torch; the parts do not use them.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
@@ -53,7 +53,7 @@ def until(condition, seconds=60):
         time.sleep(0.02)
 
 
-def test_what_is_done_is_done_once(plan, tmp_path):
+def test_finished_parts_are_skipped(plan, tmp_path):
     log = tmp_path / "log"
     some = [counting("a", log, lambda sheet: sheet.write(figure=1)), counting("b", log)]
     assert running.work(plan, some) and running.work(plan, some)
@@ -64,7 +64,7 @@ def test_what_is_done_is_done_once(plan, tmp_path):
     assert json.loads((plan.folder / "status.json").read_text())["parts"] == {"a": "done", "b": "done"}
 
 
-def test_a_part_that_fails_leaves_the_others_and_its_reason(plan, tmp_path):
+def test_a_failed_part_keeps_its_reason_and_the_others_run(plan, tmp_path):
     def fails(sheet):
         sheet.write(rows=[1])
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
@@ -81,14 +81,14 @@ def test_a_part_that_fails_leaves_the_others_and_its_reason(plan, tmp_path):
     assert Sheet(plan, "b").read()["error"] == "its process ended with SIGKILL"
 
 
-def test_a_part_ends_at_its_limit_and_the_next_one_begins(plan, tmp_path):
+def test_a_part_is_stopped_at_its_limit_and_the_next_one_runs(plan, tmp_path):
     some = [counting("a", tmp_path / "log", lambda sheet: time.sleep(60), limit_s=0.3), counting("b", tmp_path / "log")]
     running.work(plan, some)
     assert states(plan) == {"a": "failed", "b": "done"}
-    assert Sheet(plan, "a").read()["error"] == "not done after its limit of 0 s"
+    assert Sheet(plan, "a").read()["error"] == "exceeded its limit of 0 s"
 
 
-def test_when_the_time_is_over_a_part_is_stopped_and_taken_up_by_the_next_call(plan, tmp_path):
+def test_a_part_is_stopped_at_the_deadline_and_run_by_the_next_call(plan, tmp_path):
     log = tmp_path / "log"
     slow = [counting("a", log, lambda sheet: time.sleep(60)), counting("b", log)]
     running.set_deadline(plan.folder, minutes=0.5 / 60)
@@ -100,59 +100,59 @@ def test_when_the_time_is_over_a_part_is_stopped_and_taken_up_by_the_next_call(p
     assert log.read_text() == "aab"
 
 
-def test_a_killed_worker_takes_its_part_with_it_and_another_call_goes_on(plan, tmp_path):
-    log, told = tmp_path / "log", tmp_path / "pid"
+def test_a_part_dies_with_its_worker_and_another_call_continues(plan, tmp_path):
+    log, pid_file = tmp_path / "log", tmp_path / "pid"
 
     def waits(sheet):
-        told.write_text(str(os.getpid()))
+        pid_file.write_text(str(os.getpid()))
         time.sleep(60)
 
     worker = multiprocessing.get_context("fork").Process(target=running.work, args=(plan, [counting("a", log, waits)]))
     worker.start()
-    until(lambda: told.exists() and told.read_text())
-    assert running.is_worked_on(plan.folder)
-    assert not running.work(plan, [counting("a", log)])  # refused: one works already
+    until(lambda: pid_file.exists() and pid_file.read_text())
+    assert running.has_worker(plan.folder)
+    assert not running.work(plan, [counting("a", log)])  # refused: another one is running
     worker.kill()
     worker.join()
-    pid = int(told.read_text())
+    pid = int(pid_file.read_text())
     until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2])
-    assert states(plan) == {"a": "running"} and not running.is_worked_on(plan.folder)
+    assert states(plan) == {"a": "running"} and not running.has_worker(plan.folder)
     running.work(plan, [counting("a", log)])
     assert states(plan) == {"a": "done"} and log.read_text() == "aa"
 
 
-def test_a_call_follows_the_worker_that_lives(plan, capsys):
-    with running.locked(plan.folder):
+def test_a_call_follows_the_running_worker(plan, capsys):
+    with running.lock_folder(plan.folder):
         (plan.folder / "log.txt").write_text("before\n")
         writer = threading.Timer(0.3, lambda: (plan.folder / "log.txt").open("a").write("after\n"))
         writer.start()
         assert running.follow(plan, ["false"], {}, time.time() + 1.0) == 0
-    assert capsys.readouterr().out == "a worker lives: following it\nafter\n"
+    assert capsys.readouterr().out == "following the running worker\nafter\n"
 
 
-def test_a_call_starts_a_worker_and_tells_if_it_dies(plan, capsys):
-    died = [sys.executable, "-c", "import sys; print('hello', flush=True); sys.exit(3)"]
-    assert running.follow(plan, died, dict(os.environ), time.time() + 30) == 1
+def test_a_call_starts_a_worker_and_reports_its_death(plan, capsys):
+    command = [sys.executable, "-c", "import sys; print('hello', flush=True); sys.exit(3)"]
+    assert running.follow(plan, command, dict(os.environ), time.time() + 30) == 1
     assert capsys.readouterr().out == "hello\n"
 
 
 def test_a_folder_has_one_campaign(plan):
-    plan.keep()
-    plan.keep()
+    plan.save()
+    plan.save()
     with pytest.raises(SystemExit, match="found a rehearsal"):
-        Plan(output=plan.output, checkpoints=plan.checkpoints).keep()
+        Plan(output=plan.output, checkpoints=plan.checkpoints).save()
 
 
-def test_a_training_run_that_is_stopped_goes_on_from_its_checkpoint_and_is_probed(tmp_path, monkeypatch):
+def test_a_stopped_training_run_resumes_from_its_checkpoint_and_is_probed(tmp_path, monkeypatch):
     plan = Plan(
         output=str(tmp_path / "campaign"),
         checkpoints=str(tmp_path / "runs"),
-        data=prepared(None, tmp_path / "campaign"),
+        data=prepare_data(None, tmp_path / "campaign"),
         rehearsal=True,
     )
     monkeypatch.setitem(parts.TINY.training, "epochs", 8)
     monkeypatch.setitem(parts.TINY.training, "monitor", {"every_epochs": 8, "max_images": 40})
-    some = parts.of_names(plan, ["train-resnet18-sec-s0"])
+    some = parts.select_parts(plan, ["train-resnet18-sec-s0"])
     folder = RunFolder(tmp_path / "runs" / some[0].name)
     running.set_deadline(plan.folder, minutes=10)
     stopper = threading.Thread(
@@ -174,7 +174,7 @@ def test_a_training_run_that_is_stopped_goes_on_from_its_checkpoint_and_is_probe
     assert [worker["rank"] for worker in folder.workers()] == [0, 0]
 
 
-class Pretended:
+class FakeContender:
     """A contender without a network."""
 
     def __init__(self, fails_at=None):
@@ -190,38 +190,38 @@ class Pretended:
         pass
 
 
-def test_a_contender_that_needs_too_much_memory_loses_its_row_alone(monkeypatch):
+def test_a_contender_that_runs_out_of_memory_does_not_stop_the_others(monkeypatch):
     def never(setting, images):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     made = {
-        "ours": lambda *_: Pretended(),
+        "ours": lambda *_: FakeContender(),
         "never": never,
-        "later": lambda *_: Pretended(fails_at=3),
-        "lightly": lambda *_: Pretended(),
+        "later": lambda *_: FakeContender(fails_at=3),
+        "lightly": lambda *_: FakeContender(),
     }
-    monkeypatch.setattr(throughput, "contenders", lambda device: made)
-    monkeypatch.setitem(throughput.SECONDS_A_TURN, "cpu", 0.002)
+    monkeypatch.setattr(throughput, "list_contenders", lambda device: made)
+    monkeypatch.setitem(throughput.SECONDS_PER_TURN, "cpu", 0.002)
     monkeypatch.setitem(measure.PEAK_SIZES, "cpu", (128, 1))
     setting = simclr.Setting(encoder="resnet18", batch=8, precision="float32", width=0.125)
-    rows = throughput.measure(setting, simclr.random_images(10, 16), torch.device("cpu"), rounds=2)
+    rows = throughput.measure(setting, simclr.draw_images(10, 16), torch.device("cpu"), rounds=2)
     assert [row["contender"] for row in rows] == [*made]
     assert [row.get("error") for row in rows] == [None, "out of memory", "out of memory", None]
     assert [*rows[0]["times_as_fast_as"]] == ["lightly"]
-    assert throughput.shown(rows[1])["images/s"] == "out of memory"
+    assert throughput.format_row(rows[1])["images/s"] == "out of memory"
     assert len(throughput.draw(rows).axes[0].lines) == 2
 
 
-def test_recipes_are_what_hydra_composes():
-    assert recipes.stored() == recipes.composed()
+def test_recipes_equal_those_that_hydra_composes():
+    assert recipes.load_recipes() == recipes.compose_recipes()
 
 
-def test_training_runs_are_the_papers_recipe(tmp_path):
+def test_training_runs_use_the_papers_recipe(tmp_path):
     plan = Plan(output=str(tmp_path), checkpoints=str(tmp_path), data={"name": "folder", "root": "images"})
-    values = parts.run_values(plan, parts.FULL, "resnet50-sec", seed=2)
-    composed = recipes.stored()["resnet50-sec"]
-    assert values == composed | {"seed": 2, "output_dir": str(tmp_path), "data": plan.data}
-    names = [part.name for part in parts.parts_of(plan)]
+    values = parts.make_run_values(plan, parts.FULL, "resnet50-sec", seed=2)
+    values_of_recipe = recipes.load_recipes()["resnet50-sec"]
+    assert values == values_of_recipe | {"seed": 2, "output_dir": str(tmp_path), "data": plan.data}
+    names = [part.name for part in parts.list_parts(plan)]
     assert names[0] == "gpu-tests" and names[1].startswith("speed-") and len(set(names)) == len(names)
     assert names[5:9] == [
         "train-resnet50-ntxent-s0",
@@ -231,10 +231,10 @@ def test_training_runs_are_the_papers_recipe(tmp_path):
     ]
     assert sum(name.startswith("train-resnet18-") for name in names) == 12
     with pytest.raises(SystemExit, match="no such part"):
-        parts.of_names(plan, ["sped-*"])
+        parts.select_parts(plan, ["sped-*"])
 
 
-def test_what_pytest_tells_is_counted(tmp_path):
+def test_outcomes_of_pytest_are_counted(tmp_path):
     path = tmp_path / "report.xml"
     path.write_text(
         '<testsuites><testsuite><testcase classname="a" name="one"/><testcase classname="a" name="two">'
@@ -242,16 +242,16 @@ def test_what_pytest_tells_is_counted(tmp_path):
         '<skipped message="needs Triton"/></testcase><testcase classname="b" name="four"><error message="no module"/>'
         "</testcase></testsuite></testsuites>"
     )
-    assert parts.outcomes(path) == {
+    assert parts.count_outcomes(path) == {
         "collected": 4,
         "passed": 1,
         "failed": {"a::two": "assert 1 == 2", "b::four": "no module"},
         "skipped": {"b::three": "needs Triton"},
     }
-    assert parts.outcomes(tmp_path / "none")["collected"] == 0
+    assert parts.count_outcomes(tmp_path / "none")["collected"] == 0
 
 
-def test_the_regions_are_those_of_the_committed_results():
+def test_the_regions_match_the_committed_results():
     for path in (ROOT / "README.md", ROOT / "benchmarks" / "LOG.md"):
         assert report.filled(path.read_text(), report.read(report.COMMITTED)) == path.read_text(), (
             "python -m benchmarks.campaign --report benchmarks/results/campaign"
@@ -262,7 +262,7 @@ def test_the_regions_are_those_of_the_committed_results():
 
 def write_results(folder, rehearsal=False):
     environment = {"gpu": "NVIDIA H200", "cores": 16, "torch": "2.11", "date": "2026-12-01", "commit": "abc"}
-    row = {"contender": "ours", "images_per_s": 12345.6, "times_as_fast_as": {"lightly": 2.04}, "waits_a_step": 0.0}
+    row = {"contender": "ours", "images_per_s": 12345.6, "times_as_fast_as": {"lightly": 2.04}, "waits_per_step": 0.0}
     written = {
         "speed-resnet50-256": {"rows": [row, {"contender": "lightly", "error": "out of memory"}]},
         **{
@@ -284,7 +284,7 @@ def write_results(folder, rehearsal=False):
         )
 
 
-def test_a_report_takes_the_results_and_fills_the_regions(tmp_path):
+def test_a_report_copies_the_results_and_fills_the_regions(tmp_path):
     for name in ("README.md", "benchmarks/LOG.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text((ROOT / name).read_text())
@@ -298,11 +298,11 @@ def test_a_report_takes_the_results_and_fills_the_regions(tmp_path):
     assert "| NT-Xent + SEC | 81.00 ± 1.00 | 99.00 ± 0.00 | 77.00 ± 0.00 | 3 |" in readme
     assert "Hardware: NVIDIA H200, 16 cores, torch 2.11, 2026-12-01, commit abc." in readme
     assert "5 collected, 4 passed, 1 failed, 0 skipped.\n- a::b: why" in log
-    assert report.report(committed, tmp_path, committed) == 0  # of itself
+    assert report.report(committed, tmp_path, committed) == 0  # from the committed results
     assert (tmp_path / "README.md").read_text() == readme
 
 
-def test_a_rehearsal_is_no_result(tmp_path):
+def test_a_rehearsal_is_refused(tmp_path):
     write_results(tmp_path, rehearsal=True)
     with pytest.raises(ConfigError, match="rehearsal"):
         report.report(tmp_path, tmp_path, tmp_path / "results")
@@ -310,29 +310,29 @@ def test_a_rehearsal_is_no_result(tmp_path):
         report.report(tmp_path / "nothing", tmp_path, tmp_path / "results")
 
 
-def test_packed_images_are_those_of_the_parquet(tmp_path):
+def test_packed_images_equal_those_of_the_parquet_files(tmp_path):
     for split in ("train", "test"):
         write_parquet(tmp_path / f"{split}.parquet", [plain(number) for number in range(6)], [5, 0, 1, 5, 1, 0])
     packing.pack_images(tmp_path, tmp_path / "images.tar.gz")
-    values = prepared(tmp_path / "images.tar.gz", tmp_path / "campaign")
-    packed = simclr.opened_images(values)
+    values = prepare_data(tmp_path / "images.tar.gz", tmp_path / "campaign")
+    packed = simclr.open_images(values)
     assert packed.labels.tolist() == [0, 0, 1, 1, 2, 2]
-    ours = simclr.opened_images(simclr.data_values(tmp_path))
+    ours = simclr.open_images(simclr.describe_data(tmp_path))
     order = torch.tensor([1, 5, 2, 4, 0, 3])
     assert torch.equal(packed.images, ours.images[order])
-    assert prepared(tmp_path / "images.tar.gz", tmp_path / "campaign") == values  # unpacked once
+    assert prepare_data(tmp_path / "images.tar.gz", tmp_path / "campaign") == values  # extracted once
 
 
-def test_packed_wheels_are_those_that_the_tests_ran_with():
-    versions = packing.pinned(packing.WHEELS)
+def test_packed_wheels_have_the_pinned_versions():
+    versions = packing.read_pinned_versions(packing.WHEELS)
     assert versions["kornia"].startswith("0.9") and len(versions) == len(packing.WHEELS)
 
 
-def test_the_commit_may_be_named_where_git_is_not_there(monkeypatch):
+def test_the_commit_can_be_given_where_git_is_missing(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert measure.environment()["commit"] is None
+    assert measure.describe_environment()["commit"] is None
     monkeypatch.setenv("SSL_SEC_COMMIT", "abc")
-    assert measure.environment()["commit"] == "abc"
+    assert measure.describe_environment()["commit"] == "abc"
 
 
 BLOCKED = """
@@ -347,18 +347,18 @@ class Finder(PathFinder):
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
 from benchmarks.campaign import parts, running
-from benchmarks.campaign.data import prepared
+from benchmarks.campaign.data import prepare_data
 from benchmarks.campaign.sheet import Plan
 
 folder = Path(sys.argv[1])
-plan = Plan(output=str(folder), checkpoints=str(folder / "runs"), data=prepared(None, folder), rehearsal=True)
+plan = Plan(output=str(folder), checkpoints=str(folder / "runs"), data=prepare_data(None, folder), rehearsal=True)
 running.set_deadline(folder, minutes=10)
-running.work(plan, parts.of_names(plan, sys.argv[2:]))
+running.work(plan, parts.select_parts(plan, sys.argv[2:]))
 """
 MISSING = ["ray", "mlflow", "hydra", "omegaconf", "pytorch_metric_learning", "sklearn", "scipy", "matplotlib", "faiss"]
 
 
-def test_a_campaign_needs_neither_ray_nor_mlflow_nor_hydra(tmp_path):
+def test_a_campaign_runs_without_ray_mlflow_and_hydra(tmp_path):
     names = ["speed-resnet18-8", "train-resnet18-sec_ema-s0"]
     code = BLOCKED.format(
         blocked={*MISSING, "pytorch_lightning", "torchmetrics", "huggingface_hub", "pydantic", "pyarrow", "timm"}
@@ -373,11 +373,11 @@ def test_a_campaign_needs_neither_ray_nor_mlflow_nor_hydra(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rehearsal_does_every_part(tmp_path):
+def test_a_rehearsal_runs_every_part(tmp_path):
     command = [sys.executable, "-m", "benchmarks.campaign", "--rehearse", "--output", str(tmp_path / "out")]
     subprocess.run([*command, "--minutes", "30"], cwd=ROOT, check=True)
     status = json.loads((tmp_path / "out" / "status.json").read_text())
     assert status["parts"] == dict.fromkeys(status["parts"], "done")
     assert len(status["parts"]) == 13
     again = subprocess.run([*command, "--minutes", "30"], cwd=ROOT, check=True, capture_output=True, text=True)
-    assert "begins" not in again.stdout
+    assert ": started" not in again.stdout

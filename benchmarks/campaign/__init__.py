@@ -1,1 +1,1 @@
-"""All that is measured on a GPU, in parts that go on where they stopped; see `python -m benchmarks.campaign --help`."""
+"""All measurements on a GPU, in parts that can be resumed; see `python -m benchmarks.campaign --help`."""

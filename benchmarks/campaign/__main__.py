@@ -1,19 +1,19 @@
-"""All that is measured on a GPU, in parts, each in a process of its own; what is done is done once.
+"""Runs all measurements on a GPU, in parts; each runs in its own process, and finished parts are skipped.
 
-    python -m benchmarks.campaign --data <Parquet or images> --minutes 26 --output <folder>   # and again, to go on
-    python -m benchmarks.campaign --rehearse --output <folder>         # all of it on a CPU, at a tiny size
-    python -m benchmarks.campaign --report <folder>                    # README.md's and LOG.md's rows from its results
-    python -m benchmarks.campaign --pack <folder> --data <Parquet>     # what a machine without a network needs
+    python -m benchmarks.campaign --data <Parquet or images> --minutes 26 --output <folder>   # repeat to continue
+    python -m benchmarks.campaign --rehearse --output <folder>         # everything on a CPU, at a tiny size
+    python -m benchmarks.campaign --report <folder>                    # writes its results to README.md and LOG.md
+    python -m benchmarks.campaign --pack <folder> --data <Parquet>     # the files for a machine without a network
 
-Needs neither Ray, MLflow, Hydra, OmegaConf, git nor a network. In this order: the tests that need a GPU; the speed of
-pretraining ResNet-50 and ResNet-18 beside lightly's recipe and a plain loop; the paper's runs on CIFAR-10 with their
-probes, ResNet-50 and then ResNet-18 with three seeds; views, choices, growth and evaluation.
+Does not need Ray, MLflow, Hydra, OmegaConf, git or a network. The order: the tests that need a GPU; the speed of
+pretraining ResNet-50 and ResNet-18, compared with lightly's recipe and a plain loop; the paper's runs on CIFAR-10 with
+their probes, ResNet-50 and then ResNet-18 with three seeds; views, options, growth and evaluation.
 
-A process that outlives the command does the work, and the command shows what it says, until the time is over or all is
-done. Another call with the same --output follows that process, or goes on where it stopped: finished parts are skipped,
-a training run takes up its last checkpoint. When the time is over, a training run saves and stops, within a minute. The
-folder has results/<part>.json (written as they come), status.json, log.txt, and the caches of Inductor and Triton;
-checkpoints are in --checkpoints.
+A background process does the work. The command shows its output until the time is up or all parts are done. Another
+call with the same --output follows that process, or continues if it has ended: finished parts are skipped, and a
+training run resumes from its last checkpoint. When the time is up, a training run saves and stops within a minute. The
+folder has results/<part>.json, status.json, log.txt, and the caches of Inductor and Triton; checkpoints are in
+--checkpoints.
 """
 
 import argparse
@@ -29,8 +29,8 @@ MINUTES = 26.0
 
 
 def main() -> int:
-    """Starts a worker or follows it; or reports, or packs."""
-    options = _command_line().parse_args()
+    """Starts a worker or follows it, writes a report, or packs files; returns the exit code."""
+    options = _make_parser().parse_args()
     if options.report is not None:
         from benchmarks.campaign.report import report
 
@@ -40,7 +40,7 @@ def main() -> int:
 
         return pack(options.pack, options.data)
     if options.output is None or (options.data is None and not options.rehearse):
-        raise SystemExit("--output and --data are needed; or --output and --rehearse; or --report; or --pack")
+        raise SystemExit("give --output and --data, or --output and --rehearse, or --report, or --pack")
     output = options.output.resolve()
     checkpoints = (options.checkpoints or output / "runs").resolve()
     environment = {
@@ -48,78 +48,72 @@ def main() -> int:
         **({"SSL_SEC_COMMIT": options.commit} if options.commit else {}),
         "TORCHINDUCTOR_CACHE_DIR": str(output / "cache" / "inductor"),
         "TRITON_CACHE_DIR": str(output / "cache" / "triton"),
-        # Looking for a GPU must not initialise CUDA in the worker, from which the parts are forked.
+        # The worker forks a process for each part, so its check for a GPU must not initialise CUDA.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
     if not options.work:
-        from benchmarks.campaign.data import prepared
+        from benchmarks.campaign.data import prepare_data
 
         output.mkdir(parents=True, exist_ok=True)
         plan = Plan(
             output=str(output),
             checkpoints=str(checkpoints),
-            data=prepared(options.data, output),
+            data=prepare_data(options.data, output),
             rehearsal=options.rehearse,
         )
-        plan.keep()
+        plan.save()
         return _follow(plan, options, environment)
     return _work(output, options)
 
 
 def _follow(plan: Plan, options: argparse.Namespace, environment: dict[str, str]) -> int:
-    from benchmarks.campaign.running import GRACE_S, deadline, follow, is_worked_on, set_deadline
+    from benchmarks.campaign.running import GRACE_S, follow, has_worker, read_deadline, set_deadline
 
-    if options.minutes is not None or not is_worked_on(plan.folder):
+    if options.minutes is not None or not has_worker(plan.folder):
         set_deadline(plan.folder, MINUTES if options.minutes is None else options.minutes)
-    until = time.time() + 60 * options.follow if options.follow is not None else deadline(plan.folder) + GRACE_S
+    until = time.time() + 60 * options.follow if options.follow is not None else read_deadline(plan.folder) + GRACE_S
     code = follow(plan, [sys.executable, "-m", "benchmarks.campaign", *sys.argv[1:], "--work"], environment, until)
     print((plan.folder / "status.json").read_text() if (plan.folder / "status.json").exists() else "")
     return code
 
 
 def _work(output: Path, options: argparse.Namespace) -> int:
-    from benchmarks.campaign.parts import of_names
+    from benchmarks.campaign.parts import select_parts
     from benchmarks.campaign.running import work
 
-    plan = Plan.kept(output)
-    parts = of_names(plan, options.parts)
-    again = {part.name for part in of_names(plan, options.again)} if options.again else set()
+    plan = Plan.load(output)
+    parts = select_parts(plan, options.parts)
+    again = {part.name for part in select_parts(plan, options.again)} if options.again else set()
     work(plan, parts, tuple(again))
     return 0
 
 
-def _command_line() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.campaign", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, help="the campaign's folder")
     parser.add_argument(
-        "--data", type=Path, help="a folder with train*.parquet and test*.parquet, or of images, or a .tar.gz of images"
+        "--data",
+        type=Path,
+        help="a folder with train*.parquet and test*.parquet, a folder with a subfolder per class, or a .tar.gz of one",
+    )
+    parser.add_argument("--minutes", type=float, help=f"stop the work after this time; default: {MINUTES:g}")
+    parser.add_argument("--follow", type=float, metavar="MINUTES", help="how long to show the worker's output")
+    parser.add_argument("--checkpoints", type=Path, help="folder of the training runs; default: <output>/runs")
+    parser.add_argument("--parts", nargs="+", default=[], metavar="PATTERN", help="run only these parts, as 'speed-*'")
+    parser.add_argument(
+        "--again", nargs="+", default=[], metavar="PATTERN", help="run these parts again if they are done or failed"
+    )
+    parser.add_argument("--commit", help="commit of the code, if git or its history is missing")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="run everything at a tiny size; without --data on random images"
     )
     parser.add_argument(
-        "--minutes", type=float, help=f"until the work stops, from now on; {MINUTES:g} for a new worker"
-    )
-    parser.add_argument("--follow", type=float, metavar="MINUTES", help="how long this call shows what the worker says")
-    parser.add_argument("--checkpoints", type=Path, help="folder of the training runs; <output>/runs if not given")
-    parser.add_argument(
-        "--parts", nargs="+", default=[], metavar="PATTERN", help="a new worker does these alone, as 'speed-*'"
+        "--report", type=Path, metavar="FOLDER", help="write a campaign's results to README.md and LOG.md"
     )
     parser.add_argument(
-        "--again",
-        nargs="+",
-        default=[],
-        metavar="PATTERN",
-        help="a new worker does these too if they are done or failed",
-    )
-    parser.add_argument("--commit", help="of the code, where git or the history is not there")
-    parser.add_argument(
-        "--rehearse", action="store_true", help="all of it at a tiny size; without --data on random images"
-    )
-    parser.add_argument(
-        "--report", type=Path, metavar="FOLDER", help="put a campaign's results into README.md and LOG.md"
-    )
-    parser.add_argument(
-        "--pack", type=Path, metavar="FOLDER", help="put wheels and data for a machine without network here"
+        "--pack", type=Path, metavar="FOLDER", help="write wheels and data for a machine without a network"
     )
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     return parser

@@ -1,4 +1,4 @@
-"""The images of a campaign: Parquet, a folder, a packed folder, or random ones for a rehearsal."""
+"""The images of a campaign: Parquet, a folder, an archive, or random ones for a rehearsal."""
 
 import tarfile
 from pathlib import Path
@@ -7,36 +7,36 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.simclr import data_values
+from benchmarks.simclr import describe_data
 
-_RANDOM = {"train": 8, "test": 4}  # images of each class
+_IMAGES_PER_CLASS = {"train": 8, "test": 4}  # random ones
 
 
-def prepared(path: Path | None, output: Path) -> dict[str, Any]:
-    """The values of `data`; a packed folder is unpacked into the campaign's folder, once.
+def prepare_data(path: Path | None, output: Path) -> dict[str, Any]:
+    """Returns the values of `data`; extracts an archive into the campaign's folder, once.
 
     Args:
-        path: as for `--data`; None makes random images.
+        path: as for `--data`; None for random images.
         output: the campaign's folder.
     """
     folder = output / "data"
     if path is None:
         if not folder.exists():
-            _write_random(folder)
-        return data_values(folder)
+            _write_random_images(folder)
+        return describe_data(folder)
     if not path.name.endswith((".tar.gz", ".tar")):
-        return data_values(path.resolve())
+        return describe_data(path.resolve())
     if not folder.exists():
-        unpacked = output / "data.unpacking"
+        temporary = output / "data.unpacking"
         with tarfile.open(path) as archive:
-            archive.extractall(unpacked, filter="data")
-        unpacked.rename(folder)
-    return data_values(folder)
+            archive.extractall(temporary, filter="data")
+        temporary.rename(folder)
+    return describe_data(folder)
 
 
-def _write_random(root: Path) -> None:
+def _write_random_images(root: Path) -> None:
     generator = np.random.default_rng(0)
-    for split, count in _RANDOM.items():
+    for split, count in _IMAGES_PER_CLASS.items():
         for number in range(10):
             folder = root / split / f"class{number}"
             folder.mkdir(parents=True)

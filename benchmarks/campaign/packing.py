@@ -1,12 +1,12 @@
-"""What a machine without a network needs for a campaign: wheels beside those of torch and torchvision, and the images.
+"""Packs what a campaign needs on a machine without a network: the images, and wheels except torch's and torchvision's.
 
-There, of a folder that was packed:
+On that machine:
 
     python -m pip install --no-index --no-deps <folder>/wheels/*.whl
-    python -m benchmarks.campaign --data <folder>/images.tar.gz --output <folder of the campaign>
+    python -m benchmarks.campaign --data <folder>/images.tar.gz --output <campaign folder>
 
-faiss, scikit-learn and Arrow are left out for their size: comparisons with the first two are then left out, and the
-images need no Arrow.
+faiss, scikit-learn and Arrow are too large and left out: the comparisons with the first two are skipped, and the images
+do not need Arrow.
 """
 
 import io
@@ -14,15 +14,16 @@ import re
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.campaign.report import ROOT
-from benchmarks.simclr import data_values
+from benchmarks.simclr import describe_data
 
 PYTHON = "3.12"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "any")
 
-# What is imported by the campaign and by the tests that need a GPU; all that torch and torchvision bring is left out.
+# What the campaign and the tests that need a GPU import, without torch, torchvision and their dependencies.
 WHEELS = {
     "kornia": "augmentation",
     "kornia_rs": "kornia imports it",
@@ -32,7 +33,7 @@ WHEELS = {
     "PyYAML": "a run's configuration",
     "timm": "LARS, in the tests that need a GPU",
     "lightly": "the peer",
-    "pytorch-lightning": "lightly's kNN imports it; its losses and transforms do without",
+    "pytorch-lightning": "only lightly's kNN imports it",
     "torchmetrics": "pytorch-lightning imports it",
     "lightning-utilities": "lightly imports it",
     "packaging": "lightning-utilities and pytest import it",
@@ -48,17 +49,17 @@ WHEELS = {
 
 
 def pack(folder: Path, data: Path | None) -> int:
-    """Downloads the wheels and packs the images; prints what they weigh. Returns the exit code.
+    """Downloads the wheels, packs the images and prints their sizes; returns the exit code.
 
     Args:
-        folder: where they are laid.
-        data: Parquet of the images; None packs the wheels alone.
+        folder: where the files go.
+        data: Parquet of the images; None for wheels only.
     """
     wheels = folder / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
     options = ["--no-deps", "--only-binary=:all:", f"--python-version={PYTHON}"]
     options += [f"--platform={each}" for each in PLATFORMS]
-    wanted = [f"{name}=={version}" for name, version in pinned(WHEELS).items()]
+    wanted = [f"{name}=={version}" for name, version in read_pinned_versions(WHEELS).items()]
     command = [sys.executable, "-m", "pip", "download", "--quiet", *options, "--dest", str(wheels), *wanted]
     if code := subprocess.run(command).returncode:
         return code
@@ -67,45 +68,45 @@ def pack(folder: Path, data: Path | None) -> int:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
         print(f"{path.stat().st_size / 2**20:8.2f} MiB  {path.relative_to(folder)}")
-    print(f"{sum(path.stat().st_size for path in files) / 2**20:8.2f} MiB  together")
+    print(f"{sum(path.stat().st_size for path in files) / 2**20:8.2f} MiB  in total")
     return 0
 
 
-def pinned(names: dict[str, str]) -> dict[str, str]:
-    """The versions that constraints.txt has of some packages.
+def read_pinned_versions(names: Iterable[str]) -> dict[str, str]:
+    """Reads the versions of packages from constraints.txt.
 
     Raises:
-        KeyError: it lacks one.
+        KeyError: one is missing.
     """
     lines = (line.partition("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
-    versions = {_canonical(name): version.strip() for name, _, version in lines}
-    return {name: versions[_canonical(name)] for name in names}
+    versions = {_normalise(name): version.strip() for name, _, version in lines}
+    return {name: versions[_normalise(name)] for name in names}
 
 
-def _canonical(name: str) -> str:
+def _normalise(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
 def pack_images(data: Path, path: Path) -> None:
-    """Lays the encoded images of Parquet, as they are, into a folder by class in a .tar.gz, so that no Arrow is needed.
+    """Copies the encoded images from Parquet to a .tar.gz with a folder per class, which is read without Arrow.
 
     Args:
         data: as for `--data`.
-        path: of the .tar.gz.
+        path: the .tar.gz.
     """
     from ssl_sec.data import parquet
 
-    values = data_values(data)
+    values = describe_data(data)
     with tarfile.open(path, "w:gz") as archive:
         for split in ("train", "test"):
             files = parquet.inspect(values[split], None, "label")
             number = 0
             for rows in parquet.iterate_rows(files):
                 for encoded, label in zip(rows.encoded.to_pylist(), rows.labels.tolist(), strict=True):
-                    # Numbers, so that the order of the names is that of the labels.
-                    about = tarfile.TarInfo(f"{split}/{label:05d}/{number:06d}{_suffix(encoded)}")
-                    about.size = len(encoded)
-                    archive.addfile(about, io.BytesIO(encoded))
+                    # Class folders are numbers, so that their order is that of the labels.
+                    info = tarfile.TarInfo(f"{split}/{label:05d}/{number:06d}{_suffix(encoded)}")
+                    info.size = len(encoded)
+                    archive.addfile(info, io.BytesIO(encoded))
                     number += 1
 
 

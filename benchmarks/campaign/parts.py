@@ -1,4 +1,4 @@
-"""The parts of a campaign: tests, speed, training runs with their probes, and what else is measured on a GPU."""
+"""The parts of a campaign: tests, speed, training runs with their probes, and the other benchmarks."""
 
 import logging
 import shutil
@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,11 +18,11 @@ from xml.etree import ElementTree
 import torch
 
 from benchmarks import evaluation, growth, measure, options, throughput
-from benchmarks.campaign.recipes import stored
+from benchmarks.campaign.recipes import load_recipes
 from benchmarks.campaign.running import Part
 from benchmarks.campaign.sheet import Plan, Sheet
-from benchmarks.measure import environment, peak_rate
-from benchmarks.simclr import Setting, opened_images, random_images
+from benchmarks.measure import choose_device, describe_environment, describe_error, measure_peak_rate
+from benchmarks.simclr import Setting, draw_images, open_images
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.worker import Worker, work
@@ -31,7 +32,7 @@ from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.settings import from_values, to_values
 
 SEEDS = (0, 1, 2)
-# At the larger batch those alone whose memory fits beside each other.
+# At the larger batch only those that fit into memory together.
 CONTENDERS: Mapping[int, tuple[str, ...] | None] = {
     256: None,
     1024: ("ours", "ours, without CUDA graphs", "plain loop", "lightly"),
@@ -41,18 +42,18 @@ _PROGRESS_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How large everything is.
+    """The sizes of all measurements.
 
     Attributes:
-        width: of every network, as a multiple.
-        batches: of the speed table.
-        rounds: turns of each contender.
-        seeds: of ResNet-18's runs.
+        width: multiplies the channels of every network.
+        batches: the batch sizes of the speed table.
+        rounds: the number of turns of each contender.
+        seeds: the seeds of ResNet-18's runs.
         training: values of every training run.
-        tests: what pytest collects.
-        rows: of NT-Xent.
-        classes: of ArcFace.
-        evaluated: images of the evaluation.
+        tests: the paths that pytest collects.
+        rows: the numbers of rows of NT-Xent.
+        classes: the numbers of classes of ArcFace.
+        evaluated: the number of images in the evaluation.
     """
 
     width: float = 1.0
@@ -87,14 +88,14 @@ TINY = Scale(
 )
 
 
-def parts_of(plan: Plan) -> list[Part]:
-    """All parts, in their order."""
+def list_parts(plan: Plan) -> list[Part]:
+    """Returns all parts, in order."""
     scale = TINY if plan.rehearsal else FULL
     speed = [
         Part(
             name=f"speed-{encoder}-{batch}",
             limit_s=480,
-            measure=lambda sheet, encoder=encoder, batch=batch: _speed(sheet, scale, encoder, batch),
+            measure=lambda sheet, encoder=encoder, batch=batch: _measure_speed(sheet, scale, encoder, batch),
         )
         for batch in scale.batches
         for encoder in ("resnet50", "resnet18")
@@ -105,160 +106,156 @@ def parts_of(plan: Plan) -> list[Part]:
         Part(
             name=f"train-{encoder}-{arm}-s{seed}",
             limit_s=3600,
-            measure=lambda sheet, recipe=f"{encoder}-{arm}", seed=seed: _run(sheet, scale, recipe, seed),
+            measure=lambda sheet, recipe=f"{encoder}-{arm}", seed=seed: _train_and_probe(sheet, scale, recipe, seed),
         )
         for encoder, arm, seed in arms
     ]
     parts = [
-        Part(name="gpu-tests", limit_s=480, measure=lambda sheet: _tests(sheet, scale)),
+        Part(name="gpu-tests", limit_s=480, measure=lambda sheet: _run_tests(sheet, scale)),
         *speed,
         *runs,
-        Part(name="views", limit_s=120, measure=lambda sheet: _views(sheet, scale)),
-        Part(name="options", limit_s=480, measure=lambda sheet: _options(sheet, scale)),
-        Part(name="growth", limit_s=240, measure=lambda sheet: _growth(sheet, scale)),
-        Part(name="evaluation", limit_s=480, measure=lambda sheet: _evaluation(sheet, scale)),
+        Part(name="views", limit_s=120, measure=lambda sheet: _measure_views(sheet, scale)),
+        Part(name="options", limit_s=480, measure=lambda sheet: _measure_options(sheet, scale)),
+        Part(name="growth", limit_s=240, measure=lambda sheet: _measure_growth(sheet, scale)),
+        Part(name="evaluation", limit_s=480, measure=lambda sheet: _measure_evaluation(sheet, scale)),
     ]
-    return [replace(part, measure=_hurried(part.measure)) for part in parts] if plan.rehearsal else parts
+    return [replace(part, measure=_shorten(part.measure)) for part in parts] if plan.rehearsal else parts
 
 
-def _device() -> torch.device:
-    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def _tests(sheet: Sheet, scale: Scale) -> None:
-    """The tests that need a GPU, by pytest in a process of its own."""
+def _run_tests(sheet: Sheet, scale: Scale) -> None:
+    """Runs the tests that need a GPU, by pytest in its own process."""
     report = sheet.path.with_suffix(".xml")
     command = ["-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *scale.tests]
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, *command], cwd=root, capture_output=True, text=True)
-    print(done.stdout[-2000:], flush=True)
-    sheet.write(environment=environment(), exit_code=done.returncode, **outcomes(report))
+    pytest = subprocess.run([sys.executable, *command], cwd=root, capture_output=True, text=True)
+    print(pytest.stdout[-2000:], flush=True)
+    sheet.write(environment=describe_environment(), exit_code=pytest.returncode, **count_outcomes(report))
     report.unlink(missing_ok=True)
-    if done.returncode not in (0, 1, 5):  # 1: tests failed, which are named; 5: there are none
-        raise RuntimeError((done.stdout + done.stderr).strip()[-1000:])
+    if pytest.returncode not in (0, 1, 5):  # 1: tests failed, and are listed; 5: no tests were collected
+        raise RuntimeError((pytest.stdout + pytest.stderr).strip()[-1000:])
 
 
-def outcomes(report: Path) -> dict[str, Any]:
-    """What a JUnit file tells: how many tests were collected, passed and skipped, and which failed, with a line why."""
+def count_outcomes(report: Path) -> dict[str, Any]:
+    """Counts the tests of a JUnit file: collected, passed, failed and skipped, the last two with one line of reason."""
     cases = [*ElementTree.parse(report).iter("testcase")] if report.exists() else []
     failed: dict[str, str] = {}
     skipped: dict[str, str] = {}
     for case in cases:
         name = f"{case.get('classname')}::{case.get('name')}"
         for kinds, found in ((("failure", "error"), failed), (("skipped",), skipped)):
-            for told in (each for kind in kinds for each in case.findall(kind)):
-                found[name] = (told.get("message") or "").strip().partition("\n")[0][:300]
+            for outcome in (each for kind in kinds for each in case.findall(kind)):
+                found[name] = (outcome.get("message") or "").strip().partition("\n")[0][:300]
     passed = len(cases) - len(failed) - len(skipped)
     return {"collected": len(cases), "passed": passed, "failed": failed, "skipped": skipped}
 
 
-def _images(plan: Plan, at_least: int) -> ResidentImages:
-    images = None if plan.data is None else opened_images(plan.data)
+def _load_images(plan: Plan, at_least: int) -> ResidentImages:
+    images = None if plan.data is None else open_images(plan.data)
     if images is not None and len(images) >= at_least:
         return images
-    return random_images(max(throughput.NUM_RANDOM_IMAGES[_device().type], at_least), 32)
+    return draw_images(max(throughput.NUM_RANDOM_IMAGES[choose_device().type], at_least), 32)
 
 
-def _hurried(measured: Callable[[Sheet], None]) -> Callable[[Sheet], None]:
-    """Measures with turns of single steps, as a rehearsal does; in the process of a part."""
+def _shorten(measure_part: Callable[[Sheet], None]) -> Callable[[Sheet], None]:
+    """Makes a part measure turns of single steps, for a rehearsal; the changed settings end with the part's process."""
 
-    def hurried(sheet: Sheet) -> None:
-        throughput.SECONDS_A_TURN.update(cpu=0.0)
-        options.SECONDS_A_TURN.update(cpu=0.0)
+    def measure_shortened(sheet: Sheet) -> None:
+        throughput.SECONDS_PER_TURN.update(cpu=0.0)
+        options.SECONDS_PER_TURN.update(cpu=0.0)
         measure.PEAK_SIZES.update(cpu=(128, 1))
-        measured(sheet)
+        measure_part(sheet)
 
-    return hurried
+    return measure_shortened
 
 
-def _setting(scale: Scale, encoder: str, batch: int) -> Setting:
+def _make_setting(scale: Scale, encoder: str, batch: int) -> Setting:
     return Setting(encoder=encoder, batch=batch, precision="bfloat16", width=scale.width)
 
 
-def _speed(sheet: Sheet, scale: Scale, encoder: str, batch: int) -> None:
-    """Ours, its choices and the peers, in turns."""
-    images = _images(sheet.plan, batch)
-    sheet.write(environment=environment(), images=images.description)
-    setting = _setting(scale, encoder, batch)
-    sheet.write(rows=throughput.measure(setting, images, _device(), scale.rounds, CONTENDERS.get(batch)))
+def _measure_speed(sheet: Sheet, scale: Scale, encoder: str, batch: int) -> None:
+    """Measures our variants and the peers, in turns."""
+    images = _load_images(sheet.plan, batch)
+    sheet.write(environment=describe_environment(), images=images.description)
+    setting = _make_setting(scale, encoder, batch)
+    sheet.write(rows=throughput.measure(setting, images, choose_device(), scale.rounds, CONTENDERS.get(batch)))
 
 
-def _views(sheet: Sheet, scale: Scale) -> None:
-    rows = options.of_augmentations(scale.batches[0], _device(), scale.rounds)
-    sheet.write(environment=environment(), batch=scale.batches[0], rows=rows)
+def _measure_views(sheet: Sheet, scale: Scale) -> None:
+    rows = options.measure_augmentations(scale.batches[0], choose_device(), scale.rounds)
+    sheet.write(environment=describe_environment(), batch=scale.batches[0], rows=rows)
 
 
-def _options(sheet: Sheet, scale: Scale) -> None:
-    setting = _setting(scale, "resnet18", scale.batches[0])
-    names = ("optimiser fused", "augmentation ahead") if sheet.plan.rehearsal else None  # none that compiles
-    rows = options.of_steps(setting, _images(sheet.plan, setting.batch), _device(), scale.rounds, names)
-    sheet.write(environment=environment(), encoder=setting.encoder, batch=setting.batch, rows=rows)
+def _measure_options(sheet: Sheet, scale: Scale) -> None:
+    setting = _make_setting(scale, "resnet18", scale.batches[0])
+    names = ("optimiser fused", "augmentation ahead") if sheet.plan.rehearsal else None  # those that do not compile
+    rows = options.measure_steps(setting, _load_images(sheet.plan, setting.batch), choose_device(), scale.rounds, names)
+    sheet.write(environment=describe_environment(), encoder=setting.encoder, batch=setting.batch, rows=rows)
 
 
-def _growth(sheet: Sheet, scale: Scale) -> None:
-    device = _device()
-    peak = peak_rate(device, "float32")
-    sheet.write(environment=environment(), rows=[], classes=[])
-    for key, counts, measured in (
-        ("rows", scale.rows, growth.of_rows),
-        ("classes", scale.classes, growth.of_classes),
+def _measure_growth(sheet: Sheet, scale: Scale) -> None:
+    device = choose_device()
+    peak = measure_peak_rate(device, "float32")
+    sheet.write(environment=describe_environment(), rows=[], classes=[])
+    for key, counts, measure_one in (
+        ("rows", scale.rows, growth.measure_rows),
+        ("classes", scale.classes, growth.measure_classes),
     ):
         for count in counts:
             try:
-                found = measured(count, device, peak)
+                found = measure_one(count, device, peak)
             except torch.OutOfMemoryError as error:
-                found = {key: count, "error": measure.told(error)}
+                found = {key: count, "error": describe_error(error)}
             sheet.figures[key].append(found)
             sheet.write()
 
 
-def _evaluation(sheet: Sheet, scale: Scale) -> None:
-    sheet.write(environment=environment(), images=scale.evaluated)
+def _measure_evaluation(sheet: Sheet, scale: Scale) -> None:
+    sheet.write(environment=describe_environment(), images=scale.evaluated)
     sheet.write(rows=evaluation.measure(scale.evaluated, rounds=1))
 
 
-def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(values)
     for key, value in changes.items():
         merged[key] = {**merged[key], **value} if isinstance(value, Mapping) else value
     return merged
 
 
-def run_values(plan: Plan, scale: Scale, recipe: str, seed: int) -> dict[str, Any]:
-    """The values of a training run."""
-    values = _merged(stored()[recipe], {**scale.training, "seed": seed, "output_dir": plan.checkpoints})
+def make_run_values(plan: Plan, scale: Scale, recipe: str, seed: int) -> dict[str, Any]:
+    """Makes the values of a training run."""
+    values = _merge(load_recipes()[recipe], {**scale.training, "seed": seed, "output_dir": plan.checkpoints})
     values["encoder"] = {**values["encoder"], "width": scale.width}
     return values if plan.data is None else {**values, "data": plan.data}
 
 
-def _run(sheet: Sheet, scale: Scale, recipe: str, seed: int) -> None:
-    """A pretraining, taken up where it was, and its probe."""
+def _train_and_probe(sheet: Sheet, scale: Scale, recipe: str, seed: int) -> None:
+    """Runs or resumes a pretraining, then its probe."""
     if sheet.plan.data is None:
         raise ValueError("a training run needs --data")
-    config = from_values(PretrainConfig, run_values(sheet.plan, scale, recipe, seed))
+    config = from_values(PretrainConfig, make_run_values(sheet.plan, scale, recipe, seed))
     folder = RunFolder(Path(sheet.plan.checkpoints) / sheet.name)
     probe = ProbeJobConfig(run=str(folder.path), probe=config.probe, runtime=config.runtime, data=config.data)
-    probed = RunFolder(folder.path.with_name(f"{sheet.name}-probe"))
-    sheet.write(environment=environment(), recipe=config.recipe, encoder=config.encoder.name, seed=seed)
+    probe_folder = RunFolder(folder.path.with_name(f"{sheet.name}-probe"))
+    sheet.write(environment=describe_environment(), recipe=config.recipe, encoder=config.encoder.name, seed=seed)
 
     def write() -> None:
-        sheet.write(**training_figures(folder, probed))
+        sheet.write(**read_figures(folder, probe_folder))
 
-    _worked("pretrain", config, folder, write)
-    probed.path.mkdir(parents=True, exist_ok=True)
-    shutil.copy(folder.encoder_path, probed.encoder_path)
-    shutil.copy(folder.config_path, probed.path / "pretrain.yaml")
-    _worked("probe", probe, probed, write)
+    _run_job("pretrain", config, folder, write)
+    probe_folder.path.mkdir(parents=True, exist_ok=True)
+    shutil.copy(folder.encoder_path, probe_folder.encoder_path)
+    shutil.copy(folder.config_path, probe_folder.path / "pretrain.yaml")
+    _run_job("probe", probe, probe_folder, write)
     write()
-    shutil.rmtree(folder.checkpoints_path, ignore_errors=True)  # the encoder and the figures stay
+    shutil.rmtree(folder.checkpoints_path, ignore_errors=True)  # the encoder and the figures are kept
 
 
-def _worked(job: Any, config: PretrainConfig | ProbeJobConfig, folder: RunFolder, progress: Callable[[], None]) -> None:
-    """Does a job in its folder, from its last checkpoint on, and asks it to stop at SIGTERM.
+def _run_job(job: Any, config: PretrainConfig | ProbeJobConfig, folder: RunFolder, write: Callable[[], None]) -> None:
+    """Runs a job in its folder, or resumes it from its last checkpoint; SIGTERM stops it after a save.
 
     Raises:
-        Stopped: it was asked to.
-        UserError: it failed, as for an objective that is no number.
+        Stopped: the job was stopped.
+        UserError: the job failed, for example because the objective is not finite.
     """
     if folder.outcome() == "finished":
         return
@@ -266,33 +263,33 @@ def _worked(job: Any, config: PretrainConfig | ProbeJobConfig, folder: RunFolder
     (folder.resume if folder.holds_run else folder.start)(values)
     signal.signal(signal.SIGTERM, lambda *_: folder.stop_path.touch())
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="  %(message)s")
-    over = threading.Event()
-    teller = threading.Thread(target=_tell, args=(folder, over, progress), daemon=True)
-    teller.start()
+    ended = threading.Event()
+    reporter = threading.Thread(target=_report_progress, args=(folder, ended, write), daemon=True)
+    reporter.start()
     try:
-        work(job, values, str(folder.path), Worker(rank=0, world_size=1, device=_device()))
+        work(job, values, str(folder.path), Worker(rank=0, world_size=1, device=choose_device()))
     finally:
-        over.set()
-        teller.join()
+        ended.set()
+        reporter.join()
     if (error := folder.error()) is not None:
         raise error
     if folder.outcome() == "stopped":
         raise Stopped("stopped; the state is saved")
 
 
-def _tell(folder: RunFolder, over: threading.Event, progress: Callable[[], None]) -> None:
-    while not over.wait(_PROGRESS_S):
-        progress()
+def _report_progress(folder: RunFolder, ended: threading.Event, write: Callable[[], None]) -> None:
+    while not ended.wait(_PROGRESS_S):
+        write()
         last = {key: value for record in folder.records()[-5:] for key, value in record["metrics"].items()}
-        shown = ", ".join(f"{key} {value:,.4g}" for key, value in last.items() if key in _TOLD)
+        shown = ", ".join(f"{key} {value:,.4g}" for key, value in last.items() if key in _PROGRESS_METRICS)
         print(f"  {time.strftime('%H:%M:%S')} {shown}", flush=True)
 
 
-_TOLD = ("train/epoch", "train/loss", "train/images_per_s", "val/knn_top1", "probe/epoch", "probe/loss")
+_PROGRESS_METRICS = ("train/epoch", "train/loss", "train/images_per_s", "val/knn_top1", "probe/epoch", "probe/loss")
 
 
-def training_figures(folder: RunFolder, probed: RunFolder) -> dict[str, Any]:
-    """What a run's folders tell: its speed, its curves by epoch, and what its probe found."""
+def read_figures(folder: RunFolder, probe_folder: RunFolder) -> dict[str, Any]:
+    """Reads a run's speed, its curves by epoch and its probe's results from their folders."""
     records = folder.records()
     rates = [each["metrics"]["train/images_per_s"] for each in records if "train/images_per_s" in each["metrics"]]
     curve = {
@@ -301,29 +298,29 @@ def training_figures(folder: RunFolder, probed: RunFolder) -> dict[str, Any]:
         if each["metrics"].get("train/epoch", 0.5).is_integer()
     }
     monitored = [(each["step"], each["metrics"]) for each in records if "val/knn_top1" in each["metrics"]]
-    found = {key: value for each in probed.records() for key, value in each["metrics"].items() if key in _FOUND}
+    results = {
+        key: value for each in probe_folder.records() for key, value in each["metrics"].items() if key in _PROBE_RESULTS
+    }
     return {
         "steps": max((each["step"] for each in records), default=-1) + 1,
         "images_per_s": statistics.median(rates) if rates else None,
         "curves": {"of": ["epoch", *_CURVES], "rows": [[epoch, *row] for epoch, row in curve.items()]},
         "monitored": [[step, metrics["val/knn_top1"]] for step, metrics in monitored],
-        **found,
+        **results,
     }
 
 
 _CURVES = ("train/loss", "train/norm_mean", "train/norm_std")
-_FOUND = ("probe/top1", "probe/top5", "probe/knn_top1", "probe/learning_rate")
+_PROBE_RESULTS = ("probe/top1", "probe/top5", "probe/knn_top1", "probe/learning_rate")
 
 
-def of_names(plan: Plan, patterns: Sequence[str]) -> list[Part]:
-    """The parts whose names fit one of the patterns, all where there is none.
+def select_parts(plan: Plan, patterns: Sequence[str]) -> list[Part]:
+    """Returns the parts whose names match a pattern; all parts if there are no patterns.
 
     Raises:
-        SystemExit: a pattern fits none.
+        SystemExit: a pattern matches no part.
     """
-    from fnmatch import fnmatch
-
-    parts = parts_of(plan)
+    parts = list_parts(plan)
     for pattern in patterns:
         if not any(fnmatch(part.name, pattern) for part in parts):
             raise SystemExit(f"{pattern}: no such part; allowed: {', '.join(part.name for part in parts)}")

@@ -1,6 +1,6 @@
-"""The values of the campaign's training runs, as Hydra composes them, for machines without Hydra.
+"""The values of the campaign's training runs, composed in advance for machines without Hydra.
 
-python -m benchmarks.campaign.recipes              # writes recipes.json; a test holds it equal to configs/
+python -m benchmarks.campaign.recipes              # writes recipes.json; a test compares it with configs/
 """
 
 import json
@@ -13,8 +13,8 @@ EXPERIMENTS = {arm: f"cifar10_{arm}_100" for arm in ("ntxent", "sec", "sec_ema",
 ENCODERS = ("resnet50", "resnet18")
 
 
-def composed() -> dict[str, dict[str, Any]]:
-    """The name of each recipe (`resnet50-ntxent`) -> its values."""
+def compose_recipes() -> dict[str, dict[str, Any]]:
+    """Composes the values of each recipe, by name (`resnet50-ntxent`)."""
     from ssl_sec.edges.composition.compose import compose  # needs Hydra
 
     return {
@@ -24,11 +24,11 @@ def composed() -> dict[str, dict[str, Any]]:
     }
 
 
-def stored() -> dict[str, dict[str, Any]]:
-    """The same, as they were composed when the file was written."""
+def load_recipes() -> dict[str, dict[str, Any]]:
+    """Loads the values of each recipe from recipes.json."""
     return json.loads(PATH.read_text())
 
 
 if __name__ == "__main__":
-    PATH.write_text(json.dumps(composed(), indent=1) + "\n")
+    PATH.write_text(json.dumps(compose_recipes(), indent=1) + "\n")
     print(PATH)

@@ -1,6 +1,6 @@
 """README.md's and LOG.md's figures of GPUs, made from a campaign's results, so that no number is copied by hand.
 
-What stands between `<!-- campaign: <name> -->` and `<!-- end -->` is made here; the rest of the files is left as it is.
+Only the text between `<!-- campaign: <name> -->` and `<!-- end -->` is replaced.
 """
 
 import json
@@ -21,7 +21,7 @@ COMMITTED = RESULTS / "campaign"
 NOT_YET = "not yet run"
 NETWORKS = {"resnet50": "ResNet-50", "resnet18": "ResNet-18"}
 ARMS = {"ntxent": "NT-Xent", "sec": "NT-Xent + SEC", "sec_ema": "NT-Xent + SEC-EMA", "l2reg": "NT-Xent + L²-reg"}
-# Images a second at batch 256, and how far an accuracy may be from the paper's, in points.
+# Images per second at batch 256, and the allowed difference of an accuracy from the paper's, in points.
 GOALS, WITHIN = {"resnet50": 10_000, "resnet18": 35_000}, 0.5
 BATCHES = (256, 1024)
 
@@ -29,22 +29,22 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 def report(folder: Path, root: Path = ROOT, committed: Path = COMMITTED) -> int:
-    """Takes a campaign's results into the repository and writes the regions; returns the exit code.
+    """Copies a campaign's results into the repository and writes the regions; returns the exit code.
 
     Args:
-        folder: a campaign's, or its results.
-        root: of the repository.
-        committed: where it keeps the results.
+        folder: the campaign's folder, or its results.
+        root: the repository.
+        committed: the folder of the results in the repository.
 
     Raises:
-        ConfigError: the folder has no results, or those of a rehearsal.
+        ConfigError: the folder has no results, or is a rehearsal.
     """
     found = folder / "results" if (folder / "results").is_dir() else folder
     results = read(found)
     if not results:
         raise ConfigError(f"--report: {folder} has no results; allowed: the --output of a campaign")
     if any(each.get("rehearsal") for each in results.values()):
-        raise ConfigError(f"--report: {folder} is a rehearsal, whose figures are no results")
+        raise ConfigError(f"--report: {folder} is a rehearsal; its figures are not results")
     if found.resolve() != committed.resolve():
         committed.mkdir(parents=True, exist_ok=True)
         for name in results:
@@ -56,13 +56,13 @@ def report(folder: Path, root: Path = ROOT, committed: Path = COMMITTED) -> int:
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """The parts of a folder by their names, without those that never got figures."""
+    """Reads the results of the parts in a folder, by name."""
     files = sorted(folder.glob("*.json")) if folder.is_dir() else []
     return {path.stem: json.loads(path.read_text()) for path in files}
 
 
 def filled(text: str, results: Results) -> str:
-    """A text with its regions made anew."""
+    """Replaces the regions of a text."""
 
     def made(found: re.Match[str]) -> str:
         return f"{found[1]}\n\n{REGIONS[found[2]](results)}\n\n<!-- end -->"
@@ -76,7 +76,7 @@ def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _hardware(results: Results, names: Sequence[str]) -> str:
-    """The GPU and versions of the parts that were run."""
+    """Describes the hardware and versions of the parts that were run."""
     found = [results[name]["environment"] for name in names if "environment" in results.get(name, {})]
     each = dict.fromkeys(
         f"{env['gpu'] or env['processor']}, {env['cores']} cores, torch {env['torch']}, {env['date']}, "
@@ -97,14 +97,14 @@ def _speed_rows(results: Results, encoder: str, batch: int) -> dict[str, Mapping
 
 
 def speed(results: Results) -> str:
-    """Images a second of pretraining beside the peers."""
+    """Makes the table of pretraining speed, compared with the peers."""
     rows = []
     for encoder, shown in NETWORKS.items():
         for batch in BATCHES:
             found = _speed_rows(results, encoder, batch)
             ours = found.get("ours")
             times = (ours or {}).get("times_as_fast_as", {})
-            waits = (ours or {}).get("waits_a_step")
+            waits = (ours or {}).get("waits_per_step")
             rows.append(
                 [
                     f"{shown}, batch {batch:,}",
@@ -125,7 +125,7 @@ def speed(results: Results) -> str:
 
 
 def _runs(results: Results, encoder: str, arm: str) -> list[Mapping[str, Any]]:
-    """The finished runs of an arm, one a seed."""
+    """Returns the finished runs of an arm, one per seed."""
     names = [name for name in results if re.fullmatch(rf"train-{encoder}-{arm}-s\d+", name)]
     return [results[name] for name in sorted(names) if "probe/top1" in results[name]]
 
@@ -138,7 +138,7 @@ def _over_seeds(runs: Sequence[Mapping[str, Any]], figure: str) -> str:
 
 
 def recipes(results: Results) -> str:
-    """The paper's recipe with ResNet-50 beside the paper's figures."""
+    """Makes the table of the paper's recipe with ResNet-50, compared with the paper's figures."""
     rows = []
     for arm in ("ntxent", "sec"):
         runs, recipe = _runs(results, "resnet50", arm), EXPERIMENTS[arm]
@@ -161,7 +161,7 @@ def recipes(results: Results) -> str:
 
 
 def resnet18(results: Results) -> str:
-    """The same recipes with ResNet-18, over seeds."""
+    """Makes the table of the same recipes with ResNet-18, over seeds."""
     rows = [
         [
             shown,
@@ -179,7 +179,7 @@ def resnet18(results: Results) -> str:
 
 
 def details(results: Results) -> str:
-    """What LOG.md tells of a campaign: every contender, and the parts that the README leaves out."""
+    """Makes the section of LOG.md: every contender, and the parts that README.md leaves out."""
     return "\n\n".join([_tests(results), _contenders(results), *(_listed(results, name) for name in _LISTED)])
 
 
@@ -209,7 +209,7 @@ def _contenders(results: Results) -> str:
                     f"{row['times_as_fast_as']['lightly']:.2f}" if "lightly" in row.get("times_as_fast_as", {}) else "",
                     f"{100 * row['mfu']:.0f} %" if "mfu" in row else "",
                     f"{row['peak_mib']:,.0f}" if row.get("peak_mib") is not None else "",
-                    f"{row['waits_a_step']:g}" if "waits_a_step" in row else "",
+                    f"{row['waits_per_step']:g}" if "waits_per_step" in row else "",
                     ", ".join(f"{part} {100 * share:.0f} %" for part, share in row.get("shares", {}).items()),
                 ]
                 for row in found.values()
@@ -217,7 +217,7 @@ def _contenders(results: Results) -> str:
     return _table([*heading, "where a step's time goes"], rows)
 
 
-# Part -> its lists of rows, each with the keys that are shown.
+# Part -> its lists of rows -> the keys shown.
 _LISTED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "options": {"rows": ("choice", "images_per_s", "times_as_fast")},
     "views": {"rows": ("choice", "images_per_s", "times_as_fast")},

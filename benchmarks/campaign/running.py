@@ -1,7 +1,7 @@
-"""Who does the work of a campaign: one process, which outlives the command that started it, and one for each part.
+"""Runs a campaign in a worker process that outlives the command, with one process for each part.
 
-The worker holds a lock on its folder while it lives, so that there are never two. Each part is forked from it, with
-what it has imported, and ends with it; a part that fails, even by a signal, leaves the others.
+The worker holds a lock on the campaign's folder, so that there is never a second one. Each part is forked from it and
+ends with it. A part that fails, even by a signal, does not stop the others.
 """
 
 import contextlib
@@ -24,18 +24,18 @@ from benchmarks.campaign.sheet import Plan, Sheet, State
 from benchmarks.measure import write_json
 from ssl_sec.errors import Stopped, first_line
 
-# A training run that is asked to stop ends its step and saves.
+# A training run that is to stop finishes its step and saves.
 GRACE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Something to be measured.
+    """One part of a campaign.
 
     Attributes:
-        name: of the part and its file.
-        limit_s: it is stopped after so many seconds of one call.
-        measure: does it, and writes to the sheet; Stopped if it goes on another time, as SIGTERM asks it to.
+        name: the name of the part and its file.
+        limit_s: the time limit in one call.
+        measure: measures and writes to the sheet; raises Stopped if SIGTERM stopped it and it can be resumed.
     """
 
     name: str
@@ -44,15 +44,15 @@ class Part:
 
 
 @contextmanager
-def locked(folder: Path, within_s: float = 0.0) -> Iterator[bool]:
-    """Whether this process alone works in the folder, until the block ends.
+def lock_folder(folder: Path, timeout_s: float = 0.0) -> Iterator[bool]:
+    """Locks the folder until the block ends; yields whether that succeeded.
 
     Args:
-        folder: of the campaign.
-        within_s: seconds to wait for it, as those who only look hold the lock for a moment.
+        folder: the campaign's folder.
+        timeout_s: how long to wait for the lock, which `has_worker` holds for a moment.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    until = time.monotonic() + within_s
+    until = time.monotonic() + timeout_s
     with (folder / "lock").open("a") as file:
         while True:
             try:
@@ -66,86 +66,88 @@ def locked(folder: Path, within_s: float = 0.0) -> Iterator[bool]:
                 time.sleep(0.05)
 
 
-def is_worked_on(folder: Path) -> bool:
-    """Whether a worker lives."""
-    with locked(folder) as free:
-        return not free
+def has_worker(folder: Path) -> bool:
+    """Returns whether a worker is running."""
+    with lock_folder(folder) as is_locked:
+        return not is_locked
 
 
 def set_deadline(folder: Path, minutes: float) -> None:
-    """Says until when the worker works, from now on."""
+    """Sets the worker's deadline, in minutes from now."""
     write_json(folder / "deadline.json", {"deadline": time.time() + 60 * minutes})
 
 
-def deadline(folder: Path) -> float:
-    """When the worker stops, in seconds of the epoch."""
+def read_deadline(folder: Path) -> float:
+    """Reads when the worker stops, in seconds since 1970."""
     return float(json.loads((folder / "deadline.json").read_text())["deadline"])
 
 
 def work(plan: Plan, parts: Sequence[Part], again: Sequence[str] = ()) -> bool:
-    """Does what is left of the parts, in their order, until the deadline.
+    """Runs the remaining parts, in order, until the deadline.
 
     Args:
-        plan: the campaign's.
-        parts: all of them.
-        again: names of parts to do although they are done or have failed.
+        plan: the campaign's plan.
+        parts: all parts.
+        again: the names of parts to run although they are done or failed.
 
     Returns:
-        Whether this process worked; another one may.
+        False if another worker is running.
     """
-    with locked(plan.folder, within_s=2.0) as free:
-        if not free:
+    with lock_folder(plan.folder, timeout_s=2.0) as is_locked:
+        if not is_locked:
             return False
-        begun: dict[str, float] = {}
-        _write_status(plan, parts, begun, None)
+        started: dict[str, float] = {}
+        _write_status(plan, parts, started, None)
         for part in parts:
             sheet = Sheet(plan, part.name)
-            if sheet.state() in ("done", "failed") and part.name not in again:
+            if sheet.read_state() in ("done", "failed") and part.name not in again:
                 continue
-            if time.time() >= deadline(plan.folder):
+            if time.time() >= read_deadline(plan.folder):
                 break
-            begun[part.name] = time.time()
-            _write_status(plan, parts, begun, part.name)
-            print(f"\n{part.name}: begins", flush=True)
-            _done_apart(plan, part, sheet)
-            took = time.time() - begun[part.name]
-            print(f"{part.name}: {sheet.state()} after {took:.0f} s {sheet.read().get('error', '')}", flush=True)
-        _write_status(plan, parts, begun, None)
+            started[part.name] = time.time()
+            _write_status(plan, parts, started, part.name)
+            print(f"\n{part.name}: started", flush=True)
+            _run_part(plan, part, sheet)
+            seconds = time.time() - started[part.name]
+            print(
+                f"{part.name}: {sheet.read_state()} after {seconds:.0f} s {sheet.read().get('error', '')}", flush=True
+            )
+        _write_status(plan, parts, started, None)
     return True
 
 
-def _done_apart(plan: Plan, part: Part, sheet: Sheet) -> None:
-    """Does a part in a process of its own, which is told to stop when its time is over."""
+def _run_part(plan: Plan, part: Part, sheet: Sheet) -> None:
+    """Runs a part in its own process, and stops it when its time is up."""
     process = multiprocessing.get_context("fork").Process(target=_measure, args=(part, sheet))
     process.start()
     assert process.pid is not None
-    begun, asked_at, reason = time.time(), None, ""
+    start, terminated_at, reason = time.time(), None, ""
     while process.is_alive():
         process.join(0.2)
         now = time.time()
-        if asked_at is None and (now >= deadline(plan.folder) or now >= begun + part.limit_s):
-            asked_at = now
-            reason = "" if now >= deadline(plan.folder) else f"not done after its limit of {part.limit_s:.0f} s"
+        if terminated_at is None and (now >= read_deadline(plan.folder) or now >= start + part.limit_s):
+            terminated_at = now
+            reason = "" if now >= read_deadline(plan.folder) else f"exceeded its limit of {part.limit_s:.0f} s"
             process.terminate()
-        if asked_at is not None and now > asked_at + GRACE_S:
+        if terminated_at is not None and now > terminated_at + GRACE_S:
             process.kill()
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)  # loaders, tests and compilers that it has left
-    if sheet.state() == "running" or sheet.state() is None:
-        if asked_at is not None and not reason:
-            sheet.close("stopped", "the time was over")
+        os.killpg(process.pid, signal.SIGKILL)  # its loaders, tests and compilers
+    if sheet.read_state() in ("running", None):
+        if terminated_at is not None and not reason:
+            sheet.close("stopped", "the time was up")
         else:
-            sheet.close("failed", reason or f"its process ended with {_told_exit(process.exitcode)}")
+            sheet.close("failed", reason or f"its process ended with {_describe_exit(process.exitcode)}")
 
 
-def _told_exit(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
 
 def _measure(part: Part, sheet: Sheet) -> None:
-    """The process of a part."""
+    """Measures a part, in its process."""
     os.setsid()
-    if sys.platform == "linux":  # ends with the worker, as two processes must never work on a run
+    if sys.platform == "linux":  # ends with the worker: two processes must never work on a run
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     state: State = "done"
@@ -166,50 +168,51 @@ def _measure(part: Part, sheet: Sheet) -> None:
     os._exit(0)
 
 
-def _write_status(plan: Plan, parts: Sequence[Part], begun: Mapping[str, float], current: str | None) -> None:
-    states = {part.name: Sheet(plan, part.name).state() or "not yet begun" for part in parts}
-    about = {"worker": os.getpid(), "deadline": deadline(plan.folder), "part": current, "begun": dict(begun)}
-    write_json(plan.folder / "status.json", {**about, "parts": states})
+def _write_status(plan: Plan, parts: Sequence[Part], started: Mapping[str, float], current: str | None) -> None:
+    states = {part.name: Sheet(plan, part.name).read_state() or "not started" for part in parts}
+    status = {"worker": os.getpid(), "deadline": read_deadline(plan.folder), "part": current, "started_at": dict(started)}
+    write_json(plan.folder / "status.json", {**status, "parts": states})
 
 
 def follow(plan: Plan, command: Sequence[str], environment: Mapping[str, str], until: float) -> int:
-    """Shows what the worker says; starts one first if none lives.
+    """Shows the worker's output; starts a worker first if none is running.
 
     Args:
-        plan: the campaign's.
-        command: starts a worker.
-        environment: its.
-        until: when to stop following, in seconds of the epoch.
+        plan: the campaign's plan.
+        command: the command of a worker.
+        environment: the worker's environment variables.
+        until: when to stop following, in seconds since 1970.
 
     Returns:
-        0 if the worker lives or has ended by itself, 1 if it died.
+        0 if the worker is running or has finished, 1 if it died.
     """
     log = plan.folder / "log.txt"
     log.touch()
-    with log.open(errors="replace") as said:
-        said.seek(0, os.SEEK_END)
+    with log.open(errors="replace") as output:
+        output.seek(0, os.SEEK_END)
         process = None
-        if is_worked_on(plan.folder):
-            print("a worker lives: following it", flush=True)
+        if has_worker(plan.folder):
+            print("following the running worker", flush=True)
         else:
-            with log.open("a") as written:
+            with log.open("a") as appended:
                 process = subprocess.Popen(
                     command,
-                    stdout=written,
+                    stdout=appended,
                     stderr=subprocess.STDOUT,
                     stdin=subprocess.DEVNULL,
                     env=dict(environment),
                     start_new_session=True,
                 )
-        lives = True
-        while lives and time.time() < until:
+        is_running = True
+        while is_running and time.time() < until:
             time.sleep(0.2)
-            lives = is_worked_on(plan.folder) if process is None or process.poll() is not None else True
-            print(said.read(), end="", flush=True)
-        print(said.read(), end="", flush=True)
-    if lives:
+            is_running = has_worker(plan.folder) if process is None or process.poll() is not None else True
+            print(output.read(), end="", flush=True)
+        print(output.read(), end="", flush=True)
+    if is_running:
         return 0
-    left = [path.stem for path in plan.folder.glob("results/*.json") if Sheet(plan, path.stem).state() == "running"]
-    for name in left:
-        print(f"{name}: its worker died; the same command goes on from there")
-    return int(bool(left) or (process is not None and process.wait() != 0))
+    names = [path.stem for path in plan.folder.glob("results/*.json")]
+    interrupted = [name for name in names if Sheet(plan, name).read_state() == "running"]
+    for name in interrupted:
+        print(f"{name}: its worker died; run the same command to continue")
+    return int(bool(interrupted) or (process is not None and process.wait() != 0))

@@ -1,4 +1,4 @@
-"""The folder of a campaign: what was asked for, how far each part is, and its figures."""
+"""The folder of a campaign: its plan, and the state and the figures of each part."""
 
 import json
 import time
@@ -14,13 +14,13 @@ State = Literal["running", "done", "failed", "stopped"]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a campaign was asked for; its folder keeps it for the calls that follow.
+    """The settings of a campaign, saved in its folder for later calls.
 
     Attributes:
-        output: its folder, absolute.
-        checkpoints: where the folders of training runs lie, absolute.
+        output: the campaign's folder, absolute.
+        checkpoints: the folder of the training runs, absolute.
         data: the values of `data`; None for random images.
-        rehearsal: whether all is done at a tiny size.
+        rehearsal: whether everything runs at a tiny size.
     """
 
     output: str
@@ -33,32 +33,32 @@ class Plan:
         """The campaign's folder."""
         return Path(self.output)
 
-    def keep(self) -> None:
-        """Writes the plan; a folder may have been moved, and its images too.
+    def save(self) -> None:
+        """Writes the plan; the paths of an earlier one are replaced, since its folder may have been moved.
 
         Raises:
-            SystemExit: the folder is a rehearsal's, and this is none, or the reverse.
+            SystemExit: the folder has a rehearsal and this is a campaign, or the reverse.
         """
         path = self.folder / "plan.json"
-        if path.exists() and Plan.kept(self.folder).rehearsal != self.rehearsal:
+        if path.exists() and Plan.load(self.folder).rehearsal != self.rehearsal:
             kinds = ("a campaign", "a rehearsal")
             raise SystemExit(f"{self.folder}: found {kinds[not self.rehearsal]}, must be {kinds[self.rehearsal]}")
         write_json(path, asdict(self))
 
     @classmethod
-    def kept(cls, folder: Path) -> "Plan":
-        """The plan of a campaign's folder."""
+    def load(cls, folder: Path) -> "Plan":
+        """Loads the plan of a campaign's folder."""
         return cls(**json.loads((folder / "plan.json").read_text()))
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """The figures of a part, in a file that is whole at any time.
+    """The state and the figures of a part, in a file that is replaced atomically.
 
     Attributes:
-        plan: the campaign's.
-        name: the part's.
-        figures: so far.
+        plan: the campaign's plan.
+        name: the part's name.
+        figures: the figures written by this process.
     """
 
     plan: Plan
@@ -71,20 +71,20 @@ class Sheet:
         return self.plan.folder / "results" / f"{self.name}.json"
 
     def read(self) -> dict[str, Any]:
-        """What the file has; nothing where there is none."""
+        """Reads the file; returns nothing if it does not exist."""
         return json.loads(self.path.read_text()) if self.path.exists() else {}
 
-    def state(self) -> State | None:
-        """How far the part is; None if it was never begun."""
+    def read_state(self) -> State | None:
+        """Reads the state of the part; None if it was never started."""
         return self.read().get("state")
 
     def write(self, state: State = "running", **figures: Any) -> None:
-        """Adds figures to those that were written before by this process."""
+        """Adds figures to those of this process and writes the file."""
         self.figures.update(figures)
-        head = {"part": self.name, "state": state, "rehearsal": self.plan.rehearsal, "written": round(time.time())}
-        write_json(self.path, {**head, **self.figures})
+        header = {"part": self.name, "state": state, "rehearsal": self.plan.rehearsal, "written": round(time.time())}
+        write_json(self.path, {**header, **self.figures})
 
     def close(self, state: State, reason: str) -> None:
-        """Ends a part whose process could not; the figures that it had written stay."""
+        """Sets the state of a part whose process has ended; its figures are kept."""
         before: Mapping[str, Any] = self.read()
         write_json(self.path, {"part": self.name, **before, "state": state, "error": reason})

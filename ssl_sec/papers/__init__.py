@@ -1,6 +1,6 @@
-"""What the four papers report, as data: each table with the recipe and the metric that answer to a cell here.
+"""The tables of the four papers as data, with our recipe and metric for each cell.
 
-A paper is a file beside this one. Results are in percent, as our metrics are.
+Each paper is a YAML file in this folder. Results are in percent, like our metrics.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from ssl_sec.settings import check, from_values
 
 _FOLDER = Path(__file__).parent
 
-# A figure, words (settings), a mean with its standard deviation, or nothing.
+# A number, a setting as text, a mean with its standard deviation, or an empty cell.
 Value = float | str | tuple[float, ...] | None
 
 
@@ -25,10 +25,9 @@ class Column:
 
     Attributes:
         label: its heading.
-        group: the heading over it and its neighbours.
-        metric: our name in MLflow of what it reports, in percent but for norms; None where we measure nothing of the
-            kind.
-        data: the data set, for the recipes of the rows.
+        group: the heading above it and its neighbours.
+        metric: the name of our metric, in percent except for norms; None if we do not measure it.
+        data: the data set, which completes the recipes of the rows.
     """
 
     label: str
@@ -38,7 +37,7 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """Both headings in one."""
+        """Both headings."""
         return f"{self.group} {self.label}" if self.group else self.label
 
 
@@ -47,10 +46,10 @@ class Row:
     """A row of a table: a method or a setting.
 
     Attributes:
-        label: in our words.
+        label: the method or the setting, in our words.
         values: one for each column.
-        section: what several rows have in common.
-        recipe: ours; `{data}` stands for the column's. None for what is not implemented here.
+        section: the heading of several rows.
+        recipe: our recipe, in which `{data}` is replaced by the column's; None if it is not implemented.
     """
 
     label: str
@@ -64,11 +63,11 @@ class Table:
     """A table of a paper.
 
     Attributes:
-        number: the paper's.
-        title: what it shows, in our words.
+        number: its number in the paper.
+        title: its title, in our words.
         columns: from left to right.
         rows: from top to bottom.
-        note: what the paper adds to it.
+        note: the paper's note on it.
     """
 
     number: int
@@ -84,20 +83,27 @@ class Table:
             spreads = [value for value in row.values if isinstance(value, tuple)]
             check(all(len(spread) == 2 for spread in spreads), key, spreads, "pairs of mean and standard deviation")
             if row.recipe is not None and "{" in row.recipe:
-                check("{data}" in row.recipe, key, row.recipe, "a name in which {data} alone is filled in")
+                check("{data}" in row.recipe, key, row.recipe, "a name with {data} as the only placeholder")
                 missing = [column.heading for column in self.columns if column.metric and column.data is None]
-                check(not missing, key, row.recipe, f"without {{data}}, which {missing} do not name")
+                check(not missing, key, row.recipe, f"without {{data}}, since {missing} have no data")
 
     def recipe(self, row: Row, column: Column) -> str | None:
-        """Our recipe for a cell; None where there is none."""
+        """Returns our recipe for a cell; None if there is none."""
         if row.recipe is None or column.metric is None:
             return None
         return row.recipe.replace("{data}", column.data) if column.data else row.recipe
 
+    def cells(self) -> Iterator[tuple[str, str, Value]]:
+        """Yields recipe, metric and value of each cell that has a recipe of ours."""
+        for row in self.rows:
+            for column, value in zip(self.columns, row.values, strict=True):
+                recipe = self.recipe(row, column)
+                if recipe is not None and column.metric is not None:
+                    yield recipe, column.metric, value
+
     def recipes(self) -> tuple[str, ...]:
-        """Our recipes for all of its cells, in order, each once."""
-        found = (self.recipe(row, column) for row in self.rows for column in self.columns)
-        return tuple(dict.fromkeys(recipe for recipe in found if recipe is not None))
+        """Returns our recipes for all cells, in order, each once."""
+        return tuple(dict.fromkeys(recipe for recipe, _, _ in self.cells()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +111,8 @@ class Paper:
     """A paper's tables.
 
     Attributes:
-        title: the paper's.
-        reference: authors, place and year.
+        title: the paper's title.
+        reference: authors, venue and year.
         tables: in order.
     """
 
@@ -119,10 +125,10 @@ class Paper:
         check(numbers == sorted(set(numbers)), "tables", numbers, "ascending numbers")
 
     def table(self, number: int) -> Table:
-        """A table by its number.
+        """Returns a table by its number.
 
         Raises:
-            ConfigError: if there is none of that number.
+            ConfigError: if there is no such table.
         """
         by_number = {table.number: table for table in self.tables}
         if number not in by_number:
@@ -132,16 +138,16 @@ class Paper:
 
 
 def names() -> tuple[str, ...]:
-    """The short names of the papers."""
+    """Returns the short names of the papers."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
 
 
 @cache
 def load(name: str) -> Paper:
-    """A paper by its short name.
+    """Loads a paper by its short name.
 
     Raises:
-        ConfigError: if there is none of that name.
+        ConfigError: if there is no such paper.
     """
     if name not in names():
         raise ConfigError(f"paper: found {name!r}; {nearest(name, names())}")
@@ -149,23 +155,15 @@ def load(name: str) -> Paper:
 
 
 def reported(recipe: str) -> dict[str, Value]:
-    """What the papers report of one of our recipes: metric -> value, of the first table that has it."""
-    return {**_all_reported().get(recipe, {})}
+    """Returns metric -> value for one of our recipes, each from the first table that has it."""
+    return {**_collect_reported().get(recipe, {})}
 
 
 @cache
-def _all_reported() -> dict[str, dict[str, Value]]:
-    found: dict[str, dict[str, Value]] = {}
-    for recipe, metric, value in _cells():
-        if value is not None:
-            found.setdefault(recipe, {}).setdefault(metric, value)
-    return found
-
-
-def _cells() -> Iterator[tuple[str, str, Value]]:
+def _collect_reported() -> dict[str, dict[str, Value]]:
+    reported: dict[str, dict[str, Value]] = {}
     for table in (table for name in names() for table in load(name).tables):
-        for row in table.rows:
-            for column, value in zip(table.columns, row.values, strict=True):
-                recipe = table.recipe(row, column)
-                if recipe is not None and column.metric is not None:
-                    yield recipe, column.metric, value
+        for recipe, metric, value in table.cells():
+            if value is not None:
+                reported.setdefault(recipe, {}).setdefault(metric, value)
+    return reported

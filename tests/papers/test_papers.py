@@ -15,12 +15,9 @@ def cells(paper: str, *numbers: int):
     """(recipe, metric) -> the values of these tables."""
     found: dict[tuple[str, str], set] = {}
     for number in numbers:
-        table = load(paper).table(number)
-        for row in table.rows:
-            for column, value in zip(table.columns, row.values, strict=True):
-                recipe = table.recipe(row, column)
-                if recipe is not None and value is not None:
-                    found.setdefault((recipe, column.metric), set()).add(value)
+        for recipe, metric, value in load(paper).table(number).cells():
+            if value is not None:
+                found.setdefault((recipe, metric), set()).add(value)
     return found
 
 
@@ -28,14 +25,14 @@ def numbers_of(value):
     return value if isinstance(value, tuple) else (value,) if isinstance(value, float) else ()
 
 
-def test_every_table_of_every_paper_is_there():
+def test_every_table_of_every_paper_exists():
     assert {name: [table.number for table in load(name).tables] for name in names()} == {
         name: list(numbers) for name, numbers in TABLES.items()
     }
 
 
 @pytest.mark.parametrize(("part", "whole"), [(3, 10), (4, 11), (5, 12)])
-def test_the_papers_tables_are_rows_of_the_appendixs(part, whole):
+def test_the_papers_tables_are_rows_of_the_appendix_s(part, whole):
     shared, everything = cells("sec", part), cells("sec", whole)
     assert shared.items() < everything.items()
     extended = {recipe for recipe, _ in everything.keys() - shared.keys()}
@@ -46,7 +43,7 @@ def test_the_papers_tables_are_rows_of_the_appendixs(part, whole):
     assert [row.values for row in few.rows] == [row.values for row in many.rows if "EMA" not in row.label]
 
 
-def test_a_cell_that_stands_in_two_tables_is_the_same_but_for_the_source_s_own_difference():
+def test_a_cell_in_two_tables_is_the_same_except_where_the_paper_differs():
     for name, numbers in TABLES.items():
         differing = {recipe for (recipe, _), values in cells(name, *numbers).items() if len(values) > 1}
         assert differing == ({"cars196_triplet"} if name == "sec" else set()), name
@@ -75,13 +72,13 @@ def test_a_cell_that_stands_in_two_tables_is_the_same_but_for_the_source_s_own_d
         ("sft", 5, "classes with few images", "unbalanced training", 82.32),
     ],
 )
-def test_a_cell_is_the_papers(paper, number, row, column, value):
+def test_a_cell_has_the_papers_value(paper, number, row, column, value):
     table = load(paper).table(number)
     place = [other.heading for other in table.columns].index(column)
     assert value in [found.values[place] for found in table.rows if found.label == row]
 
 
-def test_results_are_percentages_and_ours_have_a_name():
+def test_results_are_percentages_and_metrics_have_valid_names():
     metric = re.compile(r"(probe|retrieval|face)/[a-z0-9_-]+")
     for name in names():
         for table in load(name).tables:
@@ -93,8 +90,8 @@ def test_results_are_percentages_and_ours_have_a_name():
                     assert all(0 <= number <= 100 for number in numbers_of(row.values[place])), (name, row)
 
 
-def test_retrieval_finds_no_less_among_more_neighbours():
-    """A figure in the wrong column would break the order."""
+def test_recall_does_not_fall_with_more_neighbours():
+    """A number in the wrong column would break the order."""
     for name in names():
         for table in load(name).tables:
             for row in table.rows:
@@ -118,7 +115,7 @@ def test_a_recipe_belongs_to_one_paper():
     assert {recipe: papers for recipe, papers in owners.items() if len(papers) > 1} == {}
 
 
-def test_table_5_and_its_experiments_name_each_other():
+def test_table_5_and_its_experiments_have_the_same_recipes():
     shown = {name for name, text in experiments("pretrain").items() if text.startswith("the paper's: ")}
     assert shown == set(load("sec").table(12).recipes())
     for name in shown:
@@ -137,37 +134,36 @@ def test_table_5_and_its_experiments_name_each_other():
         ("face", "face/", set(), 28),
     ],
 )
-def test_every_recipe_is_an_experiment_and_the_other_way_round(job, metrics, not_implemented, least):
+def test_recipes_and_experiments_are_the_same(job, metrics, not_implemented, least):
     named = {
         recipe
         for paper in names()
         for table in load(paper).tables
-        for row in table.rows
-        for column in table.columns
-        if (column.metric or "").startswith(metrics) and (recipe := table.recipe(row, column)) is not None
+        for recipe, metric, _ in table.cells()
+        if metric.startswith(metrics)
     }
     shown = {name for name, text in experiments(job).items() if text.startswith("the paper's: ")}
     assert shown == named - not_implemented
     assert len(shown) >= least
 
 
-def test_what_is_reported_of_a_recipe():
+def test_reported_values_of_a_recipe():
     assert reported("cifar100_sec_ema_200") == {"probe/top1": 66.59, "probe/top5": 90.41}
     assert reported("cars196_triplet")["retrieval/nmi"] == 56.66
     assert reported("digits") == {}
 
 
 @pytest.mark.parametrize(
-    ("ask", "message"),
+    ("call", "message"),
     [
         (lambda: load("esc"), "paper: found 'esc'; did you mean 'sec'"),
         (lambda: load("../sec"), "paper: found"),
         (lambda: load("sec").table(13), "table: found 13, but .* has 1, 2, 3"),
     ],
 )
-def test_what_does_not_exist_is_one_line(ask, message):
+def test_a_missing_paper_or_table_is_refused(call, message):
     with pytest.raises(ConfigError, match=message):
-        ask()
+        call()
 
 
 @pytest.mark.parametrize(
@@ -175,11 +171,11 @@ def test_what_does_not_exist_is_one_line(ask, message):
     [
         ({"label": "x", "values": [1.0, 2.0]}, "must be 1 values"),
         ({"label": "x", "values": [[1.0, 2.0, 3.0]]}, "pairs of mean and standard deviation"),
-        ({"label": "x", "values": [1.0], "recipe": "{dta}_sec"}, "data} alone"),
-        ({"label": "x", "values": [1.0], "recipe": "{data}_sec"}, "do not name"),
+        ({"label": "x", "values": [1.0], "recipe": "{dta}_sec"}, "data} as the only placeholder"),
+        ({"label": "x", "values": [1.0], "recipe": "{data}_sec"}, "have no data"),
         ({"label": "x", "vlaues": [1.0]}, "did you mean 'values'"),
     ],
 )
-def test_a_slip_in_a_file_is_told(row, message):
+def test_a_mistake_in_a_file_is_refused(row, message):
     with pytest.raises(ConfigError, match=message):
         from_values(Table, {**TABLE, "rows": [row]})

@@ -1,1 +1,1 @@
-"""What the runs gave, beside what the papers report."""
+"""Reports: results of runs compared with the papers, figures, and comparisons of two runs."""

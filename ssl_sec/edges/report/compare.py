@@ -1,10 +1,10 @@
-"""Two runs side by side: settings, last values, curves."""
+"""A comparison of two runs: settings, last values and curves."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from ssl_sec.edges.report.files import Report, in_markdown
+from ssl_sec.edges.report.files import Report, format_markdown
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive
 from ssl_sec.figures.training import Curve, compared_curves_figure
@@ -12,31 +12,31 @@ from ssl_sec.figures.training import Curve, compared_curves_figure
 _NONE = "-"
 
 
-def comparison_report(archive: RunArchive, first: str, second: str, *, shows_all: bool) -> Report:
-    """Two runs side by side.
+def compare_runs(archive: RunArchive, first: str, second: str, *, shows_all: bool) -> Report:
+    """Makes a report that compares two runs.
 
     Args:
-        archive: where they are.
-        first: id or name of one, or the beginning of either.
-        second: likewise of the other.
-        shows_all: whether settings that are equal are shown, too.
+        archive: the store with the runs.
+        first: the first run's id or name, or the beginning of either.
+        second: the second run, likewise.
+        shows_all: whether equal settings are shown too.
 
     Raises:
-        ConfigError: for a run that is not there, or not told apart from others.
+        ConfigError: for a run that does not exist or is ambiguous.
         StorageError: if the store cannot be used.
     """
     runs = archive.find(first, "compare"), archive.find(second, "compare")
-    names = _names(*runs)
-    settings = _settings(*runs, shows_all=shows_all)
-    metrics = _metrics(*runs)
+    names = _make_names(*runs)
+    settings = _compare_settings(*runs, shows_all=shows_all)
+    metrics = _compare_metrics(*runs)
     title = f"{names[0]} and {names[1]}"
-    about = [
+    overview = [
         ["run id", *(run.run_id for run in runs)],
         ["state", *(run.status for run in runs)],
         ["recipe", *(run.recipe or _NONE for run in runs)],
     ]
     blocks = {
-        "": (["", *names], about),
+        "": (["", *names], overview),
         "settings" if shows_all else "settings that differ": (["setting", *names], settings or [["none", "", ""]]),
         "last values": (["metric", *names, "difference"], metrics),
     }
@@ -44,30 +44,30 @@ def comparison_report(archive: RunArchive, first: str, second: str, *, shows_all
     markdown = [f"## {title}"]
     for heading, (header, lines) in blocks.items():
         text += ["", *([f"{heading}:"] if heading else []), in_table(lines, header)]
-        markdown += ["", *([f"### {heading.capitalize()}", ""] if heading else []), in_markdown(lines, header)]
+        markdown += ["", *([f"### {heading.capitalize()}", ""] if heading else []), format_markdown(lines, header)]
     return Report(
         name=f"compare-{runs[0].run_id[:8]}-{runs[1].run_id[:8]}",
         text="\n".join(text),
         markdown="\n".join(markdown),
-        rows=_data(*runs),
-        figure=compared_curves_figure(_panels(archive, dict(zip(names, runs, strict=True))), title),
+        rows=_make_rows(*runs),
+        figure=compared_curves_figure(_load_panels(archive, dict(zip(names, runs, strict=True))), title),
     )
 
 
-def _names(first: ArchivedRun, second: ArchivedRun) -> tuple[str, str]:
-    """Their names, with the ids where those are not two."""
+def _make_names(first: ArchivedRun, second: ArchivedRun) -> tuple[str, str]:
+    """Returns the runs' names, with their ids if the names are equal or missing."""
     if first.name != second.name and first.name and second.name:
         return first.name, second.name
     return f"{first.name} {first.run_id[:8]}".strip(), f"{second.name} {second.run_id[:8]} ".strip()
 
 
-def _settings(first: ArchivedRun, second: ArchivedRun, *, shows_all: bool) -> list[list[str]]:
+def _compare_settings(first: ArchivedRun, second: ArchivedRun, *, shows_all: bool) -> list[list[str]]:
     keys = sorted(first.params.keys() | second.params.keys())
     pairs = [(key, first.params.get(key, _NONE), second.params.get(key, _NONE)) for key in keys]
     return [[key, mine, other] for key, mine, other in pairs if shows_all or mine != other]
 
 
-def _metrics(first: ArchivedRun, second: ArchivedRun) -> list[list[str]]:
+def _compare_metrics(first: ArchivedRun, second: ArchivedRun) -> list[list[str]]:
     lines: list[list[str]] = []
     for key in sorted(first.metrics.keys() | second.metrics.keys()):
         mine, other = first.metrics.get(key), second.metrics.get(key)
@@ -76,8 +76,8 @@ def _metrics(first: ArchivedRun, second: ArchivedRun) -> list[list[str]]:
     return lines
 
 
-def _panels(archive: RunArchive, runs: Mapping[str, ArchivedRun]) -> dict[str, dict[str, Curve]]:
-    """Metric -> run -> curve; of metrics with more than a single point, the epoch aside."""
+def _load_panels(archive: RunArchive, runs: Mapping[str, ArchivedRun]) -> dict[str, dict[str, Curve]]:
+    """Loads metric -> run -> curve, for metrics with more than one point except the epoch."""
     panels: dict[str, dict[str, Curve]] = {}
     keys = sorted({key for run in runs.values() for key in run.metrics if not key.endswith("/epoch")})
     for key in keys:
@@ -91,11 +91,11 @@ def _panels(archive: RunArchive, runs: Mapping[str, ArchivedRun]) -> dict[str, d
     return panels
 
 
-def _data(first: ArchivedRun, second: ArchivedRun) -> list[dict[str, Any]]:
-    def rows(kind: str, mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _make_rows(first: ArchivedRun, second: ArchivedRun) -> list[dict[str, Any]]:
+    def compare(kind: str, mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[dict[str, Any]]:
         keys = sorted(mine.keys() | other.keys())
         pairs = [{"kind": kind, "key": key, "first": mine.get(key), "second": other.get(key)} for key in keys]
         return [{**pair, "equal": pair["first"] == pair["second"]} for pair in pairs]
 
-    about = [{"kind": "run", "key": "id", "first": first.run_id, "second": second.run_id, "equal": first is second}]
-    return [*about, *rows("setting", first.params, second.params), *rows("metric", first.metrics, second.metrics)]
+    ids = [{"kind": "run", "key": "id", "first": first.run_id, "second": second.run_id, "equal": first is second}]
+    return [*ids, *compare("setting", first.params, second.params), *compare("metric", first.metrics, second.metrics)]

@@ -1,6 +1,6 @@
-"""The papers' figures that pretraining runs can draw.
+"""The papers' figures, drawn from our pretraining runs.
 
-An arm is all runs of the same settings, each seed by its newest finished run.
+An arm is a group of runs with the same settings; each seed counts with its newest finished run.
 """
 
 import math
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ssl_sec.edges.report.files import Report
+from ssl_sec.edges.report.table import remove_probe
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, newest_of_each_seed
 from ssl_sec.errors import ConfigError
 from ssl_sec.figures.training import Curve, compared_curves_figure, norm_distributions, norm_distributions_figure
@@ -16,50 +17,45 @@ from ssl_sec.figures.training import Curve, compared_curves_figure, norm_distrib
 Arms = Mapping[str, Sequence[ArchivedRun]]
 
 
-def figure_report(paper: str, number: str, archive: Callable[[], RunArchive], recipes: Sequence[str] | None) -> Report:
-    """A figure of a paper, drawn from our runs.
+def make_figure_report(
+    paper: str, number: str, open_archive: Callable[[], RunArchive], recipes: Sequence[str] | None
+) -> Report:
+    """Makes a report with a figure of a paper, drawn from our runs.
 
     Args:
-        paper: its short name.
-        number: of the figure.
-        archive: opens the store of our runs.
-        recipes: whose runs are shown; None for those of the experiment with the newest run.
+        paper: the paper's short name.
+        number: the figure's number.
+        open_archive: opens the store with our runs.
+        recipes: the recipes whose runs are shown; None for those of the experiment with the newest run.
 
     Raises:
-        ConfigError: for a figure that we cannot draw, or a recipe without runs.
+        ConfigError: for a figure that is not supported, or a recipe without runs.
         StorageError: if the store cannot be used.
     """
     if (paper, number) not in _FIGURES:
         allowed = ", ".join(f"paper={name} figure={one}" for name, one in _FIGURES)
         raise ConfigError(f"figure: found paper={paper} figure={number}; allowed: {allowed}")
-    runs = archive()
-    return _FIGURES[paper, number](f"{paper}-figure-{number}", f"{paper}, Fig. {number}", runs, _arms(runs, recipes))
+    archive = open_archive()
+    arms = _find_arms(archive, recipes)
+    return _FIGURES[paper, number](f"{paper}-figure-{number}", f"{paper}, Fig. {number}", archive, arms)
 
 
-def _arms(archive: RunArchive, recipes: Sequence[str] | None) -> Arms:
-    """The runs of each arm by its label; those without a constraint come first."""
+def _find_arms(archive: RunArchive, recipes: Sequence[str] | None) -> Arms:
+    """Returns the runs of each arm by its label; arms without a constraint come first."""
     if recipes is None:
         runs = archive.newest_experiment()
     else:
         runs = [run for recipe in dict.fromkeys(recipes) for run in archive.finished_pretraining(recipe)]
     groups: dict[frozenset[tuple[str, str]], list[ArchivedRun]] = {}
     for run in runs:
-        groups.setdefault(frozenset(_settings(run).items()), []).append(run)
-    labels = _labels([dict(settings) for settings in groups])
+        groups.setdefault(frozenset(remove_probe(run.settings).items()), []).append(run)
+    labels = _make_labels([dict(settings) for settings in groups])
     arms = {label: newest_of_each_seed(group) for label, group in zip(labels, groups.values(), strict=True)}
-    return dict(sorted(arms.items(), key=lambda arm: (_constraint(arm[1][0]) != "none", arm[0])))
+    return dict(sorted(arms.items(), key=lambda arm: (arm[1][0].params.get("constraint.name") != "none", arm[0])))
 
 
-def _settings(run: ArchivedRun) -> dict[str, str]:
-    return {key: value for key, value in run.settings.items() if not key.startswith("probe.")}
-
-
-def _constraint(run: ArchivedRun) -> str:
-    return run.params.get("constraint.name", "?")
-
-
-def _labels(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """What each arm is called: its recipe if there are several, its constraint, and what else tells it apart."""
+def _make_labels(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """Labels each arm by its recipe if there are several, else by its constraint, and by settings that differ."""
     several = len({one.get("recipe") for one in settings}) > 1
     labels = [
         one.get("recipe", "?") if several else one.get("constraint.name", "?").replace("none", "no constraint")
@@ -73,68 +69,68 @@ def _labels(settings: Sequence[Mapping[str, str]]) -> list[str]:
         keys = sorted({key for one in group for key in one})
         differing = [key for key in keys if len({one.get(key) for one in group}) > 1]
         for place in places:
-            told = [f"{key} {settings[place].get(key, 'not told')}" for key in differing]
-            labels[place] = ", ".join([labels[place], *told])
+            values = [f"{key} {settings[place].get(key, 'not given')}" for key in differing]
+            labels[place] = ", ".join([labels[place], *values])
     return labels
 
 
-def _norms(name: str, title: str, archive: RunArchive, arms: Arms) -> Report:
-    """How the norms are distributed at the end, with and without the constraint."""
-    kept = {arm: [archive.last_histogram(run) for run in runs] for arm, runs in arms.items()}
-    histograms = {arm: [one for one in found if one is not None] for arm, found in kept.items()}
+def _draw_norms(name: str, title: str, archive: RunArchive, arms: Arms) -> Report:
+    """Draws the final distribution of the norms, with and without the constraint."""
+    loaded = {arm: [archive.last_histogram(run) for run in runs] for arm, runs in arms.items()}
+    histograms = {arm: [one for one in found if one is not None] for arm, found in loaded.items()}
     histograms = {arm: found for arm, found in histograms.items() if found}
     if not histograms:
         raise ConfigError(
-            f"figure: none of the {_count(arms)} chosen kept histograms of the norms (norms.json); allowed: runs of "
-            "one step or more, from this version on"
+            f"figure: none of the {_count_runs(arms)} has histograms of the norms (norms.json); allowed: runs of this "
+            "version with one step or more"
         )
     edges, shares = norm_distributions(histograms)
-    labelled = {_with_seeds(arm, len(histograms[arm])): values for arm, values in shares.items()}
+    labelled = {_label_with_seeds(arm, len(histograms[arm])): values for arm, values in shares.items()}
     rows = [
         {"arm": arm, "num_seeds": len(histograms[arm]), "low": low, "high": high, "share_percent": share}
         for arm, values in shares.items()
         for low, high, share in zip(edges[:-1], edges[1:], values, strict=True)
     ]
-    what = "norms of the embeddings, last batch of training"
-    text = f"{title}: {what}; {_told(histograms)}"
+    caption = f"{title}: norms of the embeddings, last batch of training"
+    text = f"{caption}; {_list_arms(histograms)}"
     return Report(
         name=name,
         text=text,
         markdown=None,
         rows=rows,
-        figure=norm_distributions_figure(edges, labelled, f"{title}: {what}"),
+        figure=norm_distributions_figure(edges, labelled, caption),
     )
 
 
-def _accuracy(name: str, title: str, archive: RunArchive, arms: Arms) -> Report:
-    """Held-out accuracy while training goes on."""
-    return _curves(name, f"{title}: held-out accuracy in training", archive, arms, {"val/knn_top1": _as_it_is})
+def _draw_accuracy(name: str, title: str, archive: RunArchive, arms: Arms) -> Report:
+    """Draws the held-out accuracy during training."""
+    return _draw_curves(name, f"{title}: held-out accuracy in training", archive, arms, {"val/knn_top1": _load_points})
 
 
-def _norm_statistics(name: str, title: str, archive: RunArchive, arms: Arms) -> Report:
-    """Accuracy, and mean and variance of the norms in a batch."""
-    panels = {"val/knn_top1": _as_it_is, "train/norm_mean": _as_it_is, "train/norm_variance": _norm_variance}
-    return _curves(name, f"{title}: accuracy and norms in training", archive, arms, panels)
+def _draw_norm_statistics(name: str, title: str, archive: RunArchive, arms: Arms) -> Report:
+    """Draws the held-out accuracy, and the mean and variance of the norms in a batch."""
+    panels = {"val/knn_top1": _load_points, "train/norm_mean": _load_points, "train/norm_variance": _load_norm_variance}
+    return _draw_curves(name, f"{title}: accuracy and norms in training", archive, arms, panels)
 
 
 Points = list[tuple[int, float]]
 _FIGURES: Mapping[tuple[str, str], Callable[[str, str, RunArchive, Arms], Report]] = {
-    ("sec", "1"): _norms,
-    ("sec", "4"): _accuracy,
-    ("sec", "5a"): _norms,
-    ("sec", "6"): _norm_statistics,
+    ("sec", "1"): _draw_norms,
+    ("sec", "4"): _draw_accuracy,
+    ("sec", "5a"): _draw_norms,
+    ("sec", "6"): _draw_norm_statistics,
 }
 
 
-def _as_it_is(archive: RunArchive, run: ArchivedRun, metric: str) -> Points:
+def _load_points(archive: RunArchive, run: ArchivedRun, metric: str) -> Points:
     return archive.history(run, metric) if metric in run.metrics else []
 
 
-def _norm_variance(archive: RunArchive, run: ArchivedRun, metric: str) -> Points:
-    return [(step, value**2) for step, value in _as_it_is(archive, run, "train/norm_std")]
+def _load_norm_variance(archive: RunArchive, run: ArchivedRun, metric: str) -> Points:
+    return [(step, value**2) for step, value in _load_points(archive, run, "train/norm_std")]
 
 
-def _curves(
+def _draw_curves(
     name: str,
     title: str,
     archive: RunArchive,
@@ -144,15 +140,15 @@ def _curves(
     panels: dict[str, dict[str, Curve]] = {}
     rows: list[dict[str, Any]] = []
     shown: dict[str, Sequence[ArchivedRun]] = {}
-    for metric, points_of in metrics.items():
+    for metric, load in metrics.items():
         panels[metric] = {}
         for arm, runs in arms.items():
-            histories = [points for run in runs if (points := points_of(archive, run, metric))]
+            histories = [points for run in runs if (points := load(archive, run, metric))]
             if not histories or max(map(len, histories)) < 2:  # an encoder that was not trained has no curve
                 continue
             shown[arm] = runs
-            curve = _mean_curve(histories)
-            panels[metric][_with_seeds(arm, len(runs))] = curve
+            curve = _average_curves(histories)
+            panels[metric][_label_with_seeds(arm, len(runs))] = curve
             deviations = curve.deviations or [None] * len(curve.steps)
             rows += [
                 {"metric": metric, "arm": arm, "num_seeds": len(histories), "step": step, "mean": value, "std": std}
@@ -160,14 +156,14 @@ def _curves(
             ]
     if not rows:
         raise ConfigError(
-            f"figure: none of the {_count(arms)} chosen has two points of {' or '.join(metrics)}; allowed: longer runs"
+            f"figure: none of the {_count_runs(arms)} has two points of {' or '.join(metrics)}; allowed: longer runs"
         )
-    text = f"{title}; {_told(shown)}"
+    text = f"{title}; {_list_arms(shown)}"
     return Report(name=name, text=text, markdown=None, rows=rows, figure=compared_curves_figure(panels, title))
 
 
-def _mean_curve(histories: Sequence[Points]) -> Curve:
-    """The mean over runs at the steps that all of them have."""
+def _average_curves(histories: Sequence[Points]) -> Curve:
+    """Computes the mean and the standard deviation over runs at the steps that all of them have."""
     by_step = [dict(points) for points in histories]
     steps = sorted(set.intersection(*(set(points) for points in by_step)))
     values = [[points[step] for points in by_step] for step in steps]
@@ -179,14 +175,14 @@ def _mean_curve(histories: Sequence[Points]) -> Curve:
     return Curve(steps, means, deviations)
 
 
-def _with_seeds(arm: str, count: int) -> str:
+def _label_with_seeds(arm: str, count: int) -> str:
     return f"{arm} ({count} seed{'s' if count > 1 else ''})"
 
 
-def _count(arms: Arms) -> str:
+def _count_runs(arms: Arms) -> str:
     count = sum(map(len, arms.values()))
     return f"{count} run{'s' if count > 1 else ''}"
 
 
-def _told(arms: Mapping[str, Sequence[Any]]) -> str:
-    return ", ".join(_with_seeds(arm, len(runs)) for arm, runs in arms.items())
+def _list_arms(arms: Mapping[str, Sequence[Any]]) -> str:
+    return ", ".join(_label_with_seeds(arm, len(runs)) for arm, runs in arms.items())

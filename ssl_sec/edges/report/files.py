@@ -1,4 +1,4 @@
-"""A report in all its forms: printed, Markdown, CSV, PNG."""
+"""A report in all its formats: text, Markdown, CSV and PNG."""
 
 import csv
 import io
@@ -17,11 +17,11 @@ class Report:
     """A report.
 
     Attributes:
-        name: of its files, without an ending.
+        name: the name of its files, without extension.
         text: what is printed.
-        markdown: the same for a page; None where it is a figure alone.
-        rows: its data, each value by its column.
-        figure: as a picture.
+        markdown: the same in Markdown; None if the report is only a figure.
+        rows: its data, for the CSV file.
+        figure: the figure, for the PNG file.
     """
 
     name: str
@@ -42,19 +42,19 @@ class Report:
             paths.append(folder / f"{self.name}.md")
             paths[-1].write_text(self.markdown + "\n", encoding="utf-8")
         paths.append(folder / f"{self.name}.csv")
-        paths[-1].write_text(_as_csv(self.rows), encoding="utf-8")
+        paths[-1].write_text(_format_csv(self.rows), encoding="utf-8")
         paths.append(folder / f"{self.name}.png")
         self.figure.savefig(paths[-1], dpi=130, bbox_inches="tight")
         return paths
 
 
-def in_markdown(rows: Cells, header: Sequence[str]) -> str:
-    """Rows of cells as a table of GitHub's Markdown."""
+def format_markdown(rows: Cells, header: Sequence[str]) -> str:
+    """Formats rows of cells as a table in GitHub's Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def _as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+def _format_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()

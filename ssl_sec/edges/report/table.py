@@ -1,8 +1,8 @@
-"""A paper's table with our results beside its own.
+"""A paper's table with our results.
 
-A cell of ours is the mean over seeds, each by its newest finished run, of the metric's last value. Runs whose settings
-are not the recipe's are never mixed with those whose settings are; they stand in only where there are no others, with
-a footnote that says what they changed.
+Our value is the mean over seeds of the metric's last value in each seed's newest finished run. Runs with the recipe's
+settings are never mixed with runs that changed some; the latter are shown only if there are no others, with a footnote
+that lists the changes.
 """
 
 import statistics
@@ -12,8 +12,8 @@ from functools import cache
 from typing import Any
 
 from ssl_sec.edges.composition.compose import compose, job_of
-from ssl_sec.edges.report.files import Report, in_markdown
-from ssl_sec.edges.report.pictures import NOT_RUN, table_figure
+from ssl_sec.edges.report.files import Report, format_markdown
+from ssl_sec.edges.report.pictures import NOT_RUN, draw_table
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, deciding, in_order
 from ssl_sec.errors import ConfigError
@@ -21,26 +21,26 @@ from ssl_sec.papers import Column, Table, Value, load
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import flattened, from_values, to_values
 
-_MOST_COLUMNS = 7
+_MAX_COLUMNS = 7
 _EXPLANATION = (
-    "ours: mean ± sample standard deviation of the last values, not the best (number of seeds); difference: ours less "
+    "ours: mean ± sample standard deviation of the last values, not the best (number of seeds); difference: ours minus "
     "the paper's"
 )
 
-# (key, the recipe's value, the run's); None where one has no such key.
+# (key, the recipe's value, the run's value); None if the key is missing.
 Change = tuple[str, str | None, str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A metric of ours over seeds.
+    """A metric of our runs over seeds.
 
     Attributes:
-        mean: over seeds.
+        mean: the mean over seeds.
         deviation: the sample standard deviation; None for a single seed.
-        seeds: that were run.
-        run_ids: of the runs that carry the metric.
-        changes: what the runs have otherwise than the recipe; empty for the paper's own settings.
+        seeds: the seeds that were run.
+        run_ids: the runs that have the metric.
+        changes: how the runs' settings differ from the recipe's.
     """
 
     mean: float
@@ -52,7 +52,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class _Candidate:
-    """A run that carries the metric, the pretraining that it belongs to, and what both changed."""
+    """A run that has the metric, its pretraining, and the changed settings of both."""
 
     run: ArchivedRun
     pretraining: ArchivedRun
@@ -60,58 +60,64 @@ class _Candidate:
 
 
 class Measurements:
-    """What the runs of an archive gave."""
+    """The results of the runs in an archive.
+
+    Attributes:
+        orphans: the ids of probes whose pretraining is not in the archive.
+    """
 
     def __init__(self, archive: RunArchive) -> None:
         self._archive = archive
         self.orphans: set[str] = set()
 
     def __call__(self, recipe: str, metric: str) -> Measured | None:
-        """A metric of a recipe; None where nothing was run."""
-        candidates = self._candidates(recipe, metric)
+        """Returns a metric of a recipe; None if it was not run."""
+        candidates = self._find_candidates(recipe, metric)
         exact = [candidate for candidate in candidates if not candidate.changes]
         if not candidates:
             return None
         if exact:
-            return _measured(exact, metric)
-        newest = max(candidates, key=_age)
-        return _measured([other for other in candidates if other.changes == newest.changes], metric)
+            return _average(exact, metric)
+        newest = max(candidates, key=_start_time)
+        return _average([other for other in candidates if other.changes == newest.changes], metric)
 
-    def _candidates(self, recipe: str, metric: str) -> list[_Candidate]:
+    def _find_candidates(self, recipe: str, metric: str) -> list[_Candidate]:
         runs = self._archive.finished(recipe)
         by_id = {run.run_id: run for run in runs}
         found: list[_Candidate] = []
         for run in runs:
-            is_copy = metric.startswith("probe/") and run.pretraining_run_id is None  # of its probe's
+            is_copy = metric.startswith("probe/") and run.pretraining_run_id is None  # of its probe's metric
             if metric not in run.metrics or is_copy:
                 continue
             pretraining = run if run.pretraining_run_id is None else by_id.get(run.pretraining_run_id)
             if pretraining is None:
                 self.orphans.add(run.run_id)
                 continue
-            found.append(_Candidate(run=run, pretraining=pretraining, changes=self._changes(recipe, run, pretraining)))
+            found.append(
+                _Candidate(run=run, pretraining=pretraining, changes=self._find_changes(recipe, run, pretraining))
+            )
         return found
 
-    def _changes(self, recipe: str, run: ArchivedRun, pretraining: ArchivedRun) -> tuple[Change, ...]:
-        expected = _settings_of(recipe)
+    def _find_changes(self, recipe: str, run: ArchivedRun, pretraining: ArchivedRun) -> tuple[Change, ...]:
+        expected = _compose_settings(recipe)
         if expected is None:
             return (("experiment", recipe, None),)
-        changes = _differences(*(_without_probe(settings) for settings in (expected, pretraining.settings)))
+        changes = _compare(*(remove_probe(settings) for settings in (expected, pretraining.settings)))
         if run is not pretraining:
-            # It has what it does itself, and no data set of its own where it takes the pretraining's.
+            # The probe's own settings; data=None means the data set of the pretraining.
             own = {key: value for key, value in run.settings.items() if (key, value) != ("data", "None")}
             keys = {key for key in expected if key.startswith("probe.")} | own.keys()
-            changes += _differences({key: expected[key] for key in keys if key in expected}, own)
+            changes += _compare({key: expected[key] for key in keys if key in expected}, own)
         return tuple(sorted(changes, key=lambda change: change[0]))
 
 
-def table_report(paper: str, table: Table, archive: RunArchive | None) -> Report:
-    """A table of a paper with our results.
+def make_table_report(paper: str, table: Table, archive: RunArchive | None) -> Report:
+    """Makes a report with a table of a paper and our results.
 
     Args:
-        paper: its short name.
-        table: of the paper.
-        archive: our runs; None for a table that has nothing of ours.
+        paper: the paper's short name.
+        table: the table.
+        archive: our runs; None for a table without results of ours.
 
     Raises:
         StorageError: if the store cannot be used.
@@ -125,29 +131,29 @@ def table_report(paper: str, table: Table, archive: RunArchive | None) -> Report
     }
     footnotes = _Footnotes()
     title = f"{paper}, Table {table.number}: {table.title}"
-    blocks = [_block(table, places, cells, footnotes) for places in _blocks(table.columns)]
+    blocks = [_make_block(table, places, cells, footnotes) for places in _split_columns(table.columns)]
     notes = [
         *([_EXPLANATION] if cells else []),
         *([f"the paper: {table.note}"] if table.note else []),
         *footnotes.lines(),
-        *(_orphans_line(len(measurements.orphans)) if measurements else []),
+        *(_describe_orphans(len(measurements.orphans)) if measurements else []),
     ]
     text = [title]
     markdown = [f"## {title}", "", f"{load(paper).title} ({load(paper).reference})"]
     for header, lines in blocks:
         text += ["", in_table(lines, header)]
-        markdown += ["", in_markdown(lines, header)]
+        markdown += ["", format_markdown(lines, header)]
     return Report(
         name=f"{paper}-table-{table.number}",
         text="\n".join([*text, "", *notes] if notes else text),
         markdown="\n".join([*markdown, *(f"\n{note}" for note in notes)]),
-        rows=_data(paper, table, cells),
-        figure=table_figure(title, blocks, notes),
+        rows=_make_rows(paper, table, cells),
+        figure=draw_table(title, blocks, notes),
     )
 
 
 class _Footnotes:
-    """Marks of what runs changed, numbered as they come."""
+    """Numbered footnotes that list changed settings."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[Change, ...], int] = {}
@@ -156,66 +162,68 @@ class _Footnotes:
         return f" [{self._numbers.setdefault(changes, len(self._numbers) + 1)}]" if changes else ""
 
     def lines(self) -> list[str]:
-        return [f"[{number}] changed: {_told(changes)}" for changes, number in self._numbers.items()]
+        return [f"[{number}] changed: {_describe_changes(changes)}" for changes, number in self._numbers.items()]
 
 
-def _told(changes: Sequence[Change]) -> str:
-    told: list[str] = []
-    for key, recipes, found in changes:
+def _describe_changes(changes: Sequence[Change]) -> str:
+    texts: list[str] = []
+    for key, expected, found in changes:
         if key == "experiment":
-            told.append("no experiment of this name is there to compare the settings with")
+            texts.append("there is no experiment of this name to compare the settings with")
         else:
-            told.append(f"{key} {found or 'not told'} (recipe: {recipes or 'none'})")
-    return ", ".join(told)
+            texts.append(f"{key} {found or 'not given'} (recipe: {expected or 'none'})")
+    return ", ".join(texts)
 
 
-def _orphans_line(count: int) -> list[str]:
-    return [f"left out: {count} whose pretraining is not in the store as finished"] if count else []
+def _describe_orphans(count: int) -> list[str]:
+    return [f"left out: {count} without a finished pretraining in the store"] if count else []
 
 
-def _blocks(columns: Sequence[Column]) -> list[list[int]]:
-    """Places of columns that stand side by side: all, or those of one group where all would be too wide."""
-    if len(columns) <= _MOST_COLUMNS:
+def _split_columns(columns: Sequence[Column]) -> list[list[int]]:
+    """Splits the columns into blocks: one block, or several with whole groups if one would be too wide."""
+    if len(columns) <= _MAX_COLUMNS:
         return [list(range(len(columns)))]
     groups: dict[str | None, list[int]] = {}
     for place, column in enumerate(columns):
         groups.setdefault(column.group, []).append(place)
     joined: list[list[int]] = []
     for places in groups.values():  # small groups share a block
-        if joined and len(joined[-1]) + len(places) <= _MOST_COLUMNS:
+        if joined and len(joined[-1]) + len(places) <= _MAX_COLUMNS:
             joined[-1] += places
         else:
             joined.append(places)
     return joined
 
 
-def _block(
+def _make_block(
     table: Table, places: Sequence[int], cells: Mapping[tuple[int, int], Measured | None], footnotes: _Footnotes
 ) -> tuple[list[str], list[list[str]]]:
-    """The header and the lines: what a paper's row says, what ours is, and the difference."""
+    """Makes the header and the lines of a block: the paper's, ours, and the difference for each row."""
     has_sections = any(row.section for row in table.rows)
     header = [*([""] if has_sections else []), "", "", *(table.columns[place].heading for place in places)]
     lines: list[list[str]] = []
     section = None
     for row_place, row in enumerate(table.rows):
-        said = [_said(row.values[place], _decimals(table, place)) for place in places]
-        if not any(said):
+        reported = [_format_value(row.values[place], _count_decimals(table, place)) for place in places]
+        if not any(reported):
             continue
         head = [row.section or "" if row.section != section else ""] if has_sections else []
         empty = [""] * len(head)
         section = row.section
-        lines.append([*head, row.label, "paper" if cells else "", *said])
-        own = {place: cells.get((row_place, place)) for place in places}
+        lines.append([*head, row.label, "paper" if cells else "", *reported])
+        measured = {place: cells.get((row_place, place)) for place in places}
         if any((row_place, place) in cells for place in places):
-            ours = [_ours(cells, (row_place, place), footnotes) for place in places]
+            ours = [_format_ours(cells, (row_place, place), footnotes) for place in places]
             lines.append([*empty, "", "ours", *ours])
-        differences = [_signed(_difference(row.values[place], own[place]), own[place], footnotes) for place in places]
+        differences = [_format_difference(row.values[place], measured[place], footnotes) for place in places]
         if any(differences):
             lines.append([*empty, "", "difference", *differences])
     return header, lines
 
 
-def _ours(cells: Mapping[tuple[int, int], Measured | None], place: tuple[int, int], footnotes: _Footnotes) -> str:
+def _format_ours(
+    cells: Mapping[tuple[int, int], Measured | None], place: tuple[int, int], footnotes: _Footnotes
+) -> str:
     if place not in cells:
         return ""
     measured = cells[place]
@@ -225,18 +233,19 @@ def _ours(cells: Mapping[tuple[int, int], Measured | None], place: tuple[int, in
     return f"{measured.mean:.2f}{spread} ({len(measured.seeds)}){footnotes.mark(measured.changes)}"
 
 
-def _difference(value: Value, measured: Measured | None) -> float | None:
-    said = value[0] if isinstance(value, tuple) else value
-    return None if measured is None or not isinstance(said, float) else measured.mean - said
+def _subtract(measured: Measured | None, value: Value) -> float | None:
+    reported = value[0] if isinstance(value, tuple) else value
+    return None if measured is None or not isinstance(reported, float) else measured.mean - reported
 
 
-def _signed(difference: float | None, measured: Measured | None, footnotes: _Footnotes) -> str:
+def _format_difference(value: Value, measured: Measured | None, footnotes: _Footnotes) -> str:
+    difference = _subtract(measured, value)
     if difference is None or measured is None:
         return ""
     return f"{difference:+.2f}{footnotes.mark(measured.changes)}"
 
 
-def _said(value: Value, decimals: int | None) -> str:
+def _format_value(value: Value, decimals: int | None) -> str:
     match value:
         case None:
             return ""
@@ -248,8 +257,8 @@ def _said(value: Value, decimals: int | None) -> str:
             return f"{value:g}" if decimals is None else f"{value:.{decimals}f}"
 
 
-def _decimals(table: Table, place: int) -> int | None:
-    """As many as the paper's figures of a column have; None for settings."""
+def _count_decimals(table: Table, place: int) -> int | None:
+    """Counts the decimals of the paper's numbers in a column; None for settings."""
     values = [row.values[place] for row in table.rows]
     if table.columns[place].metric is None and not all(isinstance(value, float) and value >= 0.01 for value in values):
         return None
@@ -258,20 +267,20 @@ def _decimals(table: Table, place: int) -> int | None:
 
 
 @cache
-def _settings_of(recipe: str) -> Mapping[str, str] | None:
-    """The settings of the experiment of this name; None if there is none."""
+def _compose_settings(recipe: str) -> Mapping[str, str] | None:
+    """Composes the settings of the experiment of this name; None if there is none."""
     job = job_of(recipe)
     if job is None:
         return None
     try:
         config = from_values(RECIPES[job].config, compose(job, [f"experiment={recipe}"]))
-    except ConfigError:  # it needs what the command line gives
+    except ConfigError:  # it requires values from the command line
         return None
     return deciding({key: str(value) for key, value in flattened(to_values(config)).items()})
 
 
-def _measured(candidates: Sequence[_Candidate], metric: str) -> Measured:
-    by_seed = {candidate.pretraining.seed: candidate for candidate in sorted(candidates, key=_age)}
+def _average(candidates: Sequence[_Candidate], metric: str) -> Measured:
+    by_seed = {candidate.pretraining.seed: candidate for candidate in sorted(candidates, key=_start_time)}
     chosen = [by_seed[seed] for seed in in_order(by_seed)]
     values = [candidate.run.metrics[metric] for candidate in chosen]
     return Measured(
@@ -283,33 +292,34 @@ def _measured(candidates: Sequence[_Candidate], metric: str) -> Measured:
     )
 
 
-def _age(candidate: _Candidate) -> tuple[int, int]:
+def _start_time(candidate: _Candidate) -> tuple[int, int]:
     return candidate.pretraining.started_ms, candidate.run.started_ms
 
 
-def _differences(expected: Mapping[str, str], found: Mapping[str, str]) -> tuple[Change, ...]:
+def _compare(expected: Mapping[str, str], found: Mapping[str, str]) -> tuple[Change, ...]:
     keys = sorted(expected.keys() | found.keys())
     return tuple((key, expected.get(key), found.get(key)) for key in keys if expected.get(key) != found.get(key))
 
 
-def _without_probe(settings: Mapping[str, str]) -> dict[str, str]:
+def remove_probe(settings: Mapping[str, str]) -> dict[str, str]:
+    """Returns the settings without those of the probe."""
     return {key: value for key, value in settings.items() if not key.startswith("probe.")}
 
 
-def _data(paper: str, table: Table, cells: Mapping[tuple[int, int], Measured | None]) -> list[dict[str, Any]]:
+def _make_rows(paper: str, table: Table, cells: Mapping[tuple[int, int], Measured | None]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for row_place, row in enumerate(table.rows):
         for place, column in enumerate(table.columns):
             value = row.values[place]
             if value is not None:
-                about = {"paper": paper, "table": table.number, "section": row.section, "row": row.label}
-                about |= {"column": column.heading, "recipe": table.recipe(row, column), "metric": column.metric}
-                rows.append({**about, **_cell_data(value, cells.get((row_place, place)))})
+                keys = {"paper": paper, "table": table.number, "section": row.section, "row": row.label}
+                keys |= {"column": column.heading, "recipe": table.recipe(row, column), "metric": column.metric}
+                rows.append({**keys, **_make_cell(value, cells.get((row_place, place)))})
     return rows
 
 
-def _cell_data(value: Value, measured: Measured | None) -> dict[str, Any]:
-    said, deviation = value if isinstance(value, tuple) else (value, None)
+def _make_cell(value: Value, measured: Measured | None) -> dict[str, Any]:
+    reported, deviation = value if isinstance(value, tuple) else (value, None)
     ours: dict[str, Any] = dict.fromkeys(("ours", "ours_std", "num_seeds", "seeds", "difference", "changed", "run_ids"))
     if measured is not None:
         ours = {
@@ -317,8 +327,8 @@ def _cell_data(value: Value, measured: Measured | None) -> dict[str, Any]:
             "ours_std": measured.deviation,
             "num_seeds": len(measured.seeds),
             "seeds": " ".join(measured.seeds),
-            "difference": _difference(value, measured),
-            "changed": _told(measured.changes),
+            "difference": _subtract(measured, value),
+            "changed": _describe_changes(measured.changes),
             "run_ids": " ".join(measured.run_ids),
         }
-    return {"paper_value": said, "paper_std": deviation, **ours}
+    return {"paper_value": reported, "paper_std": deviation, **ours}

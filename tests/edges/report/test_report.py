@@ -1,4 +1,4 @@
-"""Reports from small stores whose runs are written by hand, and from one real run."""
+"""Reports from small stores with hand-written runs, and from one real run."""
 
 import csv
 import json
@@ -27,7 +27,7 @@ from ssl_sec.settings import flattened, from_values, to_values
 
 
 class Store:
-    """A store of runs that never ran; later ones are newer."""
+    """A store of made-up runs; later ones are newer."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ class Store:
         return self._run(recipe, "probe", params, {metric: top1}, status, "probe", {"mlflow.parentRunId": parent})
 
     def result(self, recipe, seed, *top1, **changes):
-        """A pretraining and its probe."""
+        """Adds a pretraining and its probe."""
         return self.probed(self.pretrained(recipe, seed, **changes), *top1)
 
     def _run(self, recipe, job, params, metrics, status, name, tags):
@@ -64,25 +64,25 @@ class Store:
         self._clock += 1
         tags = {"recipe": recipe, "job": job, **tags}
         run = self.client.create_run(self._experiments[recipe], self._clock, tags, name)
-        told = [Param(key, str(value)) for key, value in params.items()]
+        logged = [Param(key, str(value)) for key, value in params.items()]
         points = [
             Metric(key, value, self._clock, step)
             for key, values in metrics.items()
             for step, value in enumerate(values)
         ]
-        self.client.log_batch(run.info.run_id, metrics=points, params=told[:90])
-        self.client.log_batch(run.info.run_id, params=told[90:])
+        self.client.log_batch(run.info.run_id, metrics=points, params=logged[:90])
+        self.client.log_batch(run.info.run_id, params=logged[90:])
         self.client.set_terminated(run.info.run_id, status)
         return run.info.run_id
 
     def report(self, experiment=None, **keys):
-        """The report, not written."""
+        """Makes a report without writing it."""
         return make_report(ReportConfig(**keys, tracking=TrackingConfig(uri=self.uri, experiment=experiment)))
 
     def text(self, **keys):
         return self.report(**keys).text
 
-    def written(self, *arguments):
+    def write(self, *arguments):
         return run_report([*arguments, f"output={self.folder / 'report'}", f"tracking.uri={self.uri}"])
 
     def cells(self, **keys):
@@ -101,7 +101,7 @@ def dotted(changes):
 
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory):
-    """A store without runs; making its tables takes longest."""
+    """A store without runs; its tables take longest to create."""
     folder = tmp_path_factory.mktemp("empty")
     connected(f"sqlite:///{folder}/mlflow.db")
     return folder / "mlflow.db"
@@ -114,7 +114,7 @@ def store(empty, tmp_path: Path) -> Store:
 
 
 def line_of(text, label, kind):
-    """The cells of a method's line in the printed table."""
+    """Returns the cells of a method's line in the printed table."""
     lines = text.splitlines()
     start = next(place for place, line in enumerate(lines) if f"{label}  " in line and "  paper  " in line)
     for line in lines[start : start + 3]:
@@ -123,7 +123,7 @@ def line_of(text, label, kind):
     return None
 
 
-def test_the_mean_and_spread_over_seeds_are_those_by_hand(store):
+def test_the_mean_and_deviation_over_seeds_equal_those_by_hand(store):
     for seed, top1 in ((0, 86.0), (1, 87.0), (2, 89.0)):
         store.result("cifar10_sec_100", seed, top1)
     text = store.text(table=5)
@@ -139,7 +139,7 @@ def test_the_mean_and_spread_over_seeds_are_those_by_hand(store):
     assert "changed" not in text
 
 
-def test_the_points_of_a_sweep_are_runs_of_their_own(store):
+def test_the_points_of_a_sweep_count_as_runs(store):
     sweep = store._run("cifar10_sec_100", "sweep", {"points": 2}, {}, "FINISHED", "sweep", {})
     for seed, top1 in ((0, 86.0), (1, 88.0)):
         trained = store.pretrained("cifar10_sec_100", seed)
@@ -150,13 +150,13 @@ def test_the_points_of_a_sweep_are_runs_of_their_own(store):
     assert "changed" not in text
 
 
-def test_a_single_seed_has_no_spread(store):
+def test_a_single_seed_has_no_deviation(store):
     store.result("cifar100_l2reg_200", 4, 66.0)
     assert "66.00 (1)" in store.text(table=5)
     assert store.cells()["cifar100_l2reg_200", "probe/top1"]["ours_std"] is None
 
 
-def test_the_last_value_counts_and_not_the_best(store):
+def test_the_last_value_counts_not_the_best(store):
     store.result("cifar10_sec_100", 0, 10.0, 95.0, 80.0)
     assert store.cells()["cifar10_sec_100", "probe/top1"]["ours"] == 80.0
 
@@ -179,11 +179,11 @@ def test_only_finished_runs_count(store, status):
     store.probed(store.pretrained("cifar10_sec_100", 2, status=status), 20.0)
     cell = store.cells()["cifar10_sec_100", "probe/top1"]
     assert (cell["ours"], cell["seeds"]) == (86.0, "0")
-    assert "left out: 1 whose pretraining is not in the store as finished" in store.text(table=5)
+    assert "left out: 1 without a finished pretraining in the store" in store.text(table=5)
 
 
-def test_a_probes_figure_that_stands_on_its_pretraining_too_counts_once(store):
-    """Here of a probe that was deleted, so that nobody knows its settings."""
+def test_a_probes_metric_that_was_copied_to_its_pretraining_counts_once(store):
+    """Seed 1's probe was deleted, so its settings are unknown."""
     store.pretrained("cifar10_sec_100", 1, {"probe/top1": (99.0,)})
     store.probed(store.pretrained("cifar10_sec_100", 0, {"probe/top1": (86.0,)}), 86.0)
     cell = store.cells()["cifar10_sec_100", "probe/top1"]
@@ -204,17 +204,20 @@ def test_runs_of_other_recipes_do_not_count(store):
         {"data__root": "/elsewhere", "data__download": True},
         {"output_dir": "/elsewhere", "run_name": "mine", "resume": True, "log_every_steps": 1},
         {"tracking__experiment": "all", "checkpoint__keep_last": 9, "monitor__every_epochs": 1},
-        {"probe__enabled": True, "probe__epochs": 5},  # the pretraining's own word on the probe; the probe's counts
+        {
+            "probe__enabled": True,
+            "probe__epochs": 5,
+        },  # the pretraining's settings of a probe; those of the probe itself count
     ],
 )
-def test_where_and_how_a_run_ran_changes_nothing(store, changes):
+def test_settings_of_where_and_how_a_run_ran_are_not_changes(store, changes):
     store.result("cifar10_sec_100", 0, 86.0, **changes)
     text = store.text(table=5)
     assert "86.00 (1)" in text
     assert "changed" not in text
 
 
-def test_a_reduced_run_is_marked_with_what_it_changed(store):
+def test_a_reduced_run_is_marked_with_its_changes(store):
     store.result("cifar10_sec_100", 0, 50.0, epochs=12, encoder__width=0.25)
     text = store.text(table=5)
     assert line_of(text, "NT-Xent + SEC", "ours")[0] == "50.00 (1) [1]"
@@ -240,7 +243,7 @@ def test_a_probe_on_other_data_is_marked(store):
     assert "data.name cifar100 (recipe: cifar10)" in store.text(table=5)
 
 
-def test_exact_runs_are_never_mixed_with_changed_ones(store):
+def test_exact_runs_are_not_mixed_with_changed_ones(store):
     store.result("cifar10_sec_100", 0, 86.0)
     store.result("cifar10_sec_100", 1, 50.0, epochs=12)
     store.result("cifar10_sec_100", 0, 40.0, epochs=12)  # newer than the exact one of its seed
@@ -258,7 +261,7 @@ def test_runs_that_changed_different_things_are_not_mixed(store):
 
 
 def test_an_arm_of_an_ablation_is_not_its_recipe(store):
-    """jobs.ablate gives all arms the recipe's name."""
+    """jobs.ablate tags all arms with the recipe's name."""
     store.result("cifar10_sec_100", 0, 86.0)
     store.result("cifar10_sec_100", 1, 36.0, epochs=0, constraint__name="none")
     assert store.cells()["cifar10_sec_100", "probe/top1"]["seeds"] == "0"
@@ -273,22 +276,22 @@ def test_all_pages_are_read(store, monkeypatch):
     assert cell["ours_std"] == pytest.approx(statistics.stdev(range(5)))
 
 
-def test_runs_are_asked_for_by_tag_and_state(store, monkeypatch):
-    asked = []
+def test_runs_are_searched_by_tag_and_status(store, monkeypatch):
+    filters = []
     search = MlflowClient.search_runs
 
-    def noted(self, experiment_ids, filter_string="", *arguments, **options):
-        asked.append(filter_string)
+    def recording_search(self, experiment_ids, filter_string="", *arguments, **options):
+        filters.append(filter_string)
         return search(self, experiment_ids, filter_string, *arguments, **options)
 
-    monkeypatch.setattr(MlflowClient, "search_runs", noted)
+    monkeypatch.setattr(MlflowClient, "search_runs", recording_search)
     store.report(table=5)
-    assert len(asked) == 12
-    assert all("attributes.status = 'FINISHED'" in filter_string for filter_string in asked)
-    assert sum("tags.recipe = 'cifar10_sec_100'" in filter_string for filter_string in asked) == 1
+    assert len(filters) == 12
+    assert all("attributes.status = 'FINISHED'" in filter_string for filter_string in filters)
+    assert sum("tags.recipe = 'cifar10_sec_100'" in filter_string for filter_string in filters) == 1
 
 
-def test_one_experiment_can_be_asked_for(store):
+def test_the_runs_can_be_limited_to_one_experiment(store):
     store.result("cifar10_sec_100", 0, 86.0)
     store.result("cifar10_sec_200", 0, 90.0)
     cells = store.cells(experiment="cifar10_sec_200")
@@ -304,12 +307,12 @@ def test_a_recipe_without_an_experiment_is_marked(store):
     store._run("casia_softmax", "face", params, values, "FINISHED", "a", {})
     text = store.text(table=4)
     assert "52.00 (1) [1]" in text
-    assert "[1] changed: no experiment of this name is there to compare the settings with" in text
+    assert "[1] changed: there is no experiment of this name to compare the settings with" in text
 
 
 def test_the_files_of_a_table(store):
     store.result("cifar10_sec_100", 0, 86.0)
-    text = store.written("table=12")
+    text = store.write("table=12")
     folder = store.folder / "report"
     paths = [folder / f"sec-table-12.{ending}" for ending in ("md", "csv", "png")]
     assert text.splitlines()[-3:] == list(map(str, paths))
@@ -321,7 +324,7 @@ def test_the_files_of_a_table(store):
     assert paths[2].read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_wide_table_is_told_by_data_set(store):
+def test_a_wide_table_is_split_by_data_set(store):
     text = store.text(table=3)
     headers = [line for line in text.splitlines() if "NMI" in line or "In-Shop R@1" in line]
     assert len(headers) == 4
@@ -336,7 +339,7 @@ def test_a_table_of_settings_needs_no_store(tmp_path: Path):
     assert "ours" not in text
 
 
-def test_a_spread_of_the_papers_is_shown(store):
+def test_a_deviation_of_the_papers_is_shown(store):
     text = store.text(paper="normface", table=2)
     assert "99.16 ± 0.025" in text
 
@@ -357,23 +360,23 @@ def test_a_spread_of_the_papers_is_shown(store):
         (["table=1", "output=/proc/none"], 4, "output: /proc/none cannot be written"),
     ],
 )
-def test_what_cannot_be_is_one_line(arguments, code, message, tmp_path: Path, capsys):
+def test_a_mistake_is_one_line(arguments, code, message, tmp_path: Path, capsys):
     (tmp_path / "text").write_text("no database")
     given = [argument.format(folder=tmp_path) for argument in arguments]
     defaults = [f"output={tmp_path / 'report'}"] if not any("output=" in argument for argument in given) else []
     assert run_job("report", run_report, [*given, *defaults, f"output_dir={tmp_path / 'none'}"]) == code
-    told = capsys.readouterr().err.strip()
-    assert message in told
-    assert told.startswith("error: ")
-    assert "\n" not in told
+    printed = capsys.readouterr().err.strip()
+    assert message in printed
+    assert printed.startswith("error: ")
+    assert "\n" not in printed
     assert not (tmp_path / "none").exists()
 
 
 def test_help_and_keys(capsys):
     assert run_job("report", run_report, ["--help"]) == 0
-    told = capsys.readouterr().out
-    assert "compare <run> <run>" in told
-    assert "paper" in told
+    printed = capsys.readouterr().out
+    assert "compare <run> <run>" in printed
+    assert "paper" in printed
     config = from_values(ReportConfig, compose("report", ["table=5"]))
     assert config.table == 5
     assert from_values(ReportConfig, to_values(config)) == config
@@ -408,7 +411,7 @@ def test_the_distributions_of_norms(store):
     assert sum(below_2) == pytest.approx((3 / 8 + 5 / 8) / 2 * 100)
 
 
-def test_curves_over_steps_with_their_spread(store):
+def test_curves_over_steps_with_their_deviation(store):
     for seed, level in ((0, 50.0), (1, 54.0)):
         store.pretrained("digits", seed, curves(level))
     store.pretrained("digits", 0, curves(40.0), constraint__name="none")
@@ -425,13 +428,13 @@ def test_curves_over_steps_with_their_spread(store):
     assert {row["arm"] for row in rows} == {"sec", "no constraint, epochs 20"}
 
 
-def test_a_figure_shows_the_newest_experiment_or_the_recipes_asked_for(store):
+def test_a_figure_shows_the_newest_experiment_or_the_given_recipes(store):
     store.pretrained("cifar10_ntxent_100", 0, curves(50.0))
     store.pretrained("cifar10_sec_100", 0, curves(50.0))
     store.pretrained("digits", 0, curves(50.0))
     assert {row["arm"] for row in store.report(figure=4).rows} == {"sec"}
-    asked = store.report(figure=4, recipes=("cifar10_sec_100", "cifar10_ntxent_100"))
-    assert {row["arm"] for row in asked.rows} == {"cifar10_ntxent_100", "cifar10_sec_100"}
+    chosen = store.report(figure=4, recipes=("cifar10_sec_100", "cifar10_ntxent_100"))
+    assert {row["arm"] for row in chosen.rows} == {"cifar10_ntxent_100", "cifar10_sec_100"}
     with pytest.raises(ConfigError, match="recipes: found 'digit', of which no pretraining has finished; did you mean"):
         store.report(figure=4, recipes=("digit",))
 
@@ -440,19 +443,19 @@ def test_a_figure_without_its_data_is_one_line(store):
     with pytest.raises(ConfigError, match="recipes: no pretraining has finished"):
         store.report(figure=4)
     store.pretrained("digits", 0, {"val/knn_top1": [30.0]})
-    with pytest.raises(ConfigError, match="none of the 1 run chosen kept histograms"):
+    with pytest.raises(ConfigError, match="none of the 1 run has histograms"):
         store.report(figure="5a")
-    with pytest.raises(ConfigError, match="none of the 1 run chosen has two points of val/knn_top1"):
+    with pytest.raises(ConfigError, match="none of the 1 run has two points of val/knn_top1"):
         store.report(figure=4)
 
 
-# Two runs side by side
+# Comparisons of two runs
 
 
-def test_two_runs_side_by_side(store):
+def test_two_runs_are_compared(store):
     first = store.pretrained("digits", 0, curves(50.0), name="plain")
     second = store.pretrained("digits", 0, curves(53.5), name="wide", encoder__width=1.0)
-    text = store.written("compare", first, second[:12])
+    text = store.write("compare", first, second[:12])
     assert next(line for line in text.splitlines() if line.startswith("encoder.width")).split()[1:] == ["0.25", "1.0"]
     assert "optimiser.learning_rate" not in text
     row = next(line for line in text.splitlines() if line.startswith("val/knn_top1"))
@@ -464,14 +467,14 @@ def test_two_runs_side_by_side(store):
     assert (rows["encoder.width"]["equal"], rows["epochs"]["equal"]) == (False, True)
 
 
-def test_a_run_is_found_by_its_name_or_the_beginning_of_it(store):
+def test_a_run_is_found_by_its_name_or_its_beginning(store):
     store.pretrained("digits", 0, curves(50.0), name="none-seed0-1")
     probe = store.pretrained("digits", 0, curves(50.0), name="none-seed0-1-probe")
     store.pretrained("digits", 1, curves(50.0), name="noneXseed1")
     assert "none-seed0-1 and none-seed0-1-probe" in store.text(compare=("none-seed0-1", probe))
     with pytest.raises(ConfigError, match="compare: found 'none', which 3 runs may be: "):
         store.report(compare=("none", probe))
-    with pytest.raises(ConfigError, match="which 2 runs may be"):  # _ stands for itself
+    with pytest.raises(ConfigError, match="which 2 runs may be"):  # _ is no wildcard
         store.report(compare=("none-seed0", probe))
     with pytest.raises(ConfigError, match="compare: found 'noneYseed', but MLflow at .* has no run"):
         store.report(compare=(probe, "noneYseed"))
@@ -479,14 +482,14 @@ def test_a_run_is_found_by_its_name_or_the_beginning_of_it(store):
         store.report(compare=(probe, "'\""))
 
 
-def test_runs_of_one_name_are_told_apart_by_their_ids(store):
+def test_runs_of_one_name_are_distinguished_by_their_ids(store):
     ids = [store.pretrained("digits", seed, curves(50.0), name="same") for seed in (0, 1)]
     assert f"same {ids[0][:8]} and same {ids[1][:8]}" in store.text(compare=tuple(ids))
     with pytest.raises(ConfigError, match="'same', which 2 runs may be"):
         store.report(compare=("same", ids[0]))
 
 
-def test_a_store_that_fails_meanwhile_is_told(store, monkeypatch):
+def test_a_store_that_fails_during_a_report_is_an_error(store, monkeypatch):
     def failing(*arguments, **options):
         raise OSError("no route")
 
@@ -495,8 +498,8 @@ def test_a_store_that_fails_meanwhile_is_told(store, monkeypatch):
         store.report(table=5)
 
 
-def test_a_real_run_is_found_whole(quick, tmp_path: Path):
-    """What the driver logs is what the reports read."""
+def test_a_real_run_is_read(quick, tmp_path: Path):
+    """The reports read what the driver logs."""
     given = [*quick, "runtime=local", "run_name=whole", "probe.enabled=true", "monitor.every_epochs=1"]
     finished = run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", given)))
     keys = {"output_dir": str(tmp_path / "runs"), "tracking": TrackingConfig()}
