@@ -80,6 +80,7 @@ class Nowhere:
 
     def __init__(self, folder: Path) -> None:
         self.encoder_path = folder / "encoder.safetensors"
+        self.head_path = folder / "head.safetensors"
         self.features_path = folder / "features.pt"
 
     def describe_data(self, image_set: ImageSet) -> None:
