@@ -77,6 +77,7 @@ class TemporaryStore:
 
     def __init__(self, folder: Path) -> None:
         self.encoder_path = folder / "encoder.safetensors"
+        self.head_path = folder / "head.safetensors"
         self.features_path = folder / "features.pt"
 
     def describe_data(self, image_set: ImageSet) -> None:

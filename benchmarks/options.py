@@ -35,7 +35,7 @@ from ssl_sec.augment.views import SimCLRAugmentation
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.recipes import assembly
 from ssl_sec.training.objective import Objective
-from ssl_sec.training.step import Recipe
+from ssl_sec.training.recipe import Recipe
 
 SIZE_PX = 32
 DEFAULT = "default"

@@ -28,7 +28,8 @@ from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.recipe import build_recipe
 from ssl_sec.settings import from_values
 from ssl_sec.training.norms import NormHistogram
-from ssl_sec.training.step import Cadence, Precision, Recipe, Request, Steps, autocast, steps_of, train
+from ssl_sec.training.recipe import Precision, Recipe
+from ssl_sec.training.step import Cadence, Request, Steps, autocast, steps_of, train
 
 # The learning rate is low enough that no network diverges on random pixels, in any number of steps.
 TEMPERATURE, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.5, 1e-4, 0.9, 1e-4

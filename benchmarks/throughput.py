@@ -45,7 +45,8 @@ from benchmarks.measure import (
 from benchmarks.simclr import Contender, Lightly, Ours, Plain, Setting, describe_data, draw_images, open_images
 from ssl_sec.batch import Batch
 from ssl_sec.data.image_set import ResidentImages
-from ssl_sec.training.step import Recipe, autocast
+from ssl_sec.training.recipe import Recipe
+from ssl_sec.training.step import autocast
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

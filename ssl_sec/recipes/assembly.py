@@ -1,26 +1,29 @@
-"""What every recipe needs to become a run on this worker: a network on its device, and the state it had before."""
+"""What the recipes share on their way from a config to a trained network, on this worker of any runtime."""
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ssl_sec.augment.views import Views
 from ssl_sec.collectives import average_gradients, average_parameter_gradients
+from ssl_sec.data.class_splits import hold_out_classes
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.data.samplers import worker_rows
-from ssl_sec.networks import Encoder
+from ssl_sec.data.samplers import Sampler, worker_rows
+from ssl_sec.evaluation.features import extract_features
+from ssl_sec.losses import Loss, SphericalFeatureTransform
+from ssl_sec.networks import Encoder, save_weights
 from ssl_sec.networks.batch_norm import globalise_batch_norm
 from ssl_sec.networks.convolutions import lay_out
-from ssl_sec.recipes.config import TrainingConfig
+from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.class_sharding import template_losses
 from ssl_sec.training.objective import Objective
-from ssl_sec.training.step import Computation, Recipe, Runtime, say
-
-logger = logging.getLogger(__name__)
+from ssl_sec.training.recipe import Computation, Recipe
+from ssl_sec.training.step import Cadence, Runtime, say, train
 
 
 @runtime_checkable
@@ -30,6 +33,11 @@ class RunStore(Protocol):
     @property
     def encoder_path(self) -> Path:
         """Where the encoder's weights are left."""
+        ...
+
+    @property
+    def head_path(self) -> Path:
+        """Where the head's weights are left, where it belongs to the trained network."""
         ...
 
     @property
@@ -50,12 +58,116 @@ class RunStore(Protocol):
         ...
 
 
-def initialised(config: TrainingConfig, image_set: ImageSet, runtime: Runtime) -> tuple[Encoder, nn.Module]:
-    """The encoder and the head as the run's seed draws them, equal on every worker.
+def assemble(
+    config: TrainingConfig,
+    image_set: ImageSet,
+    runtime: Runtime,
+    *,
+    sampler: Sampler,
+    total_steps: int,
+    loss: Loss,
+    views: Views,
+    transform: SphericalFeatureTransform | None = None,
+    **more: Any,
+) -> Recipe:
+    """All that a run trains, on the runtime's device; equal on every worker, templates that are shared out aside.
+
+    Args:
+        config: of the run.
+        image_set: what is trained on.
+        runtime: this worker's.
+        sampler: which images are in step t.
+        total_steps: T.
+        loss: the metric loss.
+        views: how images are augmented.
+        transform: generates rows of other classes, or None.
+        more: further fields of the `Recipe`.
 
     Raises:
         ConfigError: if the workers cannot share the batch equally.
     """
+    encoder, head = _initialise(config, image_set, runtime)
+    eta = config.constraint.weight(sampler.steps_per_epoch, total_steps)
+    objective = Objective(loss, config.constraint.build(), eta, transform)
+    computation = config.runtime.on(runtime.device)
+    return Recipe(
+        encoder=encoder,
+        head=head,
+        model=_to_device(encoder, head, objective, runtime, computation),
+        objective=objective,
+        optimiser=config.optimiser.build(encoder, head, objective),
+        learning_rate=config.optimiser.schedule(sampler.steps_per_epoch, total_steps),
+        image_set=image_set,
+        sampler=sampler,
+        views=views,
+        total_steps=total_steps,
+        computation=computation,
+        **more,
+    )
+
+
+def train_recipe(
+    config: TrainingConfig,
+    recipe: Recipe,
+    runtime: Runtime,
+    store: RunStore,
+    monitor: Callable[[int], Mapping[str, float]],
+    monitor_every_steps: int,
+    at_start: bool = False,
+) -> None:
+    """Trains from the state that the store has of the run to the recipe's last step.
+
+    Args:
+        config: of the run.
+        recipe: what is trained.
+        runtime: this worker's.
+        store: the run's, shared by all workers.
+        monitor: figures of the encoder after so many steps, asked for by every worker.
+        monitor_every_steps: ≥ 1.
+        at_start: whether the network is monitored before the first step, too.
+    """
+    first_step = _restore(recipe, runtime, store)
+    if at_start and first_step == 0:
+        runtime.report(0, monitor(0))
+    checkpoint = config.checkpoint
+    in_steps = isinstance(checkpoint, StepCheckpointConfig)
+    save_every = checkpoint.every_steps if in_steps else checkpoint.every_epochs * recipe.sampler.steps_per_epoch
+    cadence = Cadence(
+        log_every_steps=config.steps_between_reports(runtime.device),
+        save_every_steps=save_every,
+        monitor_every_steps=monitor_every_steps,
+    )
+    train(recipe, runtime, cadence, monitor, first_step)
+
+
+def hold_out(image_set: ImageSet, share: float) -> tuple[ImageSet, ImageSet, str]:
+    """The classes to train on, those to watch the run with, and what the figures of these are called.
+
+    Without a share to hold out, all classes are trained on and watched.
+    """
+    if share == 0:
+        return image_set, image_set, "train"
+    return *hold_out_classes(image_set, share, seed=0), "val"
+
+
+def extractor(
+    network: nn.Module, computation: Computation, runtime: Runtime, batch_size: int
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """What gives the features and labels of a set's images, by their indices or of all; see `extract_features`."""
+    loaders = computation.num_loader_workers
+    return partial(extract_features, network, device=runtime.device, batch_size=batch_size, num_loader_workers=loaders)
+
+
+def save_network(recipe: Recipe, store: RunStore, with_head: bool) -> None:
+    """Leaves the trained weights in the store; for one worker."""
+    assert isinstance(recipe.encoder.backbone, nn.Module)
+    save_weights(recipe.encoder.backbone, store.encoder_path)
+    if with_head:
+        save_weights(recipe.head, store.head_path)
+
+
+def _initialise(config: TrainingConfig, image_set: ImageSet, runtime: Runtime) -> tuple[Encoder, nn.Module]:
+    """The encoder and the head as the run's seed draws them, equal on every worker."""
     num_channels, height, width = image_set.image_shape
     size = f"{len(image_set):,} images of {num_channels} x {height} x {width}, {len(image_set.class_names):,} classes"
     say(runtime, "data: %s, %s", image_set.name, size)
@@ -65,18 +177,10 @@ def initialised(config: TrainingConfig, image_set: ImageSet, runtime: Runtime) -
     return encoder, config.head.build(encoder.num_features, config.seed)
 
 
-def assembled(
+def _to_device(
     encoder: nn.Module, head: nn.Module, objective: Objective, runtime: Runtime, computation: Computation
 ) -> nn.Module:
-    """head(encoder(images)) on the worker's device, with batch norm and gradients of all workers.
-
-    Args:
-        encoder: images in [0, 1] -> features; changed in place, as are the others.
-        head: features -> raw embeddings.
-        objective: moved to the same device and precision; the gradients of its parameters are averaged too.
-        runtime: this worker's.
-        computation: precision, layout and compilation.
-    """
+    """head(encoder(images)) with batch norm and gradients of all workers; it and the objective are moved."""
     say(runtime, "computing in %s", computation)
     network: nn.Module = nn.Sequential(encoder, head)
     if runtime.world_size > 1:
@@ -88,17 +192,17 @@ def assembled(
     objective.to(runtime.device)
     average_parameter_gradients(objective, [each.weight for each in template_losses(objective) if not each.holds_all])
     model = average_gradients(network, runtime.device)
-    # All batches have one size: another one, as of a benchmark, is compiled for itself and not for any size.
+    # All batches have one size: another one, as of a test set, is compiled for itself and not for any size.
     return cast(nn.Module, torch.compile(model, dynamic=False)) if computation.compiled else model
 
 
-def taken_up(recipe: Recipe, runtime: Runtime, store: RunStore) -> int:
+def _restore(recipe: Recipe, runtime: Runtime, store: RunStore) -> int:
     """Restores what the store has of the run; returns the steps taken so far."""
     state = store.restored_state(runtime.device, recipe.held_classes)
     first_step = 0 if state is None else recipe.restore(state)
-    if first_step and runtime.rank == 0:
+    if first_step:
         workers = "1 worker" if runtime.world_size == 1 else f"{runtime.world_size} workers"
-        logger.info("resuming after step %d of %d on %s", first_step, recipe.total_steps, workers)
+        say(runtime, "resuming after step %d of %d on %s", first_step, recipe.total_steps, workers)
     if runtime.rank == 0:
         store.describe_data(recipe.image_set)
         store.forget_records_from(first_step)

@@ -21,7 +21,14 @@ from ssl_sec.settings import (
     Settings,
     check,
 )
-from ssl_sec.training.config import ConstraintConfig, RayConfig, RuntimeConfig
+from ssl_sec.training.config import (
+    ConstraintConfig,
+    EpochSGDConfig,
+    OptimiserConfig,
+    RayConfig,
+    RuntimeConfig,
+    SteppedOptimiserConfig,
+)
 
 # The tags that a run has of itself, which `tracking.tags` leaves alone.
 RUN_TAGS = (
@@ -128,6 +135,7 @@ class TrainingConfig(RunConfig, is_base=True):
     head: HeadConfig
     loss: PairLossConfig | ClassLossConfig
     constraint: ConstraintConfig
+    optimiser: OptimiserConfig | EpochSGDConfig | SteppedOptimiserConfig
     checkpoint: CheckpointConfig | StepCheckpointConfig
     runtime: RuntimeConfig
     global_batch_size: Annotated[int, Range(ge=2, le=2**20)]

@@ -28,8 +28,8 @@ from ssl_sec.settings import (
     wherever_possible,
 )
 from ssl_sec.training.optimisers import ParameterGroup, adam, lars, parameter_groups, sgd
+from ssl_sec.training.recipe import Computation, Precision
 from ssl_sec.training.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp, Schedule, StepDecay
-from ssl_sec.training.step import Computation, Precision
 
 # A rate that an optimiser in float32 can take, and divide another by.
 Rate = Annotated[float, Range(ge=0, le=10**6)]
@@ -144,7 +144,7 @@ class _SteppedOptimiserConfig(Settings, key="optimiser"):
             ]
         )
 
-    def schedule(self) -> Schedule:
+    def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
         """The learning rate of all but the backbone by global step."""
         return StepDecay(self.learning_rate, self.decay_at_steps, self.decay_factor)
 
@@ -216,6 +216,7 @@ class _RuntimeConfig(Settings, key="runtime"):
             precision=self.precision or ("bfloat16" if has_bfloat16 else "float32"),
             channels_last=self.channels_last is not False,
             compiled=on_gpu and can_compile() if self.compile is None else self.compile,
+            num_loader_workers=self.num_loader_workers,
         )
 
     def replays_steps(self, device: torch.device, world_size: int) -> bool:
@@ -321,7 +322,7 @@ class EpochSGDConfig(Settings, key="optimiser"):
         """The optimiser over the modules' parameters."""
         return sgd(parameter_groups(modules, self.weight_decay), self.momentum)
 
-    def schedule(self, steps_per_epoch: int) -> Schedule:
+    def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
         """The learning rate by global step."""
         at_steps = tuple(round(epoch * steps_per_epoch) for epoch in self.decay_at_epochs)
         return StepDecay(self.learning_rate, at_steps, self.decay_factor)

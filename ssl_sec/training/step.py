@@ -12,31 +12,24 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from ssl_sec.augment.views import Views
-from ssl_sec.batch import Batch
 from ssl_sec.collectives import highest_of_workers
-from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.loading import batches
-from ssl_sec.data.samplers import Sampler, worker_rows
-from ssl_sec.errors import Stopped, StorageError
+from ssl_sec.data.samplers import worker_rows
+from ssl_sec.errors import Stopped
 from ssl_sec.networks.dropout import draw_dropout
-from ssl_sec.training.class_sharding import HeldRows, held_templates
 from ssl_sec.training.norms import NormHistogram, norm_histogram
-from ssl_sec.training.objective import Objective, Terms
+from ssl_sec.training.objective import Terms
 from ssl_sec.training.optimisers import set_learning_rate
+from ssl_sec.training.recipe import Precision, Recipe
 from ssl_sec.training.replaying import CUDAGraphs, Graphs, Replayed
-from ssl_sec.training.schedules import Schedule
 
 logger = logging.getLogger(__name__)
-
-Precision = Literal["float32", "bfloat16", "float64"]
 
 
 class Request(IntEnum):
@@ -86,130 +79,6 @@ def say(runtime: Runtime, message: str, *values: object) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Computation:
-    """How a network computes.
-
-    Attributes:
-        precision: of the forward pass; bfloat16 is autocast, with weights in float32.
-        channels_last: whether activations are laid out so.
-        compiled: whether the network is compiled by torch.compile.
-    """
-
-    precision: Precision = "float32"
-    channels_last: bool = False
-    compiled: bool = False
-
-    def __str__(self) -> str:
-        layout = ["channels_last"] if self.channels_last else []
-        return ", ".join([self.precision, *layout, *(["compiled"] if self.compiled else [])])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the weights and the views."""
-        return torch.float64 if self.precision == "float64" else torch.float32
-
-    @property
-    def layout(self) -> torch.memory_format:
-        """Of the views."""
-        return torch.channels_last if self.channels_last else torch.contiguous_format
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    """All that a run trains, and how.
-
-    Attributes:
-        encoder: images in [0, 1] -> features.
-        head: features -> raw embeddings.
-        model: head(encoder(images)), with the gradients of all workers averaged.
-        objective: loss and constraint on the global batch.
-        optimiser: over the parameters of all three.
-        learning_rate: by global step.
-        image_set: where images come from.
-        sampler: which of them are in step t.
-        views: how they are augmented.
-        row_labels: labels of the rows of the views, from a batch and its rows in the global batch.
-        total_steps: T.
-        computation: how the network computes.
-        graphed: whether the launches of a step are recorded once and replayed (`ssl_sec.training.replaying`).
-        num_loader_workers: processes that decode a streamed set.
-        draws: what the loader's crops are drawn from, a number for each row of a step's global batch; None if it draws
-            nothing.
-        more_figures: what is reported beside what every recipe reports.
-    """
-
-    encoder: nn.Module
-    head: nn.Module
-    model: nn.Module
-    objective: Objective
-    optimiser: Optimizer
-    learning_rate: Schedule
-    image_set: ImageSet
-    sampler: Sampler
-    views: Views
-    row_labels: Callable[[Batch, slice], Tensor]
-    total_steps: int
-    computation: Computation = Computation()
-    graphed: bool = False
-    num_loader_workers: int = 0
-    draws: Callable[[int], Tensor] | None = None
-    more_figures: Callable[[], Mapping[str, float]] = dict
-
-    def state(self, step: int) -> dict[str, Any]:
-        """All that a resume after `step` steps needs.
-
-        Templates that are shared out, and what the optimiser keeps of them, are HeldRows.
-        """
-        held = held_templates(self.objective)
-        optimiser = self.optimiser.state_dict()
-        for group in optimiser["param_groups"]:
-            group["lr"] = float(group["lr"])  # a tensor where steps are replayed
-        parameters = [parameter for group in self.optimiser.param_groups for parameter in group["params"]]
-        for templates in held.values():
-            number = next(number for number, each in enumerate(parameters) if each is templates.rows)
-            # A copy: the optimiser goes on with its own.
-            optimiser["state"][number] = {
-                key: HeldRows(value, templates.first) if getattr(value, "shape", ()) == templates.rows.shape else value
-                for key, value in optimiser["state"].get(number, {}).items()
-            }
-        return {
-            "step": step,
-            "num_classes": len(self.image_set.class_names),
-            "encoder": self.encoder.state_dict(),
-            "head": self.head.state_dict(),
-            "objective": {**self.objective.state_dict(), **held},
-            "optimiser": optimiser,
-        }
-
-    @property
-    def held_classes(self) -> slice | None:
-        """The classes whose templates this worker holds, if they are shared out."""
-        for templates in held_templates(self.objective).values():
-            return slice(templates.first, templates.first + len(templates.rows))
-        return None
-
-    def restore(self, state: Mapping[str, Any]) -> int:
-        """Takes up a saved state; returns the steps taken so far.
-
-        Raises:
-            StorageError: the training set has another number of classes than the one of the state.
-        """
-        found, saved = len(self.image_set.class_names), int(state.get("num_classes", len(self.image_set.class_names)))
-        if found != saved:
-            raise StorageError(f"{self.image_set.name} has {found} classes, but the checkpoint's run had {saved}")
-        self.encoder.load_state_dict(state["encoder"])
-        self.head.load_state_dict(state["head"])
-        self.objective.load_state_dict(state["objective"])
-        # The state is the checkpoint's; the options are this run's, which may compute on another device.
-        groups = [
-            {**theirs, **own, "params": theirs["params"]}
-            for theirs, own in zip(state["optimiser"]["param_groups"], self.optimiser.param_groups, strict=True)
-        ]
-        self.optimiser.load_state_dict({**state["optimiser"], "param_groups": groups})
-        return int(state["step"])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Cadence:
     """How often the loop reports, saves and monitors; it does all three after the last step, too.
 
@@ -231,12 +100,6 @@ Steps = Callable[[Tensor, Tensor, int], Terms]
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """The forward pass in bfloat16 where that is asked for; the objective leaves it again."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bfloat16" else nullcontext()
-
-
-def image_labels(batch: Batch, rows: slice, num_views: int) -> Int64[Tensor, " views"]:
-    """Labels of self-supervision: the views of one image of the global batch share its row number."""
-    numbers = torch.arange(rows.start, rows.stop, device=batch.images.device)
-    return numbers.repeat(num_views)
 
 
 def train_step(
@@ -342,7 +205,7 @@ def train(
         recipe.image_set,
         (sampler.indices(step)[rows] for step in steps),
         runtime.device,
-        recipe.num_loader_workers,
+        recipe.computation.num_loader_workers,
         draws=None if draws is None else (draws(step)[rows] for step in steps),
     )
     dtype, layout = recipe.computation.dtype, recipe.computation.layout

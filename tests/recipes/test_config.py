@@ -46,7 +46,7 @@ from ssl_sec.recipes.probing.config import ProbeConfig, ProbeJobConfig
 from ssl_sec.settings import from_values, to_values
 from ssl_sec.training import config as training_config
 from ssl_sec.training.config import LocalConfig, NoConstraintConfig, OptimiserConfig, RayConfig, SphericalConfig
-from ssl_sec.training.step import Computation
+from ssl_sec.training.recipe import Computation
 from tests.data.files import plain, write_folder, write_parquet
 
 RUN = {
@@ -602,11 +602,12 @@ def gpu(monkeypatch):
 
 
 def test_cpus_compute_as_they_always_did():
-    assert LocalConfig().on(torch.device("cpu")) == Computation(precision="float32", channels_last=True)
+    asked_for = Computation(precision="float32", channels_last=True, num_loader_workers=3)
+    assert LocalConfig(num_loader_workers=3).on(torch.device("cpu")) == asked_for
 
 
 def test_gpus_compute_in_bfloat16_compiled(gpu):
-    fast = Computation(precision="bfloat16", channels_last=True, compiled=True)
+    fast = Computation(precision="bfloat16", channels_last=True, compiled=True, num_loader_workers=2)
     assert LocalConfig().on(gpu) == RayConfig().on(gpu) == fast
 
 
@@ -628,7 +629,13 @@ def test_nothing_is_compiled_where_what_compiles_is_missing(missing, gpu, monkey
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("asked", [True, False])
 def test_what_is_asked_for_holds_on_every_device(precision, asked, gpu):
-    values = {"name": "local", "precision": precision, "channels_last": asked, "compile": asked}
+    values = {
+        "name": "local",
+        "precision": precision,
+        "channels_last": asked,
+        "compile": asked,
+        "num_loader_workers": 0,
+    }
     options = from_values(LocalConfig, values)
     asked_for = Computation(precision=precision, channels_last=asked, compiled=asked)
     assert options.on(torch.device("cpu")) == options.on(gpu) == asked_for

@@ -103,7 +103,7 @@ def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole):
 
 
 def test_a_resume_says_where_it_goes_on(tmp_path, whole, caplog):
-    with caplog.at_level(logging.INFO, "ssl_sec.recipes.assembly"):
+    with caplog.at_level(logging.INFO, "ssl_sec.training.step"):
         resumed, _ = run(tmp_path, state=whole[0].last_state())
     assert "resuming after step 10 of 10" in caplog.text
     assert resumed.reports == resumed.saves == []

@@ -36,7 +36,9 @@ class Collapsed(nn.Module):
 
 
 def probe(encoder=None, config=QUICK, runtime=None, data=None):
-    return linear_evaluation(encoder or Pixels(), data or DigitsConfig(), config, CPU, runtime or FakeRuntime())
+    return linear_evaluation(
+        encoder or Pixels(), data or DigitsConfig(), config, CPU.on(torch.device("cpu")), runtime or FakeRuntime()
+    )
 
 
 def with_digits(monkeypatch, **changes):

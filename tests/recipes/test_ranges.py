@@ -136,14 +136,7 @@ def use(config: Any) -> None:
     if isinstance(config, OptimiserConfig | EpochSGDConfig | SteppedAdamConfig | SteppedSGDConfig):
         layer = nn.Linear(2, 2)
         optimiser = config.build(layer)
-        schedule = (
-            config.schedule(5, 20)
-            if isinstance(config, OptimiserConfig)
-            else config.schedule(5)
-            if isinstance(config, EpochSGDConfig)
-            else config.schedule()
-        )
-        set_learning_rate(optimiser, schedule(10))
+        set_learning_rate(optimiser, config.schedule(5, 20)(10))
         layer(torch.rand(3, 2)).sum().backward()
         optimiser.step()
     if isinstance(config, ProbeConfig):

@@ -21,8 +21,8 @@ from ssl_sec.training.checkpoint import load_checkpoint, save_checkpoint, save_p
 from ssl_sec.training.class_sharding import draw_templates, held_templates, template_losses
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.optimisers import parameter_groups, sgd
+from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.schedules import Constant
-from ssl_sec.training.step import Recipe
 from tests.losses.cases import rows
 from tests.workers import on_workers
 
@@ -65,7 +65,6 @@ def trained(name, shared_out, tile_entries=tiles.TILE_ENTRIES, first_step=0, fol
         image_set=replace(open_digits("test"), class_names=tuple(map(str, range(NUM_CLASSES)))),
         sampler=ClassBatches(labels=torch.arange(12) // 2, images_per_class=2, global_batch_size=BATCH, seed=0),
         views=already_cropped,
-        row_labels=lambda batch, rows: batch.labels,
         total_steps=STEPS,
     )
     if first_step:

@@ -14,9 +14,10 @@ from ssl_sec.losses import MultiSimilarityLoss, NTXentLoss, SphericalConstraint,
 from ssl_sec.training import step as training_module
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.optimisers import lars, parameter_groups, sgd
+from ssl_sec.training.recipe import Computation, Recipe, image_labels
 from ssl_sec.training.replaying import WARM_UP_CALLS
 from ssl_sec.training.schedules import Cosine, LinearRamp
-from ssl_sec.training.step import Cadence, Computation, Recipe, autocast, image_labels, train, train_step
+from ssl_sec.training.step import Cadence, autocast, train, train_step
 from tests.fakes import FakeRuntime, assert_identical, loaded
 from tests.training.pretend_graphs import PretendGraphs
 

@@ -1,6 +1,5 @@
 """Face recognition from a config, on one worker of any runtime; measured on benchmarks whose people it never saw."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -8,35 +7,28 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from ssl_sec.data.class_splits import hold_out_classes, without_people
+from ssl_sec.data.class_splits import without_people
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.image_set import ImageSet, on_device
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.faces.roc import equal_error_rate
 from ssl_sec.evaluation.faces.verification import kfold_accuracy_of_scores, sum_of_directions, sum_of_embeddings
-from ssl_sec.evaluation.features import extract_features
 from ssl_sec.losses import Loss, NormFaceLoss
 from ssl_sec.losses.config import PairLossConfig
 from ssl_sec.losses.geometry import directions, norms
-from ssl_sec.networks import save_weights
-from ssl_sec.recipes.assembly import RunStore, assembled, initialised, taken_up
-from ssl_sec.recipes.face.config import FaceConfig, FaceEvaluationConfig
+from ssl_sec.recipes.assembly import RunStore, assemble, extractor, hold_out, save_network, train_recipe
+from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.face.test_set_config import open_benchmark
-from ssl_sec.recipes.face.test_sets import Benchmark, Protocols, cosines
+from ssl_sec.recipes.face.test_sets import Embed, Protocols, cosines
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.class_sharding import draw_templates
-from ssl_sec.training.objective import Objective
-from ssl_sec.training.step import Cadence, Recipe, Runtime, say, train
+from ssl_sec.training.recipe import Recipe
+from ssl_sec.training.step import Runtime, say
 
 
 @runtime_checkable
 class FaceStore(RunStore, Protocol):
-    """Where a run keeps what outlives it, its head and what pictures are drawn from, too."""
-
-    @property
-    def head_path(self) -> Path:
-        """Where the head's weights are left."""
-        ...
+    """Where a run keeps what outlives it, what pictures are drawn from, too."""
 
     def benchmark_path(self, title: str) -> Path:
         """Where what pictures of a benchmark are drawn from is left."""
@@ -52,64 +44,49 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
         store: the run's, shared by all workers.
     """
     say(runtime, "loading %s", config.data.name)
-    trained_on = watched = on_device(config.data.open("train"), runtime.device)
-    num_channels, height, width = trained_on.image_shape
+    image_set = on_device(config.data.open("train"), runtime.device)
+    num_channels, height, width = image_set.image_shape
     # Opened before the training, so that what is missing is told at once.
     decoding = Decoding(image_size_px=min(height, width), num_channels=num_channels)
     benchmarks = {each.figures_title: open_benchmark(each, decoding) for each in config.benchmarks}
     tested = frozenset[str]().union(*(each.people for each in benchmarks.values()))
     if config.leave_out_tested and tested:
-        trained_on = watched = without_people(trained_on, tested)
-    if config.held_out_share > 0:
-        trained_on, watched = hold_out_classes(trained_on, config.held_out_share, seed=0)
+        image_set = without_people(image_set, tested)
+    trained_on, watched, watched_name = hold_out(image_set, config.held_out_share)
     recipe = build_recipe(config, trained_on, runtime)
-    embedder = _Embedder(recipe, runtime, config)
-    monitor = _Monitor(config, embedder, watched, runtime)
-    first_step = taken_up(recipe, runtime, store)
-    if first_step == 0:
-        runtime.report(0, monitor(0))
-    steps_per_epoch = recipe.sampler.steps_per_epoch
-    cadence = Cadence(
-        log_every_steps=config.steps_between_reports(runtime.device),
-        save_every_steps=config.checkpoint.every_epochs * steps_per_epoch,
-        monitor_every_steps=config.monitor.every_epochs * steps_per_epoch,
-    )
-    train(recipe, runtime, cadence, monitor, first_step)
+    network = _WithFlips(nn.Sequential(recipe.encoder, recipe.head), config.evaluation.flips)
+    extract = extractor(network, recipe.computation, runtime, batch_size=128)
+
+    def embed(image_set: ImageSet, indices: Int64[Tensor, " images"]) -> Float[Tensor, "images dim"]:
+        return extract(image_set, indices)[0].cpu()
+
+    monitor = _Monitor(watched_name, watched, config.monitor.max_pairs, embed, runtime)
+    monitor_every = config.monitor.every_epochs * recipe.sampler.steps_per_epoch
+    train_recipe(config, recipe, runtime, store, monitor, monitor_every, at_start=True)
+    protocols = Protocols(pca=config.evaluation.pca, fars=config.evaluation.fars)
     for title, benchmark in benchmarks.items():
         say(runtime, "measuring %s", title)
         kept = store.benchmark_path(title) if runtime.rank == 0 else None
-        runtime.report(recipe.total_steps, _measured(title, benchmark, embedder, config.evaluation, kept))
+        figures = benchmark.measure(embed, protocols, kept)
+        runtime.report(recipe.total_steps, {f"face/{title}_{name}": value for name, value in figures.items()})
     if runtime.rank == 0:
-        assert isinstance(recipe.encoder.backbone, nn.Module)
-        save_weights(recipe.encoder.backbone, store.encoder_path)
-        save_weights(recipe.head, store.head_path)
+        save_network(recipe, store, with_head=True)
 
 
 def build_recipe(config: FaceConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
     """All that the run trains, on the runtime's device; equal on every worker, templates that are shared out aside."""
-    encoder, head = initialised(config, image_set, runtime)
     class_sizes = image_set.labels.bincount(minlength=len(image_set.class_names))
     sampler = config.sampler.build(image_set.labels, config.global_batch_size, config.seed)
-    total_steps = round(config.epochs * sampler.steps_per_epoch)
     loss = _build_loss(config, image_set)
-    transform = config.transform.build(class_sizes, config.head.dim, config.seed)
-    eta = config.constraint.weight(sampler.steps_per_epoch, total_steps)
-    objective = Objective(loss, config.constraint.build(), eta, transform)
-    computation = config.runtime.on(runtime.device)
-    return Recipe(
-        encoder=encoder,
-        head=head,
-        model=assembled(encoder, head, objective, runtime, computation),
-        objective=objective,
-        optimiser=config.optimiser.build(encoder, head, objective),
-        learning_rate=config.optimiser.schedule(sampler.steps_per_epoch),
-        image_set=image_set,
+    return assemble(
+        config,
+        image_set,
+        runtime,
         sampler=sampler,
+        total_steps=round(config.epochs * sampler.steps_per_epoch),
+        loss=loss,
         views=config.augment.build(config.seed),
-        row_labels=lambda batch, rows: batch.labels,
-        total_steps=total_steps,
-        computation=computation,
-        num_loader_workers=config.runtime.num_loader_workers,
+        transform=config.transform.build(class_sizes, config.head.dim, config.seed),
         more_figures=lambda: _loss_figures(loss),
     )
 
@@ -137,33 +114,6 @@ def _loss_figures(loss: Loss) -> dict[str, float]:
     return {}
 
 
-def _measured(
-    title: str, benchmark: Benchmark, embedder: "_Embedder", config: FaceEvaluationConfig, kept: Path | None
-) -> Mapping[str, float]:
-    protocols = Protocols(pca=config.pca, fars=config.fars)
-    return {f"face/{title}_{name}": value for name, value in benchmark.measure(embedder, protocols, kept).items()}
-
-
-class _Embedder:
-    """Embeddings of images and their mirror images, shared out among the workers."""
-
-    def __init__(self, recipe: Recipe, runtime: Runtime, config: FaceConfig) -> None:
-        self._network = _WithFlips(nn.Sequential(recipe.encoder, recipe.head), config.evaluation.flips)
-        self._runtime = runtime
-        self._num_loader_workers = config.runtime.num_loader_workers
-
-    def __call__(self, image_set: ImageSet, indices: Int64[Tensor, " images"]) -> Float[Tensor, "images dim"]:
-        embeddings, _ = extract_features(
-            self._network,
-            image_set,
-            indices,
-            self._runtime.device,
-            batch_size=128,
-            num_loader_workers=self._num_loader_workers,
-        )
-        return embeddings.cpu()
-
-
 class _WithFlips(nn.Module):
     """Embeddings of images, with those of their mirror images where that is asked for."""
 
@@ -185,12 +135,12 @@ class _WithFlips(nn.Module):
 class _Monitor:
     """Verification of held-out people, or of the training people where none are held out."""
 
-    def __init__(self, config: FaceConfig, embedder: _Embedder, watched: ImageSet, runtime: Runtime) -> None:
-        self._pairs = drawn_pairs(watched.labels, config.monitor.max_pairs, seed=0)
+    def __init__(self, name: str, watched: ImageSet, max_pairs: int, embed: Embed, runtime: Runtime) -> None:
+        self._name = name
         self._watched = watched
-        self._embedder = embedder
+        self._pairs = drawn_pairs(watched.labels, max_pairs, seed=0)
+        self._embed = embed
         self._runtime = runtime
-        self._name = "val" if config.held_out_share > 0 else "train"
 
     def __call__(self, steps_taken: int) -> dict[str, float]:
         if self._pairs is None:
@@ -198,7 +148,7 @@ class _Monitor:
         first, second, same = self._pairs
         say(self._runtime, "measuring verification on %s pairs", f"{len(same):,}")
         images, places = torch.cat([first, second]).unique(return_inverse=True)
-        embeddings = self._embedder(self._watched, images)
+        embeddings = self._embed(self._watched, images)
         scores = cosines(embeddings[places[: len(first)]], embeddings[places[len(first) :]])
         accuracy = kfold_accuracy_of_scores(scores, same, 10)
         return {

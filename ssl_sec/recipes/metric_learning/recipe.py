@@ -1,5 +1,6 @@
 """Deep metric learning from a config, on one worker of any runtime; measured on classes that were never trained on."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -10,20 +11,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ssl_sec.augment.views import Views, already_cropped
-from ssl_sec.data.class_splits import hold_out_classes
 from ssl_sec.data.crops import RandomResizedCrop, row_draws
 from ssl_sec.data.image_set import EncodedImages, ImageSet, on_device, subset, with_crop
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
-from ssl_sec.evaluation.features import extract_features
 from ssl_sec.evaluation.retrieval import nearest, recall_at_k
 from ssl_sec.evaluation.splits import stratified_sample
 from ssl_sec.losses.geometry import norms
-from ssl_sec.networks import save_weights
-from ssl_sec.recipes.assembly import RunStore, assembled, initialised, taken_up
+from ssl_sec.recipes.assembly import RunStore, assemble, extractor, hold_out, save_network, train_recipe
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig, RetrievalConfig
 from ssl_sec.seeding import derived_seed
-from ssl_sec.training.objective import Objective
-from ssl_sec.training.step import Cadence, Recipe, Runtime, say, train
+from ssl_sec.training.recipe import Recipe
+from ssl_sec.training.step import Runtime, say
 
 # Test images whose neighbours are kept for a picture, and how many neighbours of each.
 _EXAMPLES, _NEIGHBOURS = 8, 4
@@ -31,12 +29,7 @@ _EXAMPLES, _NEIGHBOURS = 8, 4
 
 @runtime_checkable
 class EmbeddingStore(RunStore, Protocol):
-    """Where a run keeps what outlives it, its head too."""
-
-    @property
-    def head_path(self) -> Path:
-        """Where the head's weights are left."""
-        ...
+    """Where a run keeps what outlives it, what pictures are drawn from, too."""
 
     @property
     def examples_path(self) -> Path:
@@ -58,25 +51,18 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
     """
     say(runtime, "loading %s", config.data.name)
     crop, centre = config.augment.random_crop(), config.augment.centre_crop()
-    trained_on = watched = on_device(config.data.open_by_class("train", crop), runtime.device)
+    image_set = on_device(config.data.open_by_class("train", crop), runtime.device)
     # Opened before the training, so that a test split that is missing is told at once.
     test = on_device(config.data.open_by_class("test", centre), runtime.device)
-    if config.held_out_share > 0:
-        trained_on, watched = hold_out_classes(trained_on, config.held_out_share, seed=0)
+    trained_on, watched, watched_name = hold_out(image_set, config.held_out_share)
     recipe = build_recipe(config, trained_on, runtime)
-    embedder = _Embedder(nn.Sequential(recipe.encoder, recipe.head), runtime, config.runtime.num_loader_workers)
-    monitor = _Monitor(config, embedder, with_crop(watched, centre), store, runtime)
-    first_step = taken_up(recipe, runtime, store)
-    if first_step == 0:
-        runtime.report(0, monitor(0))
-    cadence = Cadence(
-        log_every_steps=config.steps_between_reports(runtime.device),
-        save_every_steps=config.checkpoint.every_steps,
-        monitor_every_steps=config.monitor.every_steps,
-    )
-    train(recipe, runtime, cadence, monitor, first_step)
+    embed = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=128)
+    if len(watched) > config.monitor.max_images:
+        watched = subset(watched, stratified_sample(watched.labels, config.monitor.max_images, seed=0), "watched")
+    monitor = _Monitor(watched_name, with_crop(watched, centre), embed, store, runtime)
+    train_recipe(config, recipe, runtime, store, monitor, config.monitor.every_steps, at_start=True)
     say(runtime, "measuring retrieval on %s images of the test classes", f"{len(test):,}")
-    (embeddings, labels), (trained, _) = embedder(test), embedder(with_crop(trained_on, centre))
+    (embeddings, labels), (trained, _) = embed(test), embed(with_crop(trained_on, centre))
     if runtime.rank == 0:
         figures = {
             **retrieval_figures(config.evaluation, embeddings, labels, test.queries),
@@ -84,9 +70,7 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
             **_norm_figures("retrieval/train", trained),
         }
         runtime.report(recipe.total_steps, figures)
-        assert isinstance(recipe.encoder.backbone, nn.Module)
-        save_weights(recipe.encoder.backbone, store.encoder_path)
-        save_weights(recipe.head, store.head_path)
+        save_network(recipe, store, with_head=True)
         torch.save({"features": embeddings.cpu(), "labels": labels.cpu()}, store.features_path)
         torch.save(_examples(embeddings, test, config.seed), store.examples_path)
 
@@ -94,32 +78,20 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
 def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
     """All that the run trains, on the runtime's device; equal on every worker."""
     _, height, width = image_set.image_shape
-    encoder, head = initialised(config, image_set, runtime)
-    sampler = config.sampler.build(image_set.labels, config.global_batch_size, config.seed)
-    eta = config.constraint.weight(sampler.steps_per_epoch, config.steps)
     class_sizes = image_set.labels.bincount(minlength=len(image_set.class_names))
-    transform = config.transform.build(class_sizes, config.head.dim, config.seed)
-    objective = Objective(config.loss.build(), config.constraint.build(), eta, transform)
-    computation = config.runtime.on(runtime.device)
     views: Views = already_cropped
     if not (isinstance(image_set, EncodedImages) and isinstance(image_set.crop, RandomResizedCrop)):
         views = config.augment.on_device(min(height, width), config.seed)
-    model = assembled(encoder, head, objective, runtime, computation)
-    return Recipe(
-        encoder=encoder,
-        head=head,
-        model=model,
-        objective=objective,
-        optimiser=config.optimiser.build(encoder, head, objective),
-        learning_rate=config.optimiser.schedule(),
-        image_set=image_set,
-        sampler=sampler,
-        views=views,
-        draws=partial(row_draws, config.seed, global_batch_size=config.global_batch_size),
-        row_labels=lambda batch, rows: batch.labels,
+    return assemble(
+        config,
+        image_set,
+        runtime,
+        sampler=config.sampler.build(image_set.labels, config.global_batch_size, config.seed),
         total_steps=config.steps,
-        computation=computation,
-        num_loader_workers=config.runtime.num_loader_workers,
+        loss=config.loss.build(),
+        views=views,
+        transform=config.transform.build(class_sizes, config.head.dim, config.seed),
+        draws=partial(row_draws, config.seed, global_batch_size=config.global_batch_size),
     )
 
 
@@ -151,53 +123,31 @@ def _norm_figures(name: str, embeddings: Float[Tensor, "images dim"]) -> dict[st
     return {f"{name}_norm_mean": float(lengths.mean()), f"{name}_norm_variance": float(lengths.var(correction=0))}
 
 
-class _Embedder:
-    """Embeddings and labels of whole sets, their images shared out among the workers."""
-
-    def __init__(self, network: nn.Module, runtime: Runtime, num_loader_workers: int) -> None:
-        self._network = network
-        self._runtime = runtime
-        self._num_loader_workers = num_loader_workers
-
-    def __call__(self, image_set: ImageSet) -> tuple[Float[Tensor, "images dim"], Int64[Tensor, " images"]]:
-        return extract_features(
-            self._network,
-            image_set,
-            torch.arange(len(image_set)),
-            self._runtime.device,
-            batch_size=128,
-            num_loader_workers=self._num_loader_workers,
-        )
-
-
 class _Monitor:
     """Recall@1 of held-out classes, or of the training classes where none are held out; their embeddings are kept."""
 
     def __init__(
         self,
-        config: MetricLearningConfig,
-        embedder: _Embedder,
+        name: str,
         watched: ImageSet,
+        embed: Callable[[ImageSet], tuple[Tensor, Tensor]],
         store: EmbeddingStore,
         runtime: Runtime,
     ) -> None:
-        if len(watched) > config.monitor.max_images:
-            watched = subset(watched, stratified_sample(watched.labels, config.monitor.max_images, seed=0), "watched")
+        self._name = name
         self._watched = watched
-        self._embedder = embedder
-        self._name = "val" if config.held_out_share > 0 else "train"
+        self._embed = embed
         self._store = store
         self._runtime = runtime
 
     def __call__(self, steps_taken: int) -> dict[str, float]:
         say(self._runtime, "measuring Recall@1 on %s images", f"{len(self._watched):,}")
-        embeddings, labels = self._embedder(self._watched)
+        embeddings, labels = self._embed(self._watched)
         if self._runtime.rank == 0:
             path = self._store.watched_path(steps_taken)
             path.parent.mkdir(exist_ok=True)
             save_file({"embeddings": embeddings.float().cpu()}, path)
-        recalls = recall_at_k(embeddings, labels, (1,))
-        return {f"{self._name}/recall_at_1": 100 * recalls[1]}
+        return {f"{self._name}/recall_at_1": 100 * recall_at_k(embeddings, labels, (1,))[1]}
 
 
 def _examples(embeddings: Float[Tensor, "images dim"], test: ImageSet, seed: int) -> dict[str, Tensor]:

@@ -22,7 +22,6 @@ from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
 from ssl_sec.errors import DataError, Stopped, printable
 from ssl_sec.evaluation.config import ProbeConfig
-from ssl_sec.evaluation.features import extract_features
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.linear_probe import (
     HELD_OUT_SHARE,
@@ -35,10 +34,11 @@ from ssl_sec.evaluation.linear_probe import (
 )
 from ssl_sec.evaluation.splits import labelled_subset, stratified_split
 from ssl_sec.networks.convolutions import lay_out
+from ssl_sec.recipes.assembly import extractor
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.seeding import derived_seed
-from ssl_sec.training.config import RuntimeConfig
+from ssl_sec.training.recipe import Computation
 from ssl_sec.training.step import Request, Runtime, say
 
 Rows = tuple[Tensor, Tensor]
@@ -110,7 +110,7 @@ def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
     channels, height, width = test_set.image_shape
     weights = replace(trained.encoder, weights=str(store.encoder_path))
     encoder = weights.build(channels, min(height, width)).to(runtime.device)
-    findings = linear_evaluation(encoder, data, config.probe, config.runtime, runtime)
+    findings = linear_evaluation(encoder, data, config.probe, config.runtime.on(runtime.device), runtime)
     runtime.report(2 * config.probe.epochs, findings.metrics())
     if runtime.rank == 0:
         confusion = {"confusion": findings.probe.confusion.tolist(), "class_names": list(findings.class_names)}
@@ -118,7 +118,7 @@ def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
 
 
 def linear_evaluation(
-    encoder: nn.Module, data: DataConfig, config: ProbeConfig, options: RuntimeConfig, runtime: Runtime
+    encoder: nn.Module, data: DataConfig, config: ProbeConfig, computation: Computation, runtime: Runtime
 ) -> ProbeFindings:
     """Probes a frozen encoder on the runtime's device; every worker gets the same findings.
 
@@ -126,11 +126,11 @@ def linear_evaluation(
         encoder: images in [0, 1] -> features.
         data: the whole training split is used, whatever the pretraining was limited to.
         config: how the probe is trained.
-        options: how the network computes.
+        computation: how the network computes.
         runtime: this worker's.
     """
     encoder.eval()
-    lay_out(encoder, runtime.device, options.on(runtime.device).channels_last)
+    lay_out(encoder, runtime.device, computation.channels_last)
     full = replace(data, max_images=None)
     train_set, test_set = (on_device(full.open(split), runtime.device) for split in ("train", "test"))
     if test_set.class_names != train_set.class_names[: len(test_set.class_names)]:
@@ -141,18 +141,13 @@ def linear_evaluation(
     kept, held_out = stratified_split(train_set.labels, HELD_OUT_SHARE, seed=config.seed)
     if config.labels_per_class is not None:
         kept = kept[labelled_subset(train_set.labels[kept], config.labels_per_class, seed=config.seed)]
-
-    def features_of(image_set: ImageSet, indices: Tensor) -> Rows:
-        return extract_features(
-            encoder, image_set, indices, runtime.device, num_loader_workers=options.num_loader_workers
-        )
-
+    features_of = extractor(encoder, computation, runtime, batch_size=512)
     say(runtime, "computing the features of %s training images", f"{len(kept) + len(held_out):,}")
     kept_rows, held_out_rows = features_of(train_set, kept), features_of(train_set, held_out)
     training = _Training(
         encoder=encoder,
         config=config,
-        options=options,
+        computation=computation,
         runtime=runtime,
         num_classes=len(train_set.class_names),
     )
@@ -165,7 +160,7 @@ def linear_evaluation(
         kept_rows = (torch.cat([kept_rows[0], held_out_rows[0]]), torch.cat([kept_rows[1], held_out_rows[1]]))
         probes = training(subset(train_set, everything), kept_rows, (learning_rate,), first_epoch=config.epochs)
     say(runtime, "measuring the probe and kNN on %s test images", f"{len(test_set):,}")
-    test_rows = features_of(test_set, torch.arange(len(test_set)))
+    test_rows = features_of(test_set)
     return ProbeFindings(
         probe=evaluate_probe(probes, learning_rate, held_out_top1, *test_rows),
         knn_top1=knn_top1(*kept_rows, *test_rows, num_classes=len(train_set.class_names)),
@@ -183,7 +178,7 @@ class _Training:
 
     encoder: nn.Module
     config: ProbeConfig
-    options: RuntimeConfig
+    computation: Computation
     runtime: Runtime
     num_classes: int
 
@@ -229,7 +224,7 @@ class _Training:
                 image_set,
                 (sampler.indices(step)[own] for step in steps),
                 self.runtime.device,
-                self.options.num_loader_workers,
+                self.computation.num_loader_workers,
             )
             for step, batch in zip(steps, flow, strict=True):
                 views = augment(batch.images, step, own, batch_size)

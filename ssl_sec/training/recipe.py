@@ -1,0 +1,156 @@
+"""All that a run trains, and how its network computes; the state that a run is resumed from."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ssl_sec.augment.views import Views
+from ssl_sec.batch import Batch
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.samplers import Sampler
+from ssl_sec.errors import StorageError
+from ssl_sec.training.class_sharding import HeldRows, held_templates
+from ssl_sec.training.objective import Objective
+from ssl_sec.training.schedules import Schedule
+
+Precision = Literal["float32", "bfloat16", "float64"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Computation:
+    """How a network computes.
+
+    Attributes:
+        precision: of the forward pass; bfloat16 is autocast, with weights in float32.
+        channels_last: whether activations are laid out so.
+        compiled: whether the network is compiled by torch.compile.
+        num_loader_workers: processes that decode the images of a streamed set.
+    """
+
+    precision: Precision = "float32"
+    channels_last: bool = False
+    compiled: bool = False
+    num_loader_workers: int = 0
+
+    def __str__(self) -> str:
+        layout = ["channels_last"] if self.channels_last else []
+        return ", ".join([self.precision, *layout, *(["compiled"] if self.compiled else [])])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights and the views."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+    @property
+    def layout(self) -> torch.memory_format:
+        """Of the views."""
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
+
+def image_labels(batch: Batch, rows: slice, num_views: int) -> Int64[Tensor, " views"]:
+    """Labels of self-supervision: the views of one image of the global batch share its row number."""
+    numbers = torch.arange(rows.start, rows.stop, device=batch.images.device)
+    return numbers.repeat(num_views)
+
+
+def class_labels(batch: Batch, rows: slice) -> Int64[Tensor, " views"]:
+    """Labels of supervision: the classes of the images, one view of each."""
+    return batch.labels
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """All that a run trains, and how.
+
+    Attributes:
+        encoder: images in [0, 1] -> features.
+        head: features -> raw embeddings.
+        model: head(encoder(images)), with the gradients of all workers averaged.
+        objective: loss and constraint on the global batch.
+        optimiser: over the parameters of all three.
+        learning_rate: by global step.
+        image_set: where images come from.
+        sampler: which of them are in step t.
+        views: how they are augmented.
+        total_steps: T.
+        row_labels: labels of the rows of the views, from a batch and its rows in the global batch.
+        computation: how the network computes.
+        graphed: whether the launches of a step are recorded once and replayed (`ssl_sec.training.replaying`).
+        draws: what the loader's crops are drawn from, a number for each row of a step's global batch; None if it draws
+            nothing.
+        more_figures: what is reported beside what every recipe reports.
+    """
+
+    encoder: nn.Module
+    head: nn.Module
+    model: nn.Module
+    objective: Objective
+    optimiser: Optimizer
+    learning_rate: Schedule
+    image_set: ImageSet
+    sampler: Sampler
+    views: Views
+    total_steps: int
+    row_labels: Callable[[Batch, slice], Tensor] = class_labels
+    computation: Computation = Computation()
+    graphed: bool = False
+    draws: Callable[[int], Tensor] | None = None
+    more_figures: Callable[[], Mapping[str, float]] = dict
+
+    def state(self, step: int) -> dict[str, Any]:
+        """All that a resume after `step` steps needs.
+
+        Templates that are shared out, and what the optimiser keeps of them, are HeldRows.
+        """
+        held = held_templates(self.objective)
+        optimiser = self.optimiser.state_dict()
+        for group in optimiser["param_groups"]:
+            group["lr"] = float(group["lr"])  # a tensor where steps are replayed
+        parameters = [parameter for group in self.optimiser.param_groups for parameter in group["params"]]
+        for templates in held.values():
+            number = next(number for number, each in enumerate(parameters) if each is templates.rows)
+            # A copy: the optimiser goes on with its own.
+            optimiser["state"][number] = {
+                key: HeldRows(value, templates.first) if getattr(value, "shape", ()) == templates.rows.shape else value
+                for key, value in optimiser["state"].get(number, {}).items()
+            }
+        return {
+            "step": step,
+            "num_classes": len(self.image_set.class_names),
+            "encoder": self.encoder.state_dict(),
+            "head": self.head.state_dict(),
+            "objective": {**self.objective.state_dict(), **held},
+            "optimiser": optimiser,
+        }
+
+    @property
+    def held_classes(self) -> slice | None:
+        """The classes whose templates this worker holds, if they are shared out."""
+        for templates in held_templates(self.objective).values():
+            return slice(templates.first, templates.first + len(templates.rows))
+        return None
+
+    def restore(self, state: Mapping[str, Any]) -> int:
+        """Takes up a saved state; returns the steps taken so far.
+
+        Raises:
+            StorageError: the training set has another number of classes than the one of the state.
+        """
+        found, saved = len(self.image_set.class_names), int(state.get("num_classes", len(self.image_set.class_names)))
+        if found != saved:
+            raise StorageError(f"{self.image_set.name} has {found} classes, but the checkpoint's run had {saved}")
+        self.encoder.load_state_dict(state["encoder"])
+        self.head.load_state_dict(state["head"])
+        self.objective.load_state_dict(state["objective"])
+        # The state is the checkpoint's; the options are this run's, which may compute on another device.
+        groups = [
+            {**theirs, **own, "params": theirs["params"]}
+            for theirs, own in zip(state["optimiser"]["param_groups"], self.optimiser.param_groups, strict=True)
+        ]
+        self.optimiser.load_state_dict({**state["optimiser"], "param_groups": groups})
+        return int(state["step"])
