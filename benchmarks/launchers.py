@@ -26,11 +26,13 @@ import yaml
 
 from benchmarks.measure import describe_environment, format_table, make_parser, save_results
 from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.worker import Worker, work
 from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values, to_values
-from ssl_sec.training.config import RayConfig
 
 WORKERS = (2, 1)
 RECIPE = (
@@ -179,12 +181,10 @@ class _Run:
 
 def _run_driver(path: Path) -> None:
     """Runs the driver of a run, which starts its own Ray."""
-    from ssl_sec.edges.run.ray_runtime import run_with_ray
+    from ssl_sec.edges.run.on_ray.runtime import run_with_ray
 
-    values = yaml.safe_load(RunFolder(path).config_path.read_text())
-    config = from_values(PretrainConfig, values)
-    assert isinstance(config.runtime, RayConfig)
-    run_with_ray("pretrain", values, RunFolder(path), config.runtime, config.global_batch_size)
+    config = from_values(PretrainConfig, yaml.safe_load(RunFolder(path).config_path.read_text()))
+    run_with_ray(RunSpec(recipe=PRETRAIN, config=config, folder=RunFolder(path), identity=RunIdentity()))
 
 
 def _run_worker(path: Path) -> None:

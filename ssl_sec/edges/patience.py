@@ -60,12 +60,12 @@ class Patience:
             Exception: whatever `do` raises.
         """
         if self.is_over:
-            raise NoAnswer
+            raise NoAnswer(f"no answer for {self.limit_s:g} s")
         call = _Call(do)
         started = time.monotonic()
         call.start()
         if not self.join(call):
-            raise NoAnswer
+            raise NoAnswer(f"no answer for {self.limit_s:g} s")
         if call.error is not None:
             self._left_s -= time.monotonic() - started
             raise call.error

@@ -91,7 +91,7 @@ class TrackingConfig:
             check(not own, key, name, f"another name: {', '.join(RUN_TAGS)} and mlflow.* are set by the job")
 
 
-class RunConfig(Settings):
+class RunConfig(Settings, is_base=True):
     """What every run of a recipe has; each dataclass of one declares these fields.
 
     Attributes:
@@ -105,6 +105,11 @@ class RunConfig(Settings):
     run_name: str | None
     output_dir: str
     tracking: TrackingConfig
+
+    @property
+    @abstractmethod
+    def length(self) -> int | float:
+        """Epochs or steps of the run."""
 
     @property
     def kept_checkpoints(self) -> int:
@@ -162,11 +167,6 @@ class TrainingConfig(RunConfig, is_base=True):
     def recipe_name(self) -> str:
         """The recipe, or the data set where none is given."""
         return self.recipe or self.data.title
-
-    @property
-    @abstractmethod
-    def length(self) -> int | float:
-        """Epochs or steps of the run."""
 
     @property
     def linear_probe(self) -> ProbeConfig | None:

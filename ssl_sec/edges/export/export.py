@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from jaxtyping import Float
 from mlflow.entities import Run
-from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from torch import Tensor
 
@@ -20,19 +19,19 @@ from ssl_sec.augment.views import unit_range
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.config import ExportConfig
 from ssl_sec.edges.export.model_card import model_card
-from ssl_sec.edges.folder.finding import id_of, job_of, trained_folder
+from ssl_sec.edges.folder.encoder import load_network
+from ssl_sec.edges.folder.finding import trained_folder
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.record import run_record
 from ssl_sec.edges.folder.stored_config import training_config
-from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
-from ssl_sec.edges.run.driver import download_run
-from ssl_sec.edges.run.worker import load_encoder, load_head
+from ssl_sec.edges.patience import ANSWER_S, Patience
 from ssl_sec.edges.tracking.runs import RunArchive, beside, find_run
 from ssl_sec.edges.tracking.scores import child_probes
+from ssl_sec.edges.tracking.store import store_errors
 from ssl_sec.errors import ConfigError, StorageError, UserError, first_line
 from ssl_sec.exporting import FILE_NAMES, FORMATS, Exportable, Format, check_export, require_packages
 from ssl_sec.exporting.checking import Check
-from ssl_sec.recipes.config import TrackingConfig, TrainingConfig
+from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import RECIPES, RecipeRow, trainings
 
 logger = logging.getLogger("ssl_sec")
@@ -83,24 +82,20 @@ def run_export(config: ExportConfig) -> Exported:
     """
     form = FORMATS[config.format]
     require_packages(form)
-    output_dir = Path(config.output_dir).expanduser().resolve()
-    with _found(config, output_dir) as source:
+    with _found(config) as source:
         trained = source.config
-        default = output_dir / "exports" / f"{trained.recipe_name}-{source.short_name}-{form.name}"
-        output = default if config.output is None else Path(config.output).expanduser().resolve()
+        default = f"{config.output_dir}/exports/{trained.recipe_name}-{source.short_name}-{form.name}"
+        output = Path(config.output or default).expanduser().resolve()
         _refuse_existing(output, config.overwrite)
         image_set = trained.open_evaluated(config.data or trained.data)
         channels, height, width = image_set.image_shape
-        encoder = load_encoder(trained, image_set.image_shape, source.files / "encoder.safetensors").eval()
-        head = None
-        if source.recipe.leaves_head:
-            head = load_head(trained, encoder.num_features, source.files / "head.safetensors").eval()
+        network = load_network(source.recipe, trained, image_set.image_shape, source.files)
         exportable = Exportable(
-            encoder=encoder,
+            encoder=network.encoder,
             architecture=trained.encoder.architecture(channels, min(height, width)),
             image_shape=(channels, height, width),
-            head=head,
-            dim=encoder.num_features if head is None else trained.head.dim,
+            head=network.head,
+            dim=network.dim,
         )
     images = _some_images(image_set)
     with _laid_out(output, config.overwrite) as folder:
@@ -136,55 +131,47 @@ class _Source:
 
 
 @contextmanager
-def _found(config: ExportConfig, output_dir: Path) -> Iterator[_Source]:
+def _found(config: ExportConfig) -> Iterator[_Source]:
     """The run that is meant, with its files as long as the context lasts."""
     folder = trained_folder(config.run, trainings())
     if folder is not None:
-        yield _in_folder(folder, config.tracking, output_dir)
+        yield _in_folder(folder, config)
         return
     store, found = find_run(config.run, config.tracking, config.output_dir, trainings())
     run, probes = _with_probes(store.client, found.run_id)
     with tempfile.TemporaryDirectory() as downloads:
-        trained = download_run(store.client, found.run_id, Path(downloads), trainings())
         yield _Source(
-            recipe=RECIPES[run.data.tags["job"]],
+            recipe=RECIPES[found.job],
             files=Path(downloads),
-            config=trained,
+            config=store.download_network(found, trainings(), Path(downloads)),
             short_name=found.run_id[:8],
             run=run,
             probes=probes,
         )
 
 
-def _in_folder(folder: RunFolder, tracking: TrackingConfig, output_dir: Path) -> _Source:
+def _in_folder(folder: RunFolder, config: ExportConfig) -> _Source:
     """A run from its folder; MLflow, if it answers, knows its probes and more of its origin."""
-    recipe = RECIPES[str(job_of(folder))]
+    recipe = RECIPES[str(folder.identity.job)]
     trained = training_config(recipe, folder.config_path)
-    run_id = id_of(folder)
+    run_id = folder.run_id
     run, probes = run_record(folder, trained.data.title), None
-    try:
-        if run_id is not None:
-            store = RunArchive.open(replace(beside(str(folder.path), tracking), experiment=None), output_dir)
-            run, probes = Patience(ANSWER_S).call(lambda: _with_probes(store.client, run_id))
-    except (NoAnswer, UserError) as error:
-        reason = f"MLflow did not answer for {ANSWER_S:g} s" if isinstance(error, NoAnswer) else first_line(error)
-        logger.warning("%s; the model card tells what %s has", reason, folder.path)
+    if run_id is not None:
+        try:
+            tracking = replace(beside(str(folder.path), config.tracking), experiment=None)
+            store = RunArchive.open(tracking, config.output_dir)
+            with store_errors(store.client.tracking_uri):
+                run, probes = Patience(ANSWER_S).call(lambda: _with_probes(store.client, run_id))
+        except UserError as error:
+            logger.warning("%s; the model card tells what %s has", first_line(error), folder.path)
     short_name = folder.path.name if run_id is None else run_id[:8]
     return _Source(recipe=recipe, files=folder.path, config=trained, short_name=short_name, run=run, probes=probes)
 
 
 def _with_probes(client: MlflowClient, run_id: str) -> tuple[Run, list[Run]]:
-    """The run and its probes.
-
-    Raises:
-        StorageError: if the store cannot be used.
-    """
-    try:
+    with store_errors(client.tracking_uri):
         run = client.get_run(run_id)
         return run, child_probes(client, run.data.tags.get("recipe", "")).get(run_id, [])
-    except MlflowException as error:
-        uri = client.tracking_uri
-        raise StorageError(f"tracking.uri: MLflow at {uri} cannot be used: {first_line(error)}") from error
 
 
 def _some_images(image_set: ImageSet) -> Float[Tensor, "batch channels height width"]:

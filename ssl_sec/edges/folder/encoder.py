@@ -1,15 +1,18 @@
-"""The encoder of a run, from its folder."""
+"""The network of a run, from its files."""
 
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
+from torch import nn
 
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.errors import ConfigError
 from ssl_sec.networks import Encoder
 from ssl_sec.networks.config import EncoderConfig
+from ssl_sec.recipes.config import TrainingConfig
+from ssl_sec.recipes.registry import RecipeRow
 from ssl_sec.settings import from_values
 
 
@@ -18,6 +21,26 @@ class _Trained:
     """What of a run's configuration its encoder is built from."""
 
     encoder: EncoderConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedNetwork:
+    """What a run trained, in evaluation mode.
+
+    Attributes:
+        encoder: images in [0, 1] -> features.
+        head: features -> embeddings; None where it is not kept.
+        dim: of the features or embeddings.
+    """
+
+    encoder: Encoder
+    head: nn.Module | None
+    dim: int
+
+    @property
+    def whole(self) -> nn.Module:
+        """Images -> features or embeddings."""
+        return self.encoder if self.head is None else nn.Sequential(self.encoder, self.head)
 
 
 def load_encoder(run: str | os.PathLike[str]) -> Encoder:
@@ -34,5 +57,25 @@ def load_encoder(run: str | os.PathLike[str]) -> Encoder:
         raise ConfigError(f"run: found {folder.path}, which holds no trained encoder; allowed: the folder of a run")
     values = yaml.safe_load(folder.config_path.read_text())
     trained = from_values(_Trained, {"encoder": values["encoder"]})
-    channels, height, width = folder.data().image_shape
-    return replace(trained.encoder, weights=str(folder.encoder_path)).build(channels, min(height, width)).eval()
+    return _encoder(trained.encoder, folder.data().image_shape, folder.encoder_path)
+
+
+def load_network(recipe: RecipeRow, config: TrainingConfig, image_shape: tuple[int, ...], path: Path) -> TrainedNetwork:
+    """The network of a run with its final weights: the encoder, and the head where the recipe keeps it.
+
+    Args:
+        recipe: of the run.
+        config: of the run.
+        image_shape: channels, height and width.
+        path: the folder of the weights.
+    """
+    encoder = _encoder(config.encoder, image_shape, path / "encoder.safetensors")
+    if not recipe.leaves_head:
+        return TrainedNetwork(encoder=encoder, head=None, dim=encoder.num_features)
+    head = replace(config.head, weights=str(path / "head.safetensors")).build(encoder.num_features, config.seed)
+    return TrainedNetwork(encoder=encoder, head=head.eval(), dim=config.head.dim)
+
+
+def _encoder(config: EncoderConfig, image_shape: tuple[int, ...], weights: Path) -> Encoder:
+    channels, height, width = image_shape
+    return replace(config, weights=str(weights)).build(channels, min(height, width)).eval()

@@ -1,23 +1,20 @@
 """The run that a user means by its id, its name, the beginning of one, or its folder."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.masking import HIDDEN
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.registry import RECIPES
 
 
 @runtime_checkable
 class Named(Protocol):
-    """A run with an id in MLflow, empty if it has none, and a name."""
+    """A run with a name, and an id where MLflow knows it."""
 
     @property
-    def run_id(self) -> str:
+    def run_id(self) -> str | None:
         """In MLflow."""
         ...
 
@@ -46,7 +43,7 @@ def the_one(key: str, word: str, runs: Iterable[N], where: str, prefers: Callabl
     known = list(runs)
     if not word:
         raise ConfigError(f"{key}: found '', must be a run's id, its name, the beginning of one, or its folder")
-    candidates = [run for run in known if run.run_id.startswith(word) or run.name.startswith(word)]
+    candidates = [run for run in known if (run.run_id or "").startswith(word) or run.name.startswith(word)]
     for matching in (
         [run for run in candidates if run.run_id == word],
         [run for run in candidates if run.name == word],
@@ -56,7 +53,7 @@ def the_one(key: str, word: str, runs: Iterable[N], where: str, prefers: Callabl
         if len(meant) == 1:
             return meant[0]
         if meant:
-            listed = ", ".join(f"{run.name} ({run.run_id[:8] or 'no id'})" for run in meant[:8])
+            listed = ", ".join(f"{run.name} ({(run.run_id or 'no id')[:8]})" for run in meant[:8])
             rest = ", …" if len(meant) > 8 else ""
             raise ConfigError(f"{key}: found {word!r}, which {len(meant)} runs may be: {listed}{rest}")
     names = {run.name for run in known}
@@ -81,17 +78,20 @@ def trained_folder(word: str, jobs: Sequence[str]) -> RunFolder | None:
         ConfigError: if the folder is that of another job's run.
     """
     folder = folder_named(word)
-    job = None if folder is None else job_of(folder)
-    if folder is None or job is None:
+    if folder is None or (job := folder.identity.job) is None:
         return None
     if job not in jobs:
-        allowed = " or ".join(f"jobs.{each}" for each in jobs)
-        raise ConfigError(f"run: found {word!r}, a run of jobs.{job}; allowed: a run of {allowed}")
+        raise ConfigError(f"run: found {word!r}, a run of jobs.{job}; allowed: a run of {either(jobs)}")
     needed = [folder.path / name for name in RECIPES[job].network_files]
     return folder if folder.holds_data and all(path.is_file() for path in needed) else None
 
 
-def find_folder(key: str, word: str, output_dir: Path, job: str | None = None) -> RunFolder:
+def either(jobs: Sequence[str]) -> str:
+    """For example `jobs.pretrain or jobs.face`."""
+    return " or ".join(f"jobs.{job}" for job in jobs)
+
+
+def find_folder(key: str, word: str, output_dir: str, job: str | None = None) -> RunFolder:
     """The folder of the run that the word means: a path, or a run in the output folder.
 
     Args:
@@ -108,56 +108,6 @@ def find_folder(key: str, word: str, output_dir: Path, job: str | None = None) -
         return named
     if "/" in word:
         raise ConfigError(f"{key}: {Path(word).expanduser().resolve()} holds no run; allowed: a run's folder")
-    runs = [_LocalRun.read(path.parent) for path in sorted(output_dir.glob("*/*/config.yaml"))]
-    where = f"output_dir={output_dir}"
-    return the_one(key, word, runs, where, prefers=lambda run: job in (None, job_of(run.folder))).folder
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _LocalRun:
-    run_id: str
-    name: str
-    folder: RunFolder
-
-    @classmethod
-    def read(cls, path: Path) -> "_LocalRun":
-        folder = RunFolder(path)
-        return cls(run_id=id_of(folder) or "", name=path.name, folder=folder)
-
-
-def id_of(folder: RunFolder) -> str | None:
-    """The run's id in MLflow; None if it is not there."""
-    try:
-        return folder.run_id_path.read_text().strip() or None
-    except OSError:
-        return None
-
-
-def job_of(folder: RunFolder) -> str | None:
-    """The job whose run the folder holds; None if it does not say."""
-    return tags_of(folder).get("job")
-
-
-def tags_of(folder: RunFolder) -> dict[str, str]:
-    """The tags that the folder's run has, or is to have, in MLflow."""
-    tags = _identity(folder).get("tags")
-    return tags if isinstance(tags, dict) else {}
-
-
-def uri_of(folder: RunFolder) -> str | None:
-    """The store of the folder's run; None if it does not say, or not without its credentials."""
-    uri = stored_uri(folder)
-    return None if uri is None or HIDDEN in uri else uri
-
-
-def stored_uri(folder: RunFolder) -> str | None:
-    """The store of the folder's run, without credentials; None if it does not say."""
-    return _identity(folder).get("uri")
-
-
-def _identity(folder: RunFolder) -> dict[str, Any]:
-    try:
-        identity = json.loads(folder.identity_path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return identity if isinstance(identity, dict) else {}
+    output = Path(output_dir).expanduser().resolve()
+    runs = [RunFolder(path.parent) for path in sorted(output.glob("*/*/config.yaml"))]
+    return the_one(key, word, runs, f"output_dir={output}", prefers=lambda run: job in (None, run.identity.job))

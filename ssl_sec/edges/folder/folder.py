@@ -16,7 +16,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +25,12 @@ import yaml
 
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.edges.folder.descriptions import DataDescription, RunIdentity
 from ssl_sec.edges.folder.stored_config import training_config
 from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.errors import ConfigError, DataError, StorageError, UserError, first_line
 from ssl_sec.recipes.registry import PRETRAIN, RECIPES
-from ssl_sec.settings import flattened, from_values
+from ssl_sec.settings import from_values
 from ssl_sec.training.checkpoint import load_checkpoint, newest_checkpoint
 from ssl_sec.training.norms import NormHistogram
 
@@ -53,77 +54,44 @@ _FATAL = {
 # Network file systems may show a new file a little later on other machines.
 _VISIBLE_WITHIN_S = 5.0
 
-# A run may be resumed elsewhere, with other settings of these.
-_FREE_KEYS = ("runtime.", "tracking.", "resume", "output_dir", "log_every_steps", "checkpoint.", "monitor.", "probe.")
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataDescription:
-    """A training set, in words and numbers.
-
-    Attributes:
-        name: of the set.
-        description: where it came from.
-        num_images: that are trained on.
-        num_bad_images: that could not be read.
-        image_shape: channels, height, width.
-        class_names: by label.
-        digest: differs for sets that differ; None in folders of runs that kept none.
-    """
-
-    name: str
-    description: str
-    num_images: int
-    num_bad_images: int
-    image_shape: tuple[int, ...]
-    class_names: tuple[str, ...]
-    digest: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class RunFolder:
     """Paths of a run's folder and what is written there.
 
-    Attributes:
+    Args:
         path: absolute.
     """
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name  # of the run
+        self.config_path = path / "config.yaml"  # resolved
+        self.metrics_path = path / "metrics.jsonl"  # the figures, and messages to whoever follows the run
+        self.checkpoints_path = path / "checkpoints"
+        self.identity_path = path / "mlflow.json"  # a RunIdentity
+        self.run_id_path = path / "mlflow_run_id"  # once it is known
+        self.workers_path = path / "workers.jsonl"  # each start of a worker
+        self.failures_path = path / "failures.jsonl"  # what workers failed with, with tracebacks
+        self.stop_path = path / "stop"  # there while a stop is asked for
+        self.save_path = path / "save"  # there while a checkpoint is asked for
+        self._launch_path = path / "launch"
+        self._data_path = path / "data.json"  # a DataDescription
+        self._outcome_path = path / "outcome"
+        self._error_path = path / "error.json"
+        self._unclosed_path = path / "unclosed"  # there until the driver has done what follows the workers' end
 
-    @property
-    def config_path(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.yaml"
+        # Of a training, once it has ended.
+        self.encoder_path = path / "encoder.safetensors"
+        self.head_path = path / "head.safetensors"
+        self.features_path = path / "features.pt"  # of some training images, or embeddings of the test images
+        self.examples_path = path / "examples.pt"  # some test images and their neighbours
+        self.norms_path = path / "norms.json"  # histograms of the embeddings' norms
+        self._benchmarks_folder = path / "benchmarks"
+        self._watched_folder = path / "watched"
 
-    @property
-    def metrics_path(self) -> Path:
-        """The figures."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints_path(self) -> Path:
-        """The checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def encoder_path(self) -> Path:
-        """The encoder's weights, once training has ended."""
-        return self.path / "encoder.safetensors"
-
-    @property
-    def features_path(self) -> Path:
-        """Features of some training images, or embeddings of the test images, once training has ended."""
-        return self.path / "features.pt"
-
-    @property
-    def head_path(self) -> Path:
-        """The weights of an embedding's head, once training has ended."""
-        return self.path / "head.safetensors"
-
-    @property
-    def examples_path(self) -> Path:
-        """Some test images and their neighbours, once training has ended."""
-        return self.path / "examples.pt"
+        # Of a probe.
+        self.probed_config_path = path / "pretrain.yaml"  # of the run whose encoder is probed
+        self.confusion_path = path / "confusion.json"  # once it has ended
 
     def benchmark_path(self, title: str) -> Path:
         """What pictures of a face benchmark are drawn from, once training has ended."""
@@ -134,10 +102,6 @@ class RunFolder:
         """What pictures of face benchmarks are drawn from, by their titles."""
         return sorted(self._benchmarks_folder.glob("*.pt"))
 
-    @property
-    def _benchmarks_folder(self) -> Path:
-        return self.path / "benchmarks"
-
     def watched_path(self, steps_taken: int) -> Path:
         """Embeddings of the watched images after so many steps."""
         return self._watched_folder / f"{steps_taken:08d}.safetensors"
@@ -146,20 +110,6 @@ class RunFolder:
         """The embeddings of the watched images, by steps."""
         return sorted(self._watched_folder.glob("*.safetensors"))
 
-    @property
-    def _watched_folder(self) -> Path:
-        return self.path / "watched"
-
-    @property
-    def confusion_path(self) -> Path:
-        """How a probe confuses the classes, once it has ended."""
-        return self.path / "confusion.json"
-
-    @property
-    def probed_config_path(self) -> Path:
-        """The configuration of the run whose encoder is probed here."""
-        return self.path / "pretrain.yaml"
-
     def probed(self) -> "TrainingConfig":
         """The run whose encoder is probed here.
 
@@ -167,36 +117,6 @@ class RunFolder:
             StorageError: if it cannot be read.
         """
         return training_config(PRETRAIN, self.probed_config_path)
-
-    @property
-    def norms_path(self) -> Path:
-        """Histograms of the embeddings' norms, once training has ended."""
-        return self.path / "norms.json"
-
-    @property
-    def identity_path(self) -> Path:
-        """What the run is in MLflow, besides its figures."""
-        return self.path / "mlflow.json"
-
-    @property
-    def run_id_path(self) -> Path:
-        """The id of the run in MLflow, once it is known."""
-        return self.path / "mlflow_run_id"
-
-    @property
-    def stop_path(self) -> Path:
-        """There while a stop is asked for."""
-        return self.path / "stop"
-
-    @property
-    def save_path(self) -> Path:
-        """There while a checkpoint is asked for."""
-        return self.path / "save"
-
-    @property
-    def failures_path(self) -> Path:
-        """What workers failed with, one JSON object for each failure, with its traceback."""
-        return self.path / "failures.jsonl"
 
     @property
     def holds_run(self) -> bool:
@@ -221,22 +141,6 @@ class RunFolder:
         except OSError as error:
             raise StorageError(f"output_dir: {self.path} cannot be written: {error.strerror}") from error
 
-    def require_run(self) -> None:
-        """Raises a ConfigError if the folder holds no run."""
-        if not self.holds_run:
-            raise ConfigError(
-                f"resume: {self.path} holds no run; allowed: resume=auto or false, or a run that is there"
-            )
-
-    def require_same(self, before: Mapping[str, Any], now: Mapping[str, Any], free: tuple[str, ...] = ()) -> None:
-        """Raises a ConfigError if settings differ that may not, unless they begin with one of `free`."""
-        flat_before, flat_now = flattened(masked_values(before)), flattened(masked_values(now))
-        for key in sorted(flat_before.keys() | flat_now.keys()):
-            if not key.startswith((*_FREE_KEYS, *free)) and flat_before.get(key) != flat_now.get(key):
-                raise ConfigError(
-                    f"{key}: found {flat_now.get(key)!r}, but the run to resume has {flat_before.get(key)!r}"
-                )
-
     def resume(self, values: Mapping[str, Any]) -> None:
         """Opens the folder again, for a run with these settings.
 
@@ -257,9 +161,20 @@ class RunFolder:
         _write_whole(self.config_path, yaml.safe_dump(masked_values(values), sort_keys=False))
 
     @property
-    def _unclosed_path(self) -> Path:
-        """There until the driver has done what follows the workers' end."""
-        return self.path / "unclosed"
+    def identity(self) -> RunIdentity:
+        """The run in MLflow; an empty one if the folder does not say."""
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return RunIdentity(**json.loads(self.identity_path.read_text()))
+        return RunIdentity()
+
+    def keep_identity(self, identity: RunIdentity) -> None:
+        """Keeps what the run is in MLflow, without the store's credentials."""
+        self.identity_path.write_text(json.dumps(asdict(replace(identity, uri=masked(identity.uri)))))
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id in MLflow; None if it is not there."""
+        return _text(self.run_id_path).strip() or None
 
     @property
     def is_complete(self) -> bool:
@@ -325,19 +240,6 @@ class RunFolder:
         """What the workers told of their data."""
         return from_values(DataDescription, json.loads(self._data_path.read_text()))
 
-    @property
-    def _data_path(self) -> Path:
-        return self.path / "data.json"
-
-    @property
-    def workers_path(self) -> Path:
-        """Which processes worked on the run, one JSON object for each start of a worker."""
-        return self.path / "workers.jsonl"
-
-    @property
-    def _launch_path(self) -> Path:
-        return self.path / "launch"
-
     def note_launch(self) -> str:
         """Leaves a word that only those know who see this folder, and returns it."""
         word = uuid.uuid4().hex
@@ -368,8 +270,7 @@ class RunFolder:
             "pid": os.getpid(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        with self.workers_path.open("a") as file:
-            file.write(json.dumps(about) + "\n")
+        _append_json(self.workers_path, about)
 
     def workers(self) -> list[dict[str, Any]]:
         """The starts of workers so far, oldest first."""
@@ -385,8 +286,7 @@ class RunFolder:
             "error": first_line(error),
             "traceback": "".join(traceback.format_exception(error)),
         }
-        with self.failures_path.open("a") as file:
-            file.write(json.dumps(about) + "\n")
+        _append_json(self.failures_path, about)
 
     def failures(self) -> list[dict[str, Any]]:
         """What workers failed with so far, oldest first; one that was killed could not say."""
@@ -412,8 +312,7 @@ class RunFolder:
             StorageError: if the folder was removed.
         """
         try:
-            with self.metrics_path.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+            _append_json(self.metrics_path, record)
         except FileNotFoundError as error:
             raise self.removal() from error
 
@@ -425,6 +324,10 @@ class RunFolder:
         """Time and text of what was said so far."""
         return [(record["time"], record["message"]) for record in _json_lines(self.metrics_path) if "message" in record]
 
+    def last_figures(self) -> dict[str, float]:
+        """The last value of each figure."""
+        return {key: value for record in self.records() for key, value in record["metrics"].items()}
+
     def histograms(self) -> list[NormHistogram]:
         """How the norms were distributed, oldest first."""
         return [NormHistogram(**record["norms"]) for record in self.records() if "norms" in record]
@@ -434,10 +337,6 @@ class RunFolder:
         found = _json_lines(self.metrics_path)
         kept = [record for record in found if not _has_figures(record) or record["step"] < step]
         _write_whole(self.metrics_path, "".join(json.dumps(record) + "\n" for record in kept))
-
-    @property
-    def _outcome_path(self) -> Path:
-        return self.path / "outcome"
 
     def write_outcome(self, outcome: str) -> None:
         """Says how the workers ended: "finished" or "stopped"."""
@@ -449,8 +348,9 @@ class RunFolder:
         return word if word in ("finished", "stopped") else None
 
     @property
-    def _error_path(self) -> Path:
-        return self.path / "error.json"
+    def status(self) -> str:
+        """How the workers ended, as MLflow has it."""
+        return {"finished": "FINISHED", "stopped": "KILLED"}.get(self.outcome() or "", "FAILED")
 
     def write_error(self, error: UserError) -> None:
         """Keeps an error that the user can mend, for the driver to tell."""
@@ -470,6 +370,11 @@ class RunFolder:
 
 def _has_figures(record: Mapping[str, Any]) -> bool:
     return isinstance(record.get("metrics"), dict) and isinstance(record.get("step"), int)
+
+
+def _append_json(path: Path, record: Mapping[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:

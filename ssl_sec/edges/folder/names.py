@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import time
 from pathlib import Path
 
 from ssl_sec.edges.masking import masked_values
@@ -62,3 +63,8 @@ def claimed(folder: Path, name: str) -> str:
             raise StorageError(f"output_dir: {folder / candidate} cannot be written: {error.strerror}") from error
         return candidate
     raise AssertionError("counting does not end")
+
+
+def new_name(what: str) -> str:
+    """A name that ends with the time; what the run is comes first, where lists cut names off."""
+    return f"{what}-{time.strftime('%Y%m%d-%H%M%S')}"

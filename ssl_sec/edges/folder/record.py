@@ -5,8 +5,8 @@ import json
 
 from mlflow.entities import Dataset, DatasetInput, Metric, Param, Run, RunData, RunInfo, RunInputs, RunTag
 
-from ssl_sec.edges.folder.finding import id_of, tags_of
-from ssl_sec.edges.folder.folder import DataDescription, RunFolder
+from ssl_sec.edges.folder.descriptions import DataDescription
+from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.settings import flattened
 
@@ -21,13 +21,12 @@ def run_record(folder: RunFolder, data_title: str) -> Run:
         data_title: what its data are called.
     """
     figures = {key: (value, record["step"]) for record in folder.records() for key, value in record["metrics"].items()}
-    status = {"finished": "FINISHED", "stopped": "KILLED"}.get(folder.outcome() or "", "FAILED")
     return Run(
         RunInfo(
-            run_id=id_of(folder) or _UNKNOWN,
+            run_id=folder.run_id or _UNKNOWN,
             experiment_id=_UNKNOWN,
             user_id="",
-            status=status,
+            status=folder.status,
             start_time=0,
             end_time=None,
             lifecycle_stage="active",
@@ -36,7 +35,7 @@ def run_record(folder: RunFolder, data_title: str) -> Run:
         RunData(
             metrics=[Metric(key, value, 0, step) for key, (value, step) in figures.items()],
             params=[Param(key, str(value)) for key, value in flattened(stored_values(folder.config_path)).items()],
-            tags=[RunTag(key, value) for key, value in tags_of(folder).items()],
+            tags=[RunTag(key, value) for key, value in folder.identity.tags.items()],
         ),
         RunInputs([DatasetInput(data_set(folder.data(), data_title), [])]),
     )

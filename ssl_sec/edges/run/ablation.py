@@ -14,13 +14,14 @@ from pathlib import Path
 
 from ssl_sec.edges.composition.compose import compose, options
 from ssl_sec.edges.config import AblateConfig
-from ssl_sec.edges.folder.names import own_tags
+from ssl_sec.edges.folder.descriptions import RunIdentity
+from ssl_sec.edges.folder.names import new_name, own_tags
 from ssl_sec.edges.machine import announce
-from ssl_sec.edges.run.driver import Finished, new_name, run_training
-from ssl_sec.edges.run.summary import how_to_look
+from ssl_sec.edges.run.driver import run_training
+from ssl_sec.edges.run.summary import Finished, how_to_look
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.tables import in_table
-from ssl_sec.edges.tracking.tracker import tracking_uri
+from ssl_sec.edges.tracking.store import tracking_uri
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
@@ -66,13 +67,10 @@ def run_ablation(overrides: Sequence[str]) -> str:
 
 def _sweep(config: PretrainConfig, arms: Sequence[str], seeds: Sequence[int]) -> Sweep:
     """The run in MLflow that all others belong to."""
-    output_dir = Path(config.output_dir).expanduser().resolve()
-    return Sweep.start(
-        tracking_uri(config.tracking, output_dir),
+    identity = RunIdentity(
+        uri=tracking_uri(config.tracking, config.output_dir),
         experiment=config.tracking.experiment or config.recipe_name,
         name=new_name(f"{config.recipe_name}-ablation"),
-        values={"arms": list(arms), "seeds": list(seeds)},
-        output_dir=output_dir,
         tags={
             **own_tags(config.tracking),
             "recipe": config.recipe_name,
@@ -80,6 +78,7 @@ def _sweep(config: PretrainConfig, arms: Sequence[str], seeds: Sequence[int]) ->
             "job": "ablate",
         },
     )
+    return Sweep.start(identity, {"arms": list(arms), "seeds": list(seeds)}, config.output_dir)
 
 
 def _config(shared: Sequence[str], arm: str, seed: int) -> PretrainConfig:

@@ -100,12 +100,11 @@ def _parsed(text: str) -> Override:
 
 def _resumed_values(job: str, word: str, typed: Sequence[str]) -> dict[str, Any]:
     """The configuration of the run that the word means, with what was typed beside it."""
-    from ssl_sec.edges.folder.finding import find_folder, job_of  # with torch
+    from ssl_sec.edges.folder.finding import find_folder  # with torch
 
-    output_dir = _value_of("output_dir", typed) or "runs"
-    folder = find_folder("resume", word, Path(output_dir).expanduser().resolve(), job)
-    found = job_of(folder)
-    if found is not None and found != job:
+    folder = find_folder("resume", word, _value_of("output_dir", typed) or "runs", job)
+    found = folder.identity.job
+    if found not in (None, job):
         raise ConfigError(f"resume: {folder.path} holds a run of jobs.{found}; allowed: a run of jobs.{job}")
     stored = stored_values(folder.config_path)
     recipe_folder = folder.path.parent

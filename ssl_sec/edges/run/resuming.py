@@ -1,11 +1,18 @@
 """Whether a run can be resumed as it is asked for, and whether there is anything left to do."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import stored_values
+from ssl_sec.edges.masking import masked_values
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import RecipeRow
-from ssl_sec.settings import from_values, to_values
+from ssl_sec.settings import flattened, from_values, to_values
+
+# A run may be resumed elsewhere, with other settings of these.
+_FREE_KEYS = ("runtime.", "tracking.", "resume", "output_dir", "log_every_steps", "checkpoint.", "monitor.", "probe.")
 
 
 def resume_run(recipe: RecipeRow, folder: RunFolder, config: TrainingConfig) -> bool:
@@ -23,7 +30,8 @@ def resume_run(recipe: RecipeRow, folder: RunFolder, config: TrainingConfig) -> 
     Raises:
         ConfigError: if there is no run, or with other settings.
     """
-    folder.require_run()
+    if not folder.holds_run:
+        raise ConfigError(f"resume: {folder.path} holds no run; allowed: resume=auto or false, or a run that is there")
     before = to_values(from_values(recipe.config, stored_values(folder.config_path)))
     now = to_values(config)
     length = recipe.length
@@ -33,8 +41,16 @@ def resume_run(recipe: RecipeRow, folder: RunFolder, config: TrainingConfig) -> 
             f"{length}: found {now[length]!r}, but the run to resume has {before[length]!r}; more are possible only "
             f"where no schedule depends on their number; here these do: {', '.join(dependent)}"
         )
-    folder.require_same(before, now, free=(length,) if is_longer else ())
+    require_same(before, now, (*_FREE_KEYS, length) if is_longer else _FREE_KEYS)
     if folder.is_complete and not is_longer:
         return False
     folder.resume(now)
     return True
+
+
+def require_same(before: Mapping[str, Any], now: Mapping[str, Any], free: tuple[str, ...] = _FREE_KEYS) -> None:
+    """Raises a ConfigError if settings differ that may not, unless they begin with one of `free`."""
+    flat_before, flat_now = flattened(masked_values(before)), flattened(masked_values(now))
+    for key in sorted(flat_before.keys() | flat_now.keys()):
+        if not key.startswith(free) and flat_before.get(key) != flat_now.get(key):
+            raise ConfigError(f"{key}: found {flat_now.get(key)!r}, but the run to resume has {flat_before.get(key)!r}")

@@ -20,15 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
-from ssl_sec.edges.folder.finding import id_of
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import with_credentials
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.run.supervision import tell_supervisor
-from ssl_sec.edges.tracking.tracker import TrackedRun, connected
+from ssl_sec.edges.tracking.store import connected, is_unknown
+from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError, StorageError
 
 logger = logging.getLogger(__name__)
@@ -192,13 +191,13 @@ def close_in_its_store(lock: Path, reason: str) -> bool:
 
 
 def _end(record: Mapping[str, Any], client: MlflowClient, reason: str) -> bool:
-    run_id = record["run_id"] if "run_id" in record else id_of(RunFolder(Path(record["folder"])))
+    run_id = record["run_id"] if "run_id" in record else RunFolder(Path(record["folder"])).run_id
     if run_id is None:
         return False
     try:
         run = client.get_run(run_id)
     except MlflowException as error:
-        if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+        if is_unknown(error):
             return False
         raise
     if run.info.status != "RUNNING":
@@ -213,12 +212,7 @@ def _end(record: Mapping[str, Any], client: MlflowClient, reason: str) -> bool:
 
 def _stored_at(record: Mapping[str, Any]) -> str | None:
     """The address of a run's store, without credentials; None if it has none."""
-    if "uri" in record:
-        return record["uri"]
-    folder = RunFolder(Path(record["folder"]))
-    if not folder.identity_path.is_file():
-        return None
-    return json.loads(folder.identity_path.read_text())["uri"]
+    return record["uri"] if "uri" in record else RunFolder(Path(record["folder"])).identity.uri or None
 
 
 def _lock_path(folder: RunFolder) -> Path:

@@ -5,9 +5,10 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from ssl_sec.edges.run.driver import Finished
+from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.tracking.pages import run_page, scores_page
 
 # Figures by metric name, in words.
@@ -43,6 +44,25 @@ _FACE_FIGURES = {
     r"dir_at_far_([\d.e-]+)": "DIR at rank 1 and FAR = {}",
     r"([\d.e]+)_rank1": "rank-1 among {} distractors",
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """What a run leaves.
+
+    Attributes:
+        folder: of the run.
+        uri: of MLflow's store.
+        run_id: in MLflow; None if MLflow could not be reached.
+        experiment_id: likewise.
+        metrics: the last value of each.
+    """
+
+    folder: RunFolder
+    uri: str
+    run_id: str | None
+    experiment_id: str | None
+    metrics: Mapping[str, float]
 
 
 def summary(finished: Finished) -> str:

@@ -7,12 +7,14 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 from mlflow.exceptions import MlflowException
 
+from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.run.running import OpenRun
 from ssl_sec.edges.tracking.provenance import code_files, keep_code
 from ssl_sec.edges.tracking.tracker import TrackedRun
@@ -51,32 +53,24 @@ class Sweep:
         self._lock = lock
 
     @classmethod
-    def start(
-        cls,
-        uri: str,
-        *,
-        experiment: str,
-        name: str,
-        values: Mapping[str, Any],
-        output_dir: Path,
-        tags: Mapping[str, str],
-    ) -> "Sweep":
-        """Makes the run, with its parameters and tags, `job` among them.
+    def start(cls, identity: RunIdentity, values: Mapping[str, Any], output_dir: str) -> "Sweep":
+        """Makes the run; if this process ends without a word, the next job of the output folder closes it.
 
-        If this process ends without a word, the next job of the output folder closes the run.
+        Args:
+            identity: of the run.
+            values: its parameters.
+            output_dir: of the sweep's runs.
         """
         with tempfile.TemporaryDirectory() as kept:
-            about = {**keep_code(Path(kept)), **tags}
+            identity = replace(identity, tags={**keep_code(Path(kept)), **identity.tags})
             try:
-                run = TrackedRun.start(
-                    uri, experiment=experiment, name=name, values=values, output_dir=output_dir, tags=about
-                )
+                run = TrackedRun.start(identity, values)
             except (UserError, MlflowException, OSError) as error:
                 logger.warning("%s; the runs of the sweep have no parent", first_line(error))
                 return cls(None)
             lock: OpenRun | None = None
             with contextlib.suppress(UserError):  # no run can be written there then, which the first one says
-                lock = OpenRun(output_dir, uri, run.run_id)
+                lock = OpenRun(Path(output_dir).expanduser(), identity.uri, run.run_id)
             try:
                 for path in code_files(Path(kept)):
                     run.log_file(path)

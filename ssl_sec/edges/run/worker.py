@@ -5,19 +5,16 @@ import logging
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from ssl_sec.collectives import wait_for_workers
 from ssl_sec.edges.folder.folder import SCORES, RunFolder
 from ssl_sec.edges.run.cpu import keep_freed_memory, schedule_as_batch
 from ssl_sec.errors import Stopped, UserError, out_of_memory
-from ssl_sec.networks import Encoder
-from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import from_values
 from ssl_sec.training.checkpoint import CheckpointWriter, newest_checkpoint, save_part, without_held_rows
@@ -150,14 +147,3 @@ def work(job: str, values: Mapping[str, Any], folder_path: str, worker: Worker) 
 def _last_checkpoint(folder: RunFolder) -> str:
     found = newest_checkpoint(folder.checkpoints_path).path
     return "no checkpoint was saved" if found is None else f"the last good checkpoint is {found}"
-
-
-def load_encoder(trained: TrainingConfig, image_shape: tuple[int, ...], weights: Path) -> Encoder:
-    """The encoder of a run, with its final weights."""
-    channels, height, width = image_shape
-    return replace(trained.encoder, weights=str(weights)).build(channels, min(height, width))
-
-
-def load_head(trained: TrainingConfig, num_features: int, weights: Path) -> nn.Module:
-    """The head of a run, with its final weights."""
-    return replace(trained.head, weights=str(weights)).build(num_features, trained.seed)

@@ -14,16 +14,17 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
 from mlflow.exceptions import MlflowException
 
+from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.submit.cluster import Cluster, entrypoint, exit_code
 from ssl_sec.edges.tables import in_table
-from ssl_sec.edges.tracking.tracker import JOB_ID_TAG, connected, tracking_uri
+from ssl_sec.edges.tracking.store import connected, tracking_uri
+from ssl_sec.edges.tracking.tracker import JOB_ID_TAG
 from ssl_sec.errors import Stopped, first_line
 from ssl_sec.recipes.config import TrackingConfig
 from ssl_sec.recipes.registry import RECIPES
@@ -122,7 +123,7 @@ class _Pipeline:
         self._plan = plan
         self._cluster = cluster
         self._job_id = job_id
-        self._uri = tracking_uri(TrackingConfig(uri=plan.uri), Path(plan.output_dir))
+        self._uri = tracking_uri(TrackingConfig(uri=plan.uri), plan.output_dir)
         self._stopping = threading.Event()
         self._running: set[str] = set()
         self._lock = threading.Lock()
@@ -161,14 +162,13 @@ class _Pipeline:
             "points": len(plan.points),
             "swept": ", ".join(sorted({s.partition("=")[0] for p in plan.points for s in p.swept})),
         }
-        return Sweep.start(
-            self._uri,
+        identity = RunIdentity(
+            uri=self._uri,
             experiment=plan.experiment or plan.recipe,
             name=plan.name,
-            values=values,
-            output_dir=Path(plan.output_dir),
             tags={**plan.tags, "recipe": plan.recipe, "job": "sweep"},
         )
+        return Sweep.start(identity, values, plan.output_dir)
 
     def _results(self, ended: list[Ended]) -> dict[str, list[Mapping[str, float]]]:
         """The figures of the points that succeeded, those that differ by their seed alone together."""

@@ -19,15 +19,15 @@ from mlflow.exceptions import MlflowException
 
 from ssl_sec.edges.composition.compose import chooses_own, compose
 from ssl_sec.edges.composition.config_folders import OPTION, own_texts
-from ssl_sec.edges.folder.names import own_tags, run_name_of
+from ssl_sec.edges.folder.names import new_name, own_tags, run_name_of
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.overrides import assigned, understood
-from ssl_sec.edges.run.driver import new_name
 from ssl_sec.edges.run.job_values import quoted, resumed_run, values_of
 from ssl_sec.edges.submit.cluster import Cluster, entrypoint, is_this_machine
 from ssl_sec.edges.submit.pipeline import Plan, Point, Stage
 from ssl_sec.edges.tracking.pages import runs_page
-from ssl_sec.edges.tracking.tracker import JOB_ID_TAG, connected
+from ssl_sec.edges.tracking.store import connected
+from ssl_sec.edges.tracking.tracker import JOB_ID_TAG
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.config import TrackingConfig, TrainingConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig

@@ -4,10 +4,11 @@ import json
 import logging
 import shlex
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 
 from mlflow.entities import Run
@@ -15,16 +16,17 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-from ssl_sec.edges.folder.finding import folder_named, id_of, stored_uri, the_one, uri_of
+from ssl_sec.edges.folder.finding import either, folder_named, the_one
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.folder.stored_config import training_config
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.overrides import assigned
 from ssl_sec.edges.packaging import command
-from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
-from ssl_sec.edges.tracking.tracker import connected, tracking_uri
-from ssl_sec.errors import ConfigError, StorageError, first_line, nearest
-from ssl_sec.recipes.config import TrackingConfig
-from ssl_sec.recipes.registry import PROBE
+from ssl_sec.edges.patience import ANSWER_S, Patience
+from ssl_sec.edges.tracking.store import all_pages, connected, quoted, sqlite_file, store_errors, tracking_uri
+from ssl_sec.errors import ConfigError, StorageError, nearest
+from ssl_sec.recipes.config import TrackingConfig, TrainingConfig
+from ssl_sec.recipes.registry import PROBE, RECIPES
 from ssl_sec.training.norms import NormHistogram
 
 logger = logging.getLogger("ssl_sec")
@@ -110,25 +112,20 @@ class RunArchive:
         self._of_recipe: dict[str, list[ArchivedRun]] = {}
 
     @classmethod
-    def open(cls, config: TrackingConfig, output_dir: Path) -> "RunArchive":
+    def open(cls, config: TrackingConfig, output_dir: str | Path) -> "RunArchive":
         """The store that runs in `output_dir` are tracked in.
 
         Raises:
             StorageError: if it cannot be used; none is made.
         """
         uri = tracking_uri(config, output_dir)
-        if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+        if (file := sqlite_file(uri)) is not None and not file.is_file():
             raise StorageError(
                 f"tracking.uri: found {uri}, which is not there; allowed: a store that runs were tracked in, or "
                 "output_dir=<their folder>"
             )
-        try:
-            client = Patience(ANSWER_S).call(lambda: connected(uri))
-            return cls(client, config.experiment)
-        except NoAnswer as error:
-            raise StorageError(f"tracking.uri: MLflow at {uri} did not answer for {ANSWER_S:g} s") from error
-        except Exception as error:
-            raise StorageError(f"tracking.uri: MLflow at {uri} cannot be used: {first_line(error)}") from error
+        with store_errors(uri):
+            return cls(Patience(ANSWER_S).call(lambda: connected(uri)), config.experiment)
 
     @cached_property
     def experiments(self) -> dict[str, str]:
@@ -137,15 +134,9 @@ class RunArchive:
         Raises:
             ConfigError: if there is none of the name asked for.
         """
-        found: dict[str, str] = {}
-        token = None
-        with self._told():
-            while True:
-                page = self.client.search_experiments(max_results=_RUNS_A_PAGE, page_token=token)
-                found |= {str(experiment.experiment_id): experiment.name for experiment in page}
-                token = page.token
-                if not token:
-                    break
+        search = partial(self.client.search_experiments, max_results=_RUNS_A_PAGE)
+        with self._errors():
+            found = {str(each.experiment_id): each.name for each in all_pages(lambda token: search(page_token=token))}
         if self._experiment is None:
             return found
         if self._experiment not in found.values():
@@ -157,7 +148,7 @@ class RunArchive:
     def finished(self, recipe: str) -> list[ArchivedRun]:
         """All finished runs of a recipe, pretraining and what was measured on it, newest first."""
         if recipe not in self._of_recipe:
-            self._of_recipe[recipe] = self._search(f"{_FINISHED} and tags.recipe = {_quoted(recipe)}")
+            self._of_recipe[recipe] = self._search(f"{_FINISHED} and tags.recipe = {quoted(recipe)}")
         return self._of_recipe[recipe]
 
     def finished_pretraining(self, recipe: str) -> list[ArchivedRun]:
@@ -166,7 +157,7 @@ class RunArchive:
         Raises:
             ConfigError: if there is none.
         """
-        found = self._search(f"{_FINISHED} and tags.job = 'pretrain' and tags.recipe = {_quoted(recipe)}")
+        found = self._search(f"{_FINISHED} and tags.job = 'pretrain' and tags.recipe = {quoted(recipe)}")
         if not found:
             known = {run.recipe for run in self._search(f"{_FINISHED} and tags.job = 'pretrain'")}
             hint = nearest(recipe, known) if known else "there is none of any"
@@ -198,14 +189,13 @@ class RunArchive:
         """
         folder = folder_named(word)
         if folder is not None:
-            run_id = id_of(folder)
-            if run_id is None:
+            if folder.run_id is None:
                 raise ConfigError(
                     f"{key}: {folder.path} is not in MLflow; send it there with: "
                     f"{command('replay')} {shlex.quote(assigned('folder', str(folder.path)))}"
                 )
-            word = run_id
-        pattern = _quoted(f"{word}%")
+            word = folder.run_id
+        pattern = quoted(f"{word}%")
         found = {
             run.run_id: run
             for field in ("run_id", "run_name")
@@ -216,16 +206,43 @@ class RunArchive:
 
     def history(self, run: ArchivedRun, metric: str) -> list[tuple[int, float]]:
         """Step and value of a metric, in order of the steps; of a step told twice, what was told last."""
-        with self._told():
+        with self._errors():
             points = self.client.get_metric_history(run.run_id, metric)
         return sorted({p.step: p.value for p in sorted(points, key=lambda p: (p.step, p.timestamp))}.items())
 
     def download(self, run: ArchivedRun, artifact: str, folder: Path) -> Path | None:
         """A file of the run, brought into the folder; None if the run has none of that name."""
-        with self._told():
+        with self._errors():
             if not any(each.path == artifact for each in self.client.list_artifacts(run.run_id)):
                 return None
             return Path(self.client.download_artifacts(run.run_id, artifact, str(folder)))
+
+    def download_network(self, run: ArchivedRun, jobs: Sequence[str], folder: Path) -> TrainingConfig:
+        """Brings the configuration and the weights of a finished training into a folder.
+
+        Args:
+            run: the training.
+            jobs: whose runs will do.
+            folder: that exists.
+
+        Returns:
+            The run's configuration.
+
+        Raises:
+            ConfigError: if it is another job's run, or has no weights.
+        """
+        if run.job not in jobs:
+            raise ConfigError(f"run: found {run.run_id!r}, a run of jobs.{run.job}; allowed: a run of {either(jobs)}")
+        recipe = RECIPES[run.job]
+        try:
+            for artifact in ("config.yaml", *recipe.network_files):
+                self.client.download_artifacts(run.run_id, artifact, str(folder))
+        except (MlflowException, OSError) as error:
+            raise ConfigError(
+                f"run: found {run.run_id!r}, but MLflow at {self.client.tracking_uri} has no encoder of it; allowed: a "
+                f"finished run of {either(jobs)}"
+            ) from error
+        return training_config(recipe, folder / "config.yaml")
 
     def last_histogram(self, run: ArchivedRun) -> NormHistogram | None:
         """How the norms of the last batch were distributed; None if the run did not keep it."""
@@ -239,29 +256,18 @@ class RunArchive:
     def _search(
         self, condition: str, experiment_ids: Sequence[str] | None = None, most: int | None = None
     ) -> list[ArchivedRun]:
-        found: list[ArchivedRun] = []
-        token = None
-        with self._told():
-            while True:
-                page = self.client.search_runs(
-                    list(experiment_ids or self.experiments),
-                    condition,
-                    max_results=most or _RUNS_A_PAGE,
-                    order_by=["attributes.start_time DESC"],
-                    page_token=token,
-                )
-                found += map(_archived, page)
-                token = page.token
-                if not token or (most is not None and len(found) >= most):
-                    return found
+        search = partial(
+            self.client.search_runs,
+            list(experiment_ids or self.experiments),
+            condition,
+            max_results=most or _RUNS_A_PAGE,
+            order_by=["attributes.start_time DESC"],
+        )
+        with self._errors():
+            return [_archived(run) for run in islice(all_pages(lambda token: search(page_token=token)), most)]
 
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except (MlflowException, OSError) as error:
-            message = f"tracking.uri: MLflow at {self.client.tracking_uri} cannot be used: {first_line(error)}"
-            raise StorageError(message) from error
+    def _errors(self) -> AbstractContextManager[None]:
+        return store_errors(self.client.tracking_uri)
 
 
 def find_run(
@@ -280,7 +286,7 @@ def find_run(
         StorageError: if the store cannot be used.
     """
     store = replace(beside(word, tracking), experiment=None)
-    archive = RunArchive.open(store, Path(output_dir).expanduser().resolve())
+    archive = RunArchive.open(store, output_dir)
     return archive, archive.find(word, "run", jobs)
 
 
@@ -289,10 +295,12 @@ def beside(word: str, tracking: TrackingConfig) -> TrackingConfig:
     folder = folder_named(word)
     if folder is None or tracking.uri is not None:
         return tracking
-    return replace(tracking, uri=uri_of(folder))
+    return replace(tracking, uri=folder.identity.known_uri)
 
 
-def tracked_beside(folder: RunFolder, tracking: TrackingConfig, output_dir: Path) -> tuple[TrackingConfig, str | None]:
+def tracked_beside(
+    folder: RunFolder, tracking: TrackingConfig, output_dir: str | Path
+) -> tuple[TrackingConfig, str | None]:
     """The tracking of what belongs to a folder's run, which the store need not be asked for, and the run's id there.
 
     The id is None if the run is not known there. A sqlite file that is gone, or has moved, is not made anew.
@@ -303,13 +311,11 @@ def tracked_beside(folder: RunFolder, tracking: TrackingConfig, output_dir: Path
         output_dir: of what belongs to the run.
     """
     near = beside(str(folder.path), tracking)
-    uri = near.uri
-    if tracking.uri is None and uri is not None and uri.startswith("sqlite:///"):
-        if not Path(uri.removeprefix("sqlite:///")).is_file():
-            near = tracking
-            logger.warning("%s, the store of %s, is not there", uri, folder.path)
-    run_id, uri = id_of(folder), tracking_uri(near, output_dir)
-    if run_id is None or masked(uri) == stored_uri(folder):
+    if tracking.uri is None and near.uri is not None and (file := sqlite_file(near.uri)) and not file.is_file():
+        logger.warning("%s, the store of %s, is not there", near.uri, folder.path)
+        near = tracking
+    run_id, uri = folder.run_id, tracking_uri(near, output_dir)
+    if run_id is None or masked(uri) == folder.identity.uri:
         return near, run_id
     try:
         Patience(_LOOK_S).call(lambda: connected(uri).get_run(run_id))
@@ -343,11 +349,3 @@ def _archived(run: Run) -> ArchivedRun:
         params=run.data.params,
         metrics=run.data.metrics,
     )
-
-
-def _quoted(word: str) -> str:
-    """A string of MLflow's filter language, which has no escapes."""
-    for quote in ("'", '"'):
-        if quote not in word:
-            return f"{quote}{word}{quote}"
-    raise ConfigError(f"found {word!r}, which MLflow cannot search for: it has both kinds of quotation marks")

@@ -17,7 +17,9 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from ssl_sec.data.config import DataConfig
-from ssl_sec.edges.folder.folder import SCORES, DataDescription
+from ssl_sec.edges.folder.descriptions import DataDescription
+from ssl_sec.edges.folder.folder import SCORES
+from ssl_sec.edges.tracking.store import all_pages, quoted
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.probing.config import ProbeConfig, ProbeJobConfig
 from ssl_sec.settings import to_values
@@ -39,26 +41,17 @@ def model_name(recipe: str) -> str:
 def child_probes(client: MlflowClient, recipe: str) -> dict[str, list[Run]]:
     """The finished probes of a recipe's encoders, newest first, by the id of the run that they belong to."""
     experiments = [str(experiment.experiment_id) for experiment in client.search_experiments()]
+    finished = f"tags.job = 'probe' AND tags.recipe = {quoted(recipe)} AND attributes.status = 'FINISHED'"
     probes: dict[str, list[Run]] = {}
-    token = None
-    while True:
-        page = client.search_runs(
-            experiments,
-            f"tags.job = 'probe' AND tags.recipe = {_quoted(recipe)} AND attributes.status = 'FINISHED'",
-            page_token=token,
-        )
-        for run in page:
-            if MLFLOW_PARENT_RUN_ID in run.data.tags:
-                probes.setdefault(run.data.tags[MLFLOW_PARENT_RUN_ID], []).append(run)
-        token = page.token
-        if not token:
-            return probes
+    for run in all_pages(lambda token: client.search_runs(experiments, finished, page_token=token)):
+        if MLFLOW_PARENT_RUN_ID in run.data.tags:
+            probes.setdefault(run.data.tags[MLFLOW_PARENT_RUN_ID], []).append(run)
+    return probes
 
 
 def probe_protocol(probe: ProbeConfig, data: str, test_set: DataDescription) -> str:
     """How a probe was made, in words; the number at the end stands for all of its settings and the test images."""
-    settings = {key: value for key, value in to_values(probe).items() if key != "enabled"}
-    exact = json.dumps([settings, test_set.digest, test_set.num_images], sort_keys=True)
+    exact = json.dumps([_settings(probe), test_set.digest, test_set.num_images], sort_keys=True)
     labels = "all labels" if probe.labels_per_class is None else f"{probe.labels_per_class} labels per class"
     features = "augmented images" if probe.augment else "cached features"
     number = hashlib.sha256(exact.encode()).hexdigest()[:8]
@@ -211,7 +204,7 @@ def _best(versions: Sequence[_Version]) -> str | None:
 
 def _versions(client: MlflowClient, recipe: str) -> list[_Version]:
     """The registered versions whose runs are still there, with their figures: those of the newest probe first."""
-    found = client.search_model_versions(f"name = {_quoted(model_name(recipe))}")
+    found = client.search_model_versions(f"name = {quoted(model_name(recipe))}")
     if not found:
         return []
     probes = child_probes(client, recipe)
@@ -261,8 +254,3 @@ def _data_of(run: Run) -> Dataset | None:
     """The set that a run was trained on, or for a probe the one that it was tested on."""
     inputs = run.inputs.dataset_inputs if run.inputs is not None else []
     return inputs[0].dataset if inputs else None
-
-
-def _quoted(text: str) -> str:
-    """A string of MLflow's filters."""
-    return f'"{text}"' if "'" in text else f"'{text}'"

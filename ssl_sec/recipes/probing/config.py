@@ -31,5 +31,10 @@ class ProbeJobConfig(RunConfig):
     run_name: Name | None = None
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
+    @property
+    def length(self) -> int:
+        """Epochs of the run; with all labels, the probe is trained once more on the images that chose its rate."""
+        return self.probe.epochs * (2 if self.probe.labels_per_class is None else 1)
+
 
 CONFIG = ProbeJobConfig

@@ -19,8 +19,8 @@ from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config import ExportConfig
 from ssl_sec.edges.export.export import _found, run_export
 from ssl_sec.edges.export.model_card import model_card
+from ssl_sec.edges.folder.encoder import load_network
 from ssl_sec.edges.run.driver import run_training
-from ssl_sec.edges.run.worker import load_encoder
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.exporting import formats
 from ssl_sec.recipes.face.config import FaceConfig
@@ -80,7 +80,7 @@ assert "ssl_sec" not in sys.modules
     done = subprocess.run([sys.executable, "-c", code, *paths], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     config = from_values(PretrainConfig, yaml.safe_load(finished.folder.config_path.read_text()))
-    encoder = load_encoder(config, (1, 8, 8), finished.folder.encoder_path).eval()
+    encoder = load_network(PRETRAIN, config, (1, 8, 8), finished.folder.path).encoder
     with torch.no_grad():
         features = encoder(images).numpy()
     for count in (1, 3, 7):
@@ -123,7 +123,7 @@ def test_the_scaling_is_told_where_the_file_has_it_not(exported):
 
 def test_a_folder_is_exported_while_its_store_is_away(finished, exported, tmp_path: Path, caplog):
     overrides = [f"run={finished.folder.path}", "format=safetensors"]
-    with _found(from_values(ExportConfig, compose("export", overrides)), tmp_path) as source:
+    with _found(from_values(ExportConfig, compose("export", [*overrides, f"output_dir={tmp_path}"]))) as source:
         assert caplog.text == "" and source.probes is not None
         assert (source.run.info.run_id, len(source.probes)) == (finished.run_id, 1)
         assert source.run.data.tags["ssl_sec.version"]  # as MLflow has it, and no folder

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ssl_sec.edges.folder.finding import find_folder, folder_named, uri_of
+from ssl_sec.edges.folder.finding import find_folder, folder_named
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.errors import ConfigError
 
@@ -40,14 +40,14 @@ def output_dir(tmp_path: Path) -> Path:
 )
 def test_a_run_is_found_by_its_id_its_name_the_beginning_of_one_or_its_folder(word, place, output_dir, monkeypatch):
     monkeypatch.chdir(output_dir.parent)
-    found = find_folder("resume", word.format(output_dir=output_dir), output_dir)
+    found = find_folder("resume", word.format(output_dir=output_dir), str(output_dir))
     assert found.path == output_dir / place
 
 
 def test_of_several_the_one_of_the_job_is_meant(output_dir):
     with pytest.raises(ConfigError, match=r"resume: found 'fir', which 2 runs may be: first \(01234567\), first-probe"):
-        find_folder("resume", "fir", output_dir)
-    assert find_folder("resume", "fir", output_dir, "pretrain").path == output_dir / "digits/first"
+        find_folder("resume", "fir", str(output_dir))
+    assert find_folder("resume", "fir", str(output_dir), "pretrain").path == output_dir / "digits/first"
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_of_several_the_one_of_the_job_is_meant(output_dir):
 )
 def test_a_word_that_means_no_run_or_several_is_one_line(word, message, output_dir):
     with pytest.raises(ConfigError, match=message):
-        find_folder("resume", word.format(output_dir=output_dir), output_dir)
+        find_folder("resume", word.format(output_dir=output_dir), str(output_dir))
 
 
 def test_a_folder_knows_its_store_unless_its_credentials_were_left_out(output_dir):
     folder = folder_named(str(output_dir / "digits/first"))
-    assert folder is not None and uri_of(folder) == "sqlite:////somewhere.db"
+    assert folder is not None and folder.identity.known_uri == "sqlite:////somewhere.db"
     folder.identity_path.write_text(json.dumps({"uri": "https://***@mlflow.example", "tags": {}}))
-    assert uri_of(folder) is None
+    assert folder.identity.known_uri is None
     folder.identity_path.write_text("{")
-    assert uri_of(folder) is None
+    assert folder.identity.known_uri is None

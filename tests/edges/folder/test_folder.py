@@ -35,14 +35,6 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
         RunFolder(tmp_path / "file" / "run").start(VALUES)
 
 
-def test_a_resume_needs_the_same_recipe_and_may_change_the_runtime(folder: RunFolder):
-    folder.require_same(VALUES, {**VALUES, "runtime": {"name": "ray"}})
-    longer = {**VALUES, "epochs": 4}
-    with pytest.raises(ConfigError, match="epochs: found 4, but the run to resume has 3"):
-        folder.require_same(VALUES, longer)
-    folder.require_same(VALUES, longer, free=("epochs",))
-
-
 def test_a_run_is_complete_once_the_driver_has_closed_it_until_it_is_resumed(folder: RunFolder):
     folder.write_outcome("finished")
     assert not folder.is_complete  # the driver may have died before it sent all
@@ -51,11 +43,6 @@ def test_a_run_is_complete_once_the_driver_has_closed_it_until_it_is_resumed(fol
     folder.resume({**VALUES, "epochs": 4})
     assert not folder.is_complete
     assert yaml.safe_load(folder.config_path.read_text())["epochs"] == 4
-
-
-def test_a_resume_of_nothing_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="holds no run"):
-        RunFolder(tmp_path / "none").require_run()
 
 
 def test_an_unstarted_run_leaves_nothing(folder: RunFolder):

@@ -17,7 +17,7 @@ from ssl_sec.edges.config import ReportConfig
 from ssl_sec.edges.report.report import make_report, run_report
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.tracking import runs as report_runs
-from ssl_sec.edges.tracking.tracker import connected
+from ssl_sec.edges.tracking.store import connected
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.recipes.config import TrackingConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig

@@ -8,7 +8,7 @@ from mlflow.tracking import MlflowClient
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run import ablation
 from ssl_sec.edges.run.ablation import run_ablation
-from ssl_sec.edges.run.driver import Finished
+from ssl_sec.edges.run.summary import Finished
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import RecipeRow

@@ -25,10 +25,11 @@ from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.folder.finding import trained_folder
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.run import driver, running, worker
+from ssl_sec.edges.run import running, worker
 from ssl_sec.edges.run.driver import run_probe, run_replay, run_training
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.summary import summary
+from ssl_sec.edges.run.uploading import Upload
 from ssl_sec.edges.tracking.runs import tracked_beside
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
@@ -274,7 +275,7 @@ def test_a_folder_of_another_job_is_not_probed_and_one_without_weights_is_looked
     ):
         trained_folder(str(probe), ("pretrain",))
     shutil.copytree(finished.folder.path, tmp_path / "whole")
-    assert trained_folder(str(tmp_path / "whole"), ("pretrain",)) == RunFolder(tmp_path / "whole")
+    assert trained_folder(str(tmp_path / "whole"), ("pretrain",)).path == tmp_path / "whole"
     (tmp_path / "whole" / "encoder.safetensors").unlink()
     assert trained_folder(str(tmp_path / "whole"), ("pretrain",)) is None
     assert trained_folder("whole", ("pretrain",)) is None
@@ -358,27 +359,13 @@ def test_signals_while_a_run_stops_change_nothing(quick, tmp_path: Path, monkeyp
         assert client.get_run(folder.run_id_path.read_text()).info.status == "KILLED"
 
 
-def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, monkeypatch):
-    folder = RunFolder(tmp_path)
-    monkeypatch.setattr(driver, "_SAME_SIGNAL_S", 0.0)
-    with pytest.raises(KeyboardInterrupt), driver._stopped_by_signals(folder):
-        signal.raise_signal(signal.SIGTERM)
-        assert folder.stop_path.exists()
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_a_stop_before_there_is_a_run_interrupts(tmp_path: Path):
-    with pytest.raises(KeyboardInterrupt), driver._stopped_by_signals(RunFolder(tmp_path / "not" / "yet")):
-        signal.raise_signal(signal.SIGTERM)
-
-
 def test_a_run_that_is_stopped_while_its_artifacts_are_sent_is_finished_and_not_probed(quick, monkeypatch):
     def told(self, tracked):
         signal.raise_signal(signal.SIGTERM)
         leave(self, tracked)
 
-    leave = driver._Run._leave_artifacts
-    monkeypatch.setattr(driver._Run, "_leave_artifacts", told)
+    leave = Upload.send_artifacts
+    monkeypatch.setattr(Upload, "send_artifacts", told)
     monkeypatch.setattr(sys, "argv", ["/usr/bin/ssl-sec"])
     config = pretrain_config([*quick, "run_name=late", "probe.enabled=true"])
     with pytest.raises(Stopped, match=r"late is finished; probe it with: ssl-sec probe run=\w+$"):
@@ -412,7 +399,7 @@ def test_a_run_that_another_process_has_is_refused(quick, tmp_path: Path, monkey
 @pytest.mark.parametrize("moment", ["while it trains", "while its artifacts are sent"])
 def test_a_run_whose_folder_is_removed_ends_with_one_line_and_is_failed(moment, quick, tmp_path: Path, monkeypatch):
     folder = RunFolder(tmp_path / "runs" / "digits" / "gone")
-    owner, name = {"while it trains": (worker.FolderRuntime, "report")}.get(moment, (driver._Run, "_leave_artifacts"))
+    owner, name = {"while it trains": (worker.FolderRuntime, "report")}.get(moment, (Upload, "send_artifacts"))
     original, calls = getattr(owner, name), []
 
     def removing(self, *given, **more):
@@ -550,11 +537,12 @@ def test_a_folder_that_holds_no_run_cannot_be_replayed(tmp_path: Path):
 @pytest.mark.slow
 def test_runs_that_start_at_once_on_a_fresh_sqlite_file_are_all_tracked(tmp_path: Path):
     code = (
-        "import sys; from pathlib import Path\n"
+        "import sys\n"
+        "from ssl_sec.edges.folder.descriptions import RunIdentity\n"
         "from ssl_sec.edges.tracking.tracker import TrackedRun\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
-        f"TrackedRun.start('sqlite:///{tmp_path}/mlflow.db', experiment='e', name='n', values={{}}, "
-        f"output_dir=Path('{tmp_path}'), tags={{'job': 'pretrain'}})"
+        f"identity = RunIdentity(uri='sqlite:///{tmp_path}/mlflow.db', experiment='e', name='n')\n"
+        "TrackedRun.start(identity, {})"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(3)]

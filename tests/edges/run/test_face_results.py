@@ -4,8 +4,7 @@ import json
 import torch
 
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.run.driver import Finished
-from ssl_sec.edges.run.summary import summary
+from ssl_sec.edges.run.summary import Finished, summary
 from ssl_sec.recipes.face.figures import draw
 
 METRICS = {

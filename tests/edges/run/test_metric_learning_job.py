@@ -5,16 +5,15 @@ import pytest
 import torch
 from mlflow import pyfunc
 from mlflow.tracking import MlflowClient
-from torch import nn
 
 from jobs.metric_learning import metric_learning
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config import ExportConfig, ReplayConfig
 from ssl_sec.edges.export.export import run_export
+from ssl_sec.edges.folder.encoder import load_network
 from ssl_sec.edges.run.driver import run_probe, run_replay, run_training
 from ssl_sec.edges.run.summary import summary
-from ssl_sec.edges.run.worker import load_encoder, load_head
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
@@ -68,12 +67,11 @@ def test_the_run_its_figures_and_its_pictures_are_in_mlflow(finished, client):
 
 def test_the_registered_model_gives_the_embeddings(finished, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", finished.uri)
-    config, shape = config_of(), (1, 8, 8)
-    encoder = load_encoder(config, shape, finished.folder.encoder_path)
-    head = load_head(config, encoder.num_features, finished.folder.head_path)
+    shape = (1, 8, 8)
+    network = load_network(METRIC_LEARNING, config_of(), shape, finished.folder.path).whole
     images = np.random.default_rng(0).random((3, *shape), dtype=np.float32)
     with torch.no_grad():
-        expected = nn.Sequential(encoder, head).eval()(torch.from_numpy(images))
+        expected = network(torch.from_numpy(images))
     loaded = pyfunc.load_model(f"runs:/{finished.run_id}/encoder")
     assert expected.shape == (3, 64)
     np.testing.assert_allclose(loaded.predict(images), expected.numpy(), rtol=1e-4, atol=1e-5)

@@ -16,7 +16,7 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.job_values import values_of
-from ssl_sec.edges.run.resuming import resume_run
+from ssl_sec.edges.run.resuming import require_same, resume_run
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
@@ -47,6 +47,15 @@ def folder_with(path: Path, config) -> RunFolder:
     folder.write_outcome("finished")
     folder.close()
     return folder
+
+
+def test_a_resume_needs_the_same_recipe_and_may_change_the_runtime():
+    values = {"epochs": 3, "data": {"name": "digits"}, "runtime": {"name": "local"}}
+    require_same(values, {**values, "runtime": {"name": "ray"}})
+    longer = {**values, "epochs": 4}
+    with pytest.raises(ConfigError, match="epochs: found 4, but the run to resume has 3"):
+        require_same(values, longer)
+    require_same(values, longer, ("epochs",))
 
 
 @pytest.mark.parametrize(

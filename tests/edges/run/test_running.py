@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
+from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run import running as module
 from ssl_sec.edges.run.running import close_abandoned, close_in_its_store, running
@@ -119,11 +120,15 @@ class Store:
         self.uri = f"sqlite:///{output_dir}/mlflow.db"
         self.client = MlflowClient(self.uri)
 
+    def identity(self, name: str, job: str) -> RunIdentity:
+        return RunIdentity(uri=self.uri, experiment="e", name=name, tags={"job": job, "recipe": "recipe"})
+
+    def sweep(self, name: str) -> Sweep:
+        return Sweep.start(self.identity(name, "ablate"), {}, str(self.output_dir))
+
     def run(self, name: str, uri: str | None = None) -> RunFolder:
         folder = started(self.output_dir, name)
-        run = TrackedRun.start(
-            self.uri, experiment="e", name=name, values={}, output_dir=self.output_dir, tags={"job": "pretrain"}
-        )
+        run = TrackedRun.start(self.identity(name, "pretrain"), {})
         folder.run_id_path.write_text(run.run_id)
         folder.identity_path.write_text(json.dumps({"uri": uri or self.uri}))
         return folder
@@ -204,8 +209,7 @@ def sweep_of(store: Store, name: str) -> tuple[int, str]:
     pid = os.fork()
     if pid == 0:
         try:
-            tags = {"job": "ablate", "recipe": "recipe"}
-            sweep = Sweep.start(store.uri, experiment="e", name=name, values={}, output_dir=store.output_dir, tags=tags)
+            sweep = store.sweep(name)
             os.write(there, (sweep.run_id or "none").encode())
             signal.pause()
         finally:
@@ -242,9 +246,7 @@ def test_the_next_job_closes_a_sweep_whose_process_was_killed_and_none_that_goes
 
 
 def test_a_sweep_whose_end_did_not_reach_mlflow_is_closed_as_it_ended(store: Store, monkeypatch):
-    ended = Sweep.start(
-        store.uri, experiment="e", name="s", values={}, output_dir=store.output_dir, tags={"job": "ablate"}
-    )
+    ended = store.sweep("s")
     with monkeypatch.context() as patch:
         patch.setattr(TrackedRun, "end", lambda *args: 1 / 0)
         ended.end("FINISHED", None, {}, "")
@@ -269,5 +271,5 @@ def test_a_run_that_is_taken_up_has_no_end_any_more(store: Store):
     folder = store.run("taken up")
     with killed(folder):
         close_in_its_store(lock_of(folder), "killed by SIGKILL")
-    TrackedRun.take_up(store.uri, folder.run_id_path.read_text())
+    TrackedRun.reopen(store.uri, folder.run_id_path.read_text())
     assert (store.of(folder).info.status, "ended" in store.of(folder).data.tags) == ("RUNNING", False)

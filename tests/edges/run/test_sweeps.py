@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
+from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.run.sweeps import Sweep, arms_figure, as_csv, as_markdown
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import DataError, Stopped
@@ -24,11 +25,14 @@ def store(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("store")
 
 
-def start(folder: Path) -> tuple[Sweep, MlflowClient]:
-    uri = f"sqlite:///{folder}/mlflow.db"
+def identity(folder: Path) -> RunIdentity:
     tags = {"job": "ablate", "recipe": "r"}
-    sweep = Sweep.start(uri, experiment="e", name="n", values={"arms": ["none"]}, output_dir=folder, tags=tags)
-    return sweep, MlflowClient(uri)
+    return RunIdentity(uri=f"sqlite:///{folder}/mlflow.db", experiment="e", name="n", tags=tags)
+
+
+def start(folder: Path) -> tuple[Sweep, MlflowClient]:
+    sweep = Sweep.start(identity(folder), {"arms": ["none"]}, str(folder))
+    return sweep, MlflowClient(identity(folder).uri)
 
 
 def test_the_table_becomes_figures_text_and_a_picture(store: Path):
@@ -77,8 +81,7 @@ def test_a_sweep_ends_as_its_runs_do_with_what_there_is(store: Path, error, stat
 def test_a_sweep_runs_without_a_store(tmp_path: Path, caplog):
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
-        uri = f"sqlite:///{tmp_path}/file/mlflow.db"
-        sweep = Sweep.start(uri, experiment="e", name="n", values={}, output_dir=tmp_path, tags={"job": "ablate"})
+        sweep = Sweep.start(identity(tmp_path / "file"), {}, str(tmp_path))
     assert sweep.run_id is None
     assert "the runs of the sweep have no parent" in caplog.text
     with sweep.ended_after(RESULTS, lambda: "table"):

@@ -8,7 +8,7 @@ from mlflow.entities import Dataset, DatasetInput
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.tracking.scores import child_probes, describe_versions, mark_best
-from ssl_sec.edges.tracking.tracker import connected
+from ssl_sec.edges.tracking.store import connected
 
 PAPER, FEW = "digits, all labels (aaaaaaaa)", "digits, 10 labels (bbbbbbbb)"
 

@@ -13,7 +13,7 @@ from mlflow.tracking import MlflowClient
 from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.driver import run_replay
-from ssl_sec.edges.tracking.tracker import connected
+from ssl_sec.edges.tracking.store import connected
 from tests.edges.conftest import QUICK
 from tests.edges.run.faulty import folder_of, steps_so_far
 
@@ -28,9 +28,9 @@ WAITED_S = 100
 RUN = f"""
 import sys, time
 from jobs.pretrain import pretrain
-from ssl_sec.edges.run import driver
+from ssl_sec.edges.run import uploading
 from ssl_sec.edges.command_line import run_job
-driver.ANSWER_S = {ANSWER_S}
+uploading.ANSWER_S = {ANSWER_S}
 began = time.time()
 code = run_job("pretrain", pretrain)
 print("times", began, time.time())

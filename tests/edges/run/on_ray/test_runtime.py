@@ -11,7 +11,7 @@ import pytest
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.driver import run_training
-from ssl_sec.edges.run.ray_runtime import connect, scaling_for, shortage, workers_in_words
+from ssl_sec.edges.run.on_ray.runtime import connect, scaling_for, shortage, workers_in_words
 from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN

@@ -10,9 +10,11 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.driver import run_training
-from ssl_sec.edges.run.ray_runtime import run_with_ray
+from ssl_sec.edges.run.on_ray.runtime import run_with_ray
+from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.errors import StorageError
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import to_values
@@ -169,5 +171,6 @@ def test_a_folder_that_not_all_nodes_share_is_one_line(cluster, tmp_path):
     run = RunFolder(Path("/proc/self/cwd/it"))
     config = config_of(tmp_path, "runtime.num_workers=1")
     run.start(to_values(config))
+    spec = RunSpec(recipe=PRETRAIN, config=config, folder=run, identity=RunIdentity())
     with pytest.raises(StorageError, match="^output_dir: /proc/self/cwd/it on .* is not the folder that the driver"):
-        run_with_ray("pretrain", to_values(config), run, config.runtime, config.global_batch_size)
+        run_with_ray(spec)

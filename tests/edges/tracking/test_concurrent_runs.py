@@ -18,8 +18,10 @@ STEPS = 60
 RUNS = """
 import json, sys, threading, time
 from pathlib import Path
+from ssl_sec.edges.folder.descriptions import RunIdentity
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.tracking.deferred import DeferredRun
 from ssl_sec.edges.tracking.following import Follower
-from ssl_sec.edges.tracking.tracker import LateRun, RunIdentity
 
 uri, folder, first, count, steps = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:])
 
@@ -27,8 +29,8 @@ def run(number):
     mine = folder / str(number)
     mine.mkdir()
     tags = {"job": "pretrain"}
-    identity = RunIdentity(uri=uri, experiment="many", name=f"run-{number}", tags=tags, parent_run_id=None)
-    tracking = LateRun(identity, {"seed": number}, folder, mine / "id")
+    identity = RunIdentity(uri=uri, experiment="many", name=f"run-{number}", tags=tags)
+    tracking = DeferredRun(identity, {"seed": number}, RunFolder(mine))
     with Follower(mine / "metrics.jsonl", tracking, interval_s=0.05, retry_s=0.2):
         for step in range(steps):
             with (mine / "metrics.jsonl").open("a") as file:

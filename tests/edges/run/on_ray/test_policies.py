@@ -11,8 +11,8 @@ from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy
 
 from ssl_sec.data.samplers import worker_counts
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.run import ray_policies
-from ssl_sec.edges.run.ray_policies import ElasticPolicy, FailureWatch
+from ssl_sec.edges.run.on_ray import policies
+from ssl_sec.edges.run.on_ray.policies import ElasticPolicy, FailureWatch
 from ssl_sec.errors import DataError, UserError
 from tests.edges.run.faulty import messages
 
@@ -35,7 +35,7 @@ def failed(watch: FailureWatch, **errors: Exception) -> None:
 
 
 def test_failures_are_counted_since_the_newest_checkpoint(folder):
-    watch = FailureWatch(folder.path, max_failures=2)
+    watch = FailureWatch(folder, max_failures=2)
     error = RuntimeError("out of luck")
     failed(watch, w1=error)
     failed(watch, w1=error)
@@ -53,17 +53,17 @@ def test_failures_are_counted_since_the_newest_checkpoint(folder):
 
 
 def test_without_a_limit_no_run_is_given_up_and_with_none_allowed_the_first_failure_ends_it(folder):
-    watch = FailureWatch(folder.path, max_failures=-1)
+    watch = FailureWatch(folder, max_failures=-1)
     for _ in range(20):
         failed(watch, w0=RuntimeError("again"))
     assert "(failure 20 without a checkpoint)" in messages(folder)
     with pytest.raises(UserError, match="1 failures without a checkpoint, runtime.max_failures allows 0"):
-        failed(FailureWatch(folder.path, max_failures=0), w0=RuntimeError("once"))
+        failed(FailureWatch(folder, max_failures=0), w0=RuntimeError("once"))
 
 
 def test_what_a_user_can_mend_ends_the_run_as_it_was_said(folder):
     with pytest.raises(DataError, match="^no such folder$"):
-        failed(FailureWatch(folder.path, max_failures=5), w0=RuntimeError("lost"), w1=DataError("no such folder"))
+        failed(FailureWatch(folder, max_failures=5), w0=RuntimeError("lost"), w1=DataError("no such folder"))
 
 
 def test_a_crash_is_told_with_its_signal_and_its_place(folder):
@@ -71,11 +71,11 @@ def test_a_crash_is_told_with_its_signal_and_its_place(folder):
     with pytest.raises(
         UserError, match="^worker 1: its process was killed by SIGSEGV, a crash in native code; .*crash-1.txt; 1 fail"
     ):
-        failed(FailureWatch(folder.path, max_failures=0), w1=RayActorError(error_msg="The actor died unexpectedly."))
+        failed(FailureWatch(folder, max_failures=0), w1=RayActorError(error_msg="The actor died unexpectedly."))
 
 
 def test_a_death_is_told_in_words(folder):
-    watch = FailureWatch(folder.path, max_failures=5)
+    watch = FailureWatch(folder, max_failures=5)
     failed(
         watch,
         w0=WorkerHealthCheckFailedError(
@@ -88,20 +88,20 @@ def test_a_death_is_told_in_words(folder):
 
 
 def test_a_machine_taken_away_with_notice_is_no_failure(folder):
-    watch = FailureWatch(folder.path, max_failures=0)
+    watch = FailureWatch(folder, max_failures=0)
     failed(watch, w1=WorkerHealthCheckFailedError("failed", RayActorError(preempted=True)))
     assert not folder.metrics_path.exists()
 
 
 def test_a_worker_that_the_others_wait_for_in_vain_is_named(folder, monkeypatch):
-    monkeypatch.setattr(ray_policies, "_GRACE_S", 0.2)
+    monkeypatch.setattr(policies, "_GRACE_S", 0.2)
     for rank, pid in enumerate((101, 102, 103)):
         monkeypatch.setattr("os.getpid", lambda pid=pid: pid)
         folder.note_worker(rank, 3, "node")
     folder.note_failure(2, TIMED_OUT)  # process 103
-    failed(FailureWatch(folder.path, max_failures=5), w0=TIMED_OUT)
+    failed(FailureWatch(folder, max_failures=5), w0=TIMED_OUT)
     assert f"worker 0: {TIMED_OUT}; worker 1: no sign of life; the workers" in messages(folder)
-    failed(FailureWatch(folder.path, max_failures=5), w0=RuntimeError("a bug"))
+    failed(FailureWatch(folder, max_failures=5), w0=RuntimeError("a bug"))
     assert "worker 0: a bug; the workers" in messages(folder)
 
 
@@ -117,7 +117,7 @@ def room(monkeypatch):
 
 
 def policy_for(folder: RunFolder) -> ElasticPolicy:
-    return ElasticPolicy(ScalingConfig(num_workers=(1, 13)), worker_counts(4096), folder.path)
+    return ElasticPolicy(ScalingConfig(num_workers=(1, 13)), worker_counts(4096), folder)
 
 
 @pytest.mark.parametrize(("has_room_for", "taken"), [(1, 1), (2, 2), (3, 2), (7, 4), (8, 8), (13, 8), (0, 0)])

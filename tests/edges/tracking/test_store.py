@@ -4,7 +4,7 @@ import pytest
 
 from jobs.pretrain import pretrain
 from ssl_sec.edges.command_line import run_job
-from ssl_sec.edges.tracking.addresses import require_store
+from ssl_sec.edges.tracking.store import require_store
 from ssl_sec.errors import ConfigError, StorageError
 
 

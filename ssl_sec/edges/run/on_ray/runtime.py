@@ -24,9 +24,12 @@ from ssl_sec.data.samplers import worker_counts, worker_rows
 from ssl_sec.edges.environment import require_files_for_ray
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.cpu import ENVIRONMENT
-from ssl_sec.edges.run.ray_policies import ElasticPolicy, ElasticTrainer, FailureWatch
+from ssl_sec.edges.run.on_ray.policies import ElasticPolicy, ElasticTrainer, FailureWatch
+from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.worker import Worker, work
 from ssl_sec.errors import ConfigError, UserError
+from ssl_sec.recipes.config import TrainingConfig
+from ssl_sec.settings import to_values
 from ssl_sec.training.config import RayConfig
 
 logger = logging.getLogger("ssl_sec")
@@ -37,31 +40,26 @@ _SHORTAGE_LOOKS_S = 5.0
 _NOTICE_LOOKS_S = 1.0
 
 
-def run_with_ray(
-    job: str, values: Mapping[str, Any], folder: RunFolder, options: RayConfig, global_batch_size: int | None
-) -> None:
-    """Does a job on the workers of a Ray cluster, and waits for its end.
+def run_with_ray(spec: RunSpec) -> None:
+    """Does a run on the workers of a Ray cluster, and waits for its end.
 
     Args:
-        job: which.
-        values: its configuration.
-        folder: of the run, on storage that all nodes share.
-        options: of the cluster.
-        global_batch_size: which the workers share out; None if they share none.
+        spec: of the run, whose folder is on storage that all nodes share.
 
     Raises:
         ConfigError: if the cluster has not what is asked for, or the workers do not divide the batch.
     """
-    connect(options.address, folder.path.name)
+    options = spec.config.runtime
+    assert isinstance(options, RayConfig)
+    connect(options.address, spec.folder.name)
     scaling = scaling_for(options, ray.cluster_resources())
     logger.info("starting %s", workers_in_words(scaling))
-    if global_batch_size is not None and isinstance(scaling.num_workers, int):
-        worker_rows(global_batch_size, 0, scaling.num_workers)
+    if isinstance(spec.config, TrainingConfig) and isinstance(scaling.num_workers, int):
+        worker_rows(spec.config.global_batch_size, 0, scaling.num_workers)
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(options.start_timeout_s)
     deaths_at_start = 0
     while True:
-        trainer = _trainer(job, values, folder, options, scaling, global_batch_size)
-        failure = _failure_of(trainer, folder)
+        failure = _failure_of(_trainer(spec, options, scaling), spec.folder)
         if failure is None:
             return
         if isinstance(failure, ControllerError) and isinstance(failure.controller_failure, UserError):
@@ -72,20 +70,14 @@ def run_with_ray(
         logger.warning("a worker died while the workers were started; they are started again")
         # Ray keeps what the dead group held until its driver leaves.
         ray.shutdown()
-        connect(options.address, folder.path.name)
+        connect(options.address, spec.folder.name)
 
 
-def _trainer(
-    job: str,
-    values: Mapping[str, Any],
-    folder: RunFolder,
-    options: RayConfig,
-    scaling: ScalingConfig,
-    global_batch_size: int | None,
-) -> TorchTrainer:
+def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig) -> TorchTrainer:
+    folder = spec.folder
     settings = {
-        "job": job,
-        "values": dict(values),
+        "job": spec.recipe.name,
+        "values": to_values(spec.config),
         "folder": str(folder.path),
         "launch": folder.note_launch(),
         "working_folder": os.getcwd(),
@@ -95,10 +87,10 @@ def _trainer(
         "torch_config": TorchConfig(backend="nccl" if scaling.use_gpu else "gloo", timeout_s=options.timeout_s),
         "scaling_config": scaling,
         "run_config": RunConfig(
-            name=folder.path.name,
+            name=folder.name,
             storage_path=str(folder.path / "ray"),
             failure_config=FailureConfig(max_failures=-1),  # the watch counts them
-            callbacks=[FailureWatch(folder.path, options.max_failures)],
+            callbacks=[FailureWatch(folder, options.max_failures)],
             # The watch tells what failed, in a line; Ray's log files have the rest.
             logging_config=LoggingConfig(log_level="CRITICAL"),
             worker_runtime_env={} if scaling.use_gpu else {"env_vars": ENVIRONMENT},
@@ -106,8 +98,11 @@ def _trainer(
     }
     if isinstance(scaling.num_workers, int):
         return TorchTrainer(_worker, **common)
-    counts = range(1, scaling.max_workers + 1) if global_batch_size is None else worker_counts(global_batch_size)
-    return ElasticTrainer(_worker, **common, policy=ElasticPolicy(scaling, counts, folder.path))
+    if isinstance(spec.config, TrainingConfig):
+        counts = worker_counts(spec.config.global_batch_size)
+    else:
+        counts = range(1, scaling.max_workers + 1)
+    return ElasticTrainer(_worker, **common, policy=ElasticPolicy(scaling, counts, folder))
 
 
 def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | None:
@@ -285,13 +280,12 @@ class _FolderHandler(logging.Handler):
 
 def _worker(settings: dict[str, Any]) -> None:
     """Runs in each of Ray's worker processes."""
-    context = train.get_context()
-    RunFolder(Path(settings["folder"])).require_launch(settings["launch"])
+    context, folder = train.get_context(), RunFolder(Path(settings["folder"]))
+    folder.require_launch(settings["launch"])
     # Ray puts its workers into a folder of its own, while paths of a configuration start where the driver was started.
     with contextlib.suppress(OSError):  # another machine may not have it
         os.chdir(settings["working_folder"])
-    handler = _FolderHandler(RunFolder(Path(settings["folder"])), context.get_world_rank())
-    logging.getLogger("ssl_sec").addHandler(handler)
+    logging.getLogger("ssl_sec").addHandler(_FolderHandler(folder, context.get_world_rank()))
     logging.getLogger("ssl_sec").setLevel(logging.INFO)
     device = get_device()
     assert isinstance(device, torch.device)
@@ -304,7 +298,7 @@ def _worker(settings: dict[str, Any]) -> None:
         node=f"{socket.gethostname()} {ray.get_runtime_context().get_node_id()}",
         leaving=notice.given,
     )
-    with _crash_reported(RunFolder(Path(settings["folder"])).crash_path(worker.rank)):
+    with _crash_reported(folder.crash_path(worker.rank)):
         work(settings["job"], settings["values"], settings["folder"], worker)
 
 

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ray.exceptions import RayActorError
@@ -35,8 +34,8 @@ class FailureWatch(UserCallback):
         max_failures: restarts in a row without a new checkpoint; -1 for no limit.
     """
 
-    def __init__(self, folder: Path, max_failures: int) -> None:
-        self._folder = RunFolder(folder)
+    def __init__(self, folder: RunFolder, max_failures: int) -> None:
+        self._folder = folder
         self._max_failures = max_failures
         self._step: int | None = None
         self._in_a_row = 0
@@ -123,10 +122,10 @@ class ElasticPolicy(ElasticScalingPolicy):
         folder: of the run.
     """
 
-    def __init__(self, scaling: ScalingConfig, counts: Sequence[int], folder: Path) -> None:
+    def __init__(self, scaling: ScalingConfig, counts: Sequence[int], folder: RunFolder) -> None:
         super().__init__(scaling)
         self._counts = tuple(counts)
-        self._folder = RunFolder(folder)
+        self._folder = folder
         self._waiting: tuple[ResizeDecision, int | None] | None = None
 
     def _count_possible_workers(self, reserved_resources: Any) -> int:

@@ -1,0 +1,58 @@
+"""What a run's folder keeps in JSON of the run in MLflow and of its data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ssl_sec.edges.masking import HIDDEN
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunIdentity:
+    """A run in MLflow, besides its parameters and figures.
+
+    Attributes:
+        uri: of the store; in the folder without its credentials.
+        experiment: its name.
+        name: of the run.
+        tags: of the run, `job` among them.
+        parent_run_id: of the run that it belongs to.
+    """
+
+    uri: str = ""
+    experiment: str = ""
+    name: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    parent_run_id: str | None = None
+
+    @property
+    def job(self) -> str | None:
+        """Whose run it is; None if that is not known."""
+        return self.tags.get("job")
+
+    @property
+    def known_uri(self) -> str | None:
+        """The store's address; None if it was not kept, or not whole."""
+        return None if not self.uri or HIDDEN in self.uri else self.uri
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataDescription:
+    """A data set, in words and numbers.
+
+    Attributes:
+        name: of the set.
+        description: where it came from.
+        num_images: that are trained or tested on.
+        num_bad_images: that could not be read.
+        image_shape: channels, height, width.
+        class_names: by label.
+        digest: differs for sets that differ; None in folders of runs that kept none.
+    """
+
+    name: str
+    description: str
+    num_images: int
+    num_bad_images: int
+    image_shape: tuple[int, ...]
+    class_names: tuple[str, ...]
+    digest: str | None = None

@@ -1,0 +1,170 @@
+"""A run from its launch to its end in MLflow."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.masking import masked
+from ssl_sec.edges.run.running import close_abandoned
+from ssl_sec.edges.run.spec import RunSpec, command_line
+from ssl_sec.edges.run.summary import Finished, how_to_look
+from ssl_sec.edges.run.uploading import Upload
+from ssl_sec.edges.run.worker import Worker, work
+from ssl_sec.edges.tracking.deferred import DeferredRun
+from ssl_sec.edges.tracking.following import Follower, Progress
+from ssl_sec.edges.tracking.store import store_errors
+from ssl_sec.edges.tracking.tracker import TrackedRun
+from ssl_sec.errors import Stopped, UserError, first_line
+from ssl_sec.recipes.probing.config import ProbeJobConfig
+from ssl_sec.settings import to_values
+from ssl_sec.training.config import LocalConfig
+
+logger = logging.getLogger("ssl_sec")
+
+# How long a run that has ended waits for those that it closes for others.
+_CLOSE_WITHIN_S = 5.0
+
+
+class Execution:
+    """A run that is launched, followed and tracked.
+
+    Args:
+        spec: of the run; its folder is there.
+    """
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec = spec
+        self._folder = spec.folder
+        values, follows_machine = to_values(spec.config), spec.config.tracking.system_metrics
+        self._tracking = DeferredRun(spec.identity, values, spec.folder, follows_machine)
+        self._upload = Upload(spec, self._tracking)
+
+    def run(self) -> Finished:
+        """Launches the workers and waits for their end; then draws the plots, uploads all, and ends the run in MLflow.
+
+        Raises:
+            UserError: for what the user can mend.
+            Stopped: if a stop was asked for; the state is saved.
+        """
+        folder, uri, tracking = self._folder, self._spec.identity.uri, self._tracking
+        folder.keep_identity(self._spec.identity)
+        closing: list[threading.Thread] = []
+
+        def begin(tracked: TrackedRun) -> None:
+            for line in how_to_look(self._finished()).splitlines():
+                logger.info(line.strip())
+            closing.append(close_abandoned(folder, tracked.client, uri))
+
+        tracking.on_run = begin
+        logger.info("folder: %s", folder.path)
+        logger.info("connecting to MLflow at %s", masked(uri))
+        status, reason = "FAILED", None
+        try:
+            with _removal_noticed(folder):
+                self._work()
+                self._upload.send_artifacts(tracking.run)
+            status = "FINISHED"
+        except (Stopped, KeyboardInterrupt) as stop:
+            status, reason = "KILLED", "as asked, after saving" if isinstance(stop, Stopped) else "interrupted at once"
+            raise
+        except Exception as error:
+            found = error if isinstance(error, UserError) else folder.error() or error
+            reason = first_line(found)
+            raise found from None
+        finally:
+            if tracking.run is not None:
+                self._upload.end(tracking.run, status, reason)
+            if status == "FAILED":
+                folder.discard_unstarted()
+            if folder.holds_run:
+                self._upload.warn()
+            for thread in closing:
+                thread.join(_CLOSE_WITHIN_S)
+        folder.close()
+        return self._finished()
+
+    def _work(self) -> None:
+        """Follows the workers to their end.
+
+        Raises:
+            UserError: that a worker left.
+            Stopped: if they were asked to stop.
+        """
+        spec, folder = self._spec, self._folder
+        progress = Progress(spec.config.length, folder.name, spec.recipe.unit, said=folder.messages())
+        to_mlflow = Follower(
+            folder.metrics_path,
+            self._tracking,
+            on_error=self._warn_of_outage,
+            on_loss=self._upload.note_loss,
+            patience=self._upload.patience,
+            asks_at_once=True,
+        )
+        with Follower(folder.metrics_path, progress), to_mlflow:
+            if isinstance(spec.config.runtime, LocalConfig):
+                worker = Worker(rank=0, world_size=1, device=spec.config.runtime.resolve_device())
+                work(spec.recipe.name, to_values(spec.config), str(folder.path), worker)
+            else:
+                from ssl_sec.edges.run.on_ray.runtime import run_with_ray  # the local runtime does without Ray
+
+                run_with_ray(spec)
+        error = folder.error()
+        if error is not None:
+            raise error
+        if folder.outcome() == "stopped":
+            raise Stopped(f"stopped; {self._how_to_continue()}")
+
+    def _warn_of_outage(self, error: Exception) -> None:
+        path = self._folder.metrics_path
+        logger.warning("MLflow: %s; it is tried again, and the figures are in %s", first_line(error), path)
+
+    def _how_to_continue(self) -> str:
+        if isinstance(self._spec.config, ProbeJobConfig):
+            again = command_line(self._spec.recipe.name, "run", self._spec.config.run)
+            return f"a probe saves nothing: start it again with: {again}"
+        return f"resume it with: {self._spec.resume_command}"
+
+    def replay(self) -> Finished:
+        """Sends to MLflow what it has not of a run that has ended.
+
+        Raises:
+            StorageError: if the store cannot be used.
+        """
+        folder, patience = self._folder, self._upload.patience
+        with store_errors(self._spec.identity.uri):
+            tracked = patience.call(self._tracking.connect)
+            patience.call(lambda: tracked(folder.records()))
+            is_whole = patience.call(lambda: tracked.has_file(self._spec.recipe.last_artifact))
+        if folder.status == "FINISHED" and not is_whole:
+            self._upload.send_artifacts(tracked)
+        error = folder.error()
+        self._upload.end(tracked, folder.status, None if error is None else first_line(error))
+        if folder.status == "FINISHED":
+            folder.close()
+        self._upload.warn()
+        return self._finished()
+
+    def _finished(self) -> Finished:
+        tracked = self._tracking.run
+        return Finished(
+            folder=self._folder,
+            uri=self._spec.identity.uri,
+            run_id=tracked.run_id if tracked else None,
+            experiment_id=tracked.experiment_id if tracked else None,
+            metrics=self._folder.last_figures(),
+        )
+
+
+@contextmanager
+def _removal_noticed(folder: RunFolder) -> Iterator[None]:
+    """Says of any error after the run's folder was removed that this is why."""
+    try:
+        yield
+    except Stopped:
+        raise
+    except Exception as error:
+        if folder.holds_run:
+            raise
+        raise folder.removal() from error

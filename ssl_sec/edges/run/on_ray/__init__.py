@@ -1,0 +1,1 @@
+"""A run on the workers of a Ray cluster."""

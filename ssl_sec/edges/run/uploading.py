@@ -1,0 +1,131 @@
+"""What is sent to MLflow at the end of a run: plots, weights, its data, and a probe's figures to the run it probed."""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from ssl_sec.edges.folder.encoder import load_network
+from ssl_sec.edges.folder.record import data_set
+from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
+from ssl_sec.edges.run.spec import RunSpec, replay_command
+from ssl_sec.edges.tracking.deferred import DeferredRun
+from ssl_sec.edges.tracking.scores import (
+    PROTOCOL_TAG,
+    copy_probe_figures,
+    describe_versions,
+    mark_best,
+    model_name,
+    probe_protocol,
+)
+from ssl_sec.edges.tracking.tracker import TrackedRun
+from ssl_sec.errors import first_line
+from ssl_sec.recipes.config import TrainingConfig
+from ssl_sec.recipes.probing.config import ProbeJobConfig
+
+logger = logging.getLogger("ssl_sec")
+
+
+class Upload:
+    """What is sent to MLflow at the end of a run; what does not arrive does not fail the run, and is reported once.
+
+    Args:
+        spec: of the run.
+        tracking: its run in MLflow.
+    """
+
+    def __init__(self, spec: RunSpec, tracking: DeferredRun) -> None:
+        self._spec = spec
+        self._errors: list[str] = []
+        self.patience = Patience(ANSWER_S, tracking.ask)
+        self.num_lost = 0
+
+    def note_loss(self, count: int) -> None:
+        """Takes note of figures that MLflow did not take."""
+        self.num_lost = count
+
+    def send_artifacts(self, tracked: TrackedRun | None) -> None:
+        """Draws the plots, and uploads all files of the run; last the one that shows that all is there."""
+        spec, folder = self._spec, self._spec.folder
+        logger.info("drawing the plots")
+        plots = self._draw()
+        if tracked is None or self.num_lost:  # a store that does not take the figures is not asked for more
+            return
+        logger.info("sending plots and weights to MLflow")
+        for plot in plots:
+            self._send(lambda plot=plot: tracked.log_file(plot, "plots"))
+        self._send(lambda: tracked.log_file(folder.config_path))
+        if isinstance(spec.config, TrainingConfig):
+            folder.norms_path.write_text(json.dumps([asdict(histogram) for histogram in folder.histograms()]))
+            self._send(lambda: tracked.log_file(folder.norms_path))
+            if spec.recipe.leaves_head:
+                self._send(lambda: tracked.log_file(folder.head_path))
+            if spec.config.tracking.register_model:
+                name, shape = model_name(spec.group), folder.data().image_shape
+                logger.info("registering the network in MLflow as %s", name)
+                network = load_network(spec.recipe, spec.config, shape, folder.path)
+                self._send(lambda: tracked.log_network(network.whole, shape, network.dim, name))
+        self._send(lambda: tracked.log_file(folder.path / spec.recipe.last_artifact))
+
+    def _draw(self) -> list[Path]:
+        """Draws the figures of the run; returns the files."""
+        plots = self._spec.folder.path / "plots"
+        plots.mkdir(exist_ok=True)
+        paths: list[Path] = []
+        for name, figure in self._spec.recipe.draw(self._spec.folder).items():
+            paths.append(plots / f"{name}.png")
+            figure.savefig(paths[-1], dpi=110)
+        return paths
+
+    def end(self, tracked: TrackedRun, status: str, reason: str | None) -> None:
+        """Ends the run in MLflow, and compares its encoder with others if it has finished."""
+        self._send(lambda: self._log_data(tracked))
+        self._send(lambda: tracked.end(status, reason))
+        if status == "FINISHED":
+            self._send(lambda: self._compare(tracked))
+
+    def _log_data(self, tracked: TrackedRun) -> None:
+        """Logs the data as an input of the run, however it ended; for a probe its test images, and the protocol."""
+        config, folder = self._spec.config, self._spec.folder
+        if not folder.holds_data:
+            return
+        data = folder.data()
+        if isinstance(config, ProbeJobConfig):
+            title, context = (config.data or folder.probed().data).title, "evaluation"
+            tracked.client.set_tag(tracked.run_id, PROTOCOL_TAG, probe_protocol(config.probe, title, data))
+        else:
+            assert isinstance(config, TrainingConfig)
+            title, context = config.data.title, "training"
+        tracked.log_data(data_set(data, title), context)
+
+    def _compare(self, tracked: TrackedRun) -> None:
+        """Puts a probe's figures on the run that it probed, and looks which registered encoder is the best now."""
+        spec, client, trained_id = self._spec, tracked.client, tracked.run_id
+        if isinstance(spec.config, ProbeJobConfig):
+            if spec.identity.parent_run_id is None:  # MLflow does not know the run that was probed
+                return
+            trained_id = spec.identity.parent_run_id
+            copy_probe_figures(client, trained_id, spec.folder.probed(), spec.config, client.get_run(tracked.run_id))
+        describe_versions(client, spec.group, trained_id)
+        mark_best(client, spec.group)
+
+    def _send(self, call: Callable[[], object]) -> None:
+        try:
+            self.patience.call(call)
+        except NoAnswer:
+            pass
+        except Exception as error:
+            self._errors.append(first_line(error))
+
+    def warn(self) -> None:
+        """Logs once what did not arrive, and how it is sent later."""
+        if self.patience.is_over:
+            what = f"MLflow did not answer for {self.patience.limit_s:g} s; send what is missing with"
+        elif self.num_lost:
+            what = f"{self.num_lost} figures are not in MLflow; send them with"
+        elif self._errors:
+            what = f"MLflow: {self._errors[0]}; send what is missing with"
+        else:
+            return
+        logger.warning("%s: %s", what, replay_command(self._spec.folder))

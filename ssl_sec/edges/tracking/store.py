@@ -1,0 +1,150 @@
+"""MLflow's store: its address, connections and queries, and errors in one line."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # MLflow asks for git; a machine without it is fine
+# We ask a server that is away again ourselves; MLflow would hold a call back for minutes.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+from mlflow.store.entities import PagedList
+from mlflow.tracking import MlflowClient
+
+from ssl_sec.edges.masking import masked
+from ssl_sec.errors import ConfigError, StorageError, UserError, first_line
+from ssl_sec.locking import locked
+from ssl_sec.recipes.config import TrackingConfig
+
+# MLflow logs the tables of each new database.
+logging.getLogger("mlflow").setLevel(logging.ERROR)
+logging.getLogger("alembic").setLevel(logging.ERROR)
+logging.getLogger("mlflow.system_metrics").setLevel(logging.CRITICAL)  # they are missed if the store is away, no more
+
+T = TypeVar("T")
+
+_SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks", "databricks-uc")
+_SQLITE = b"SQLite format 3\0"
+
+
+def tracking_uri(config: TrackingConfig, output_dir: str | Path) -> str:
+    """The store's address: the configured one, the environment's, or sqlite in the output folder.
+
+    Raises:
+        ConfigError: for a scheme that MLflow has no store for.
+        StorageError: for a sqlite file that cannot be one.
+    """
+    if config.uri:
+        uri, key = config.uri, "tracking.uri"
+    elif from_environment := os.environ.get("MLFLOW_TRACKING_URI"):
+        uri, key = from_environment, "MLFLOW_TRACKING_URI"
+    else:
+        uri, key = f"sqlite:///{Path(output_dir).expanduser().resolve()}/mlflow.db", "output_dir"
+    require_store(uri, key)
+    return uri
+
+
+def require_store(uri: str, key: str) -> None:
+    """Refuses an address that no store can have.
+
+    Args:
+        uri: of the store.
+        key: that it was given for.
+
+    Raises:
+        ConfigError: for a scheme that MLflow has no store for; it keeps no runs in plain folders any more.
+        StorageError: for a sqlite file that is a folder, or no database.
+    """
+    scheme, sign, _ = uri.partition("://")
+    if scheme.partition("+")[0] not in _SCHEMES or not (sign or scheme.startswith("databricks")):
+        raise ConfigError(
+            f"{key}: found {masked(uri)!r}, must be sqlite:///<file>, http(s)://<server>, postgresql://…, mysql://… or "
+            "mssql://…"
+        )
+    file = sqlite_file(uri)
+    if file is None:
+        return
+    if file.is_dir():
+        raise StorageError(f"{key}: found {uri}, which is a folder; allowed: a file, as {uri.rstrip('/')}/mlflow.db")
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(len(_SQLITE))
+    except OSError:  # a new one; or one that may be mended while the run trains
+        return
+    if start not in (b"", _SQLITE):
+        raise StorageError(f"{key}: found {uri}, which is no SQLite database; allowed: a database, or a new file")
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The file of a sqlite store; None for another store."""
+    return Path(uri.removeprefix("sqlite:///").partition("?")[0]) if uri.startswith("sqlite:///") else None
+
+
+def connected(uri: str) -> MlflowClient:
+    """A client of the store; a sqlite file gets its tables from one process, not from several at once."""
+    file = sqlite_file(uri)
+    if file is None:
+        return MlflowClient(uri)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with locked(file.with_name(file.name + ".lock")):
+        client = MlflowClient(uri)
+        client.search_experiments(max_results=1)
+    return client
+
+
+@contextmanager
+def store_errors(uri: str, key: str = "tracking.uri: ") -> Iterator[None]:
+    """Turns whatever goes wrong with the store into one line.
+
+    Args:
+        uri: of the store.
+        key: that the line begins with.
+
+    Raises:
+        StorageError: with that line.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise StorageError(f"{key}MLflow at {uri} cannot be used: {first_line(error)}") from error
+
+
+def is_unknown(error: MlflowException) -> bool:
+    """Whether the store does not know what it was asked for: it was deleted, or is in another store."""
+    return error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)
+
+
+def all_pages(search: Callable[[str | None], PagedList[T]]) -> Iterator[T]:
+    """What a search finds, page by page.
+
+    Args:
+        search: gives the page of a token; None is the first page's.
+    """
+    token = None
+    while True:
+        page = search(token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def quoted(word: str) -> str:
+    """A string of MLflow's filter language, which has no escapes.
+
+    Raises:
+        ConfigError: if the word has both kinds of quotation marks.
+    """
+    for quote in ("'", '"'):
+        if quote not in word:
+            return f"{quote}{word}{quote}"
+    raise ConfigError(f"found {word!r}, which MLflow cannot search for: it has both kinds of quotation marks")
