@@ -1,33 +1,33 @@
-# One image for a Ray head, a Ray worker and the driver of a job.
+# One image for a Ray head, Ray workers and the driver of a job.
 #
-#   docker build -t ssl-sec:0.1.0 .                              # PyTorch's ordinary CUDA build; it runs on CPUs too
+#   docker build -t ssl-sec:0.1.0 .                              # PyTorch's default CUDA build; it runs on CPUs too
 #   docker build -t ssl-sec:0.1.0-cpu --build-arg VARIANT=cpu .  # about 5 GB smaller, without CUDA
 #
-# Not yet built: there was no Docker engine where this was written. hadolint and tests/cluster hold its rules.
+# Not yet built: no Docker engine was available. hadolint and tests/cluster check this file.
 #
-# A tag can be moved to another image; a digest cannot. To pin by digest, ask the registry once:
+# A tag can be moved to another image; a digest cannot. To pin by digest, look it up:
 #   docker buildx imagetools inspect python:3.11.15-slim-trixie
-# and append what it calls Digest: --build-arg PYTHON_IMAGE=python:3.11.15-slim-trixie@sha256:<digest>
+# and pass it: --build-arg PYTHON_IMAGE=python:3.11.15-slim-trixie@sha256:<digest>
 ARG PYTHON_IMAGE=python:3.11.15-slim-trixie
 ARG VARIANT=cuda
 
 # hadolint ignore=DL3006
 FROM ${PYTHON_IMAGE} AS system
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
-# g++ is for runtime.compile=true (TorchInductor and Triton compile on the spot), wget for the probes of KubeRay
-# operators before 1.5. Debian keeps only the newest build of a package, so a pin would soon fail.
+# g++ is needed for runtime.compile=true (TorchInductor and Triton compile at run time), wget for the probes of KubeRay
+# operators before 1.5. Debian keeps only the newest build of a package, so a pinned version would soon fail.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ wget \
     && rm -rf /var/lib/apt/lists/*
-# Into the image's own Python and no virtual environment: login shells, such as KubeRay can use, reset PATH and would
-# lose one.
+# Packages go into the image's own Python: KubeRay can use login shells, which reset PATH and would not find a virtual
+# environment.
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 COPY constraints.txt ./
 
-# The largest layer comes first and changes with constraints.txt alone. torch and torchvision must come from one index:
-# a CPU-only torch beside the ordinary torchvision fails at import (torchvision::nms does not exist).
+# The largest layer comes first and changes only with constraints.txt. torch and torchvision must come from the same index:
+# a CPU-only torch with the default torchvision fails at import (torchvision::nms does not exist).
 FROM system AS torch-cuda
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -m pip install --constraint constraints.txt torch torchvision
@@ -40,7 +40,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 # hadolint ignore=DL3006
 FROM torch-${VARIANT} AS final
 WORKDIR /build
-# The dependencies are a layer of their own, so that a change of the code does not install them anew.
+# The dependencies have their own layer, so that a change of the code does not reinstall them.
 COPY pyproject.toml ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -c "import tomllib; \
@@ -55,20 +55,20 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     && python -P -c "import torchvision, ssl_sec.edges.composition.compose" \
     && useradd --uid 1000 --create-home --shell /bin/bash ssl_sec
 
-# NVIDIA's container toolkit reads the capabilities. NVIDIA_VISIBLE_DEVICES is left unset on purpose: it would show all
-# GPUs of a machine to a Ray head that asked for none.
+# NVIDIA's container toolkit reads the capabilities. NVIDIA_VISIBLE_DEVICES is unset on purpose: it would expose all GPUs
+# of a machine to a Ray head that requested none.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     PYTHONUNBUFFERED=1 \
     GIT_PYTHON_REFRESH=quiet \
     RAY_USAGE_STATS_ENABLED=0 \
     RAY_worker_niceness=0
-# By number, so that Kubernetes can see that it is not root.
+# By number, so that Kubernetes can verify that it is not root.
 USER 1000:1000
 WORKDIR /home/ssl_sec
 
-# No HEALTHCHECK: a head, a worker and a driver are healthy in different ways, and Kubernetes ignores it; the manifests
-# in jobs/cluster have probes. No ENTRYPOINT: `ray start ...`, `ray symmetric-run ...` and `ssl-sec pretrain ...`
-# all run as they stand. A job that is the container's process saves on `docker stop --timeout 120`.
+# No HEALTHCHECK: a head, a worker and a driver need different checks, and Kubernetes ignores it; the manifests in
+# jobs/cluster have probes. No ENTRYPOINT, so that `ray start ...`, `ray symmetric-run ...` and `ssl-sec pretrain ...` run
+# as given. A job that is the container's main process saves on `docker stop --timeout 120`.
 CMD ["ssl-sec", "--help"]
 
 ARG VERSION=dev

@@ -1,1 +1,1 @@
-"""Verbs: each parses its configuration, builds, runs and reports."""
+"""The commands of a checkout: `python -m jobs.<command>`, the same as `ssl-sec <command>`."""

@@ -1,8 +1,6 @@
-"""One recipe under several changes and seeds: python -m jobs.ablate experiment=digits [seeds=[0,1,2]]."""
+"""Runs one recipe with several changes and seeds: python -m jobs.ablate experiment=digits [seeds=[0,1,2]]."""
 
-from ssl_sec.edges.commands import ablate, main
-
-__all__ = ["ablate"]
+from ssl_sec.edges.commands import main
 
 if __name__ == "__main__":
     main("ablate")

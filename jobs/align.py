@@ -1,8 +1,6 @@
-"""Faces cut out by five points each: python -m jobs.align images=<folder> landmarks=<csv> output=<folder>."""
+"""Crops faces aligned by five landmarks: python -m jobs.align images=<folder> landmarks=<csv> output=<folder>."""
 
-from ssl_sec.edges.commands import align, main
-
-__all__ = ["align"]
+from ssl_sec.edges.commands import main
 
 if __name__ == "__main__":
     main("align")

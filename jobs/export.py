@@ -1,8 +1,6 @@
-"""The encoder of a run, for others: python -m jobs.export run=<id, name or folder> format=onnx [output=<folder>]."""
+"""Exports the encoder of a run: python -m jobs.export run=<id, name or folder> format=onnx [output=<folder>]."""
 
-from ssl_sec.edges.commands import export, main
-
-__all__ = ["export"]
+from ssl_sec.edges.commands import main
 
 if __name__ == "__main__":
     main("export")

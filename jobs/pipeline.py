@@ -1,8 +1,6 @@
-"""Jobs that wait for one another, on the cluster; jobs.submit starts it there with --then or for a sweep."""
+"""Runs dependent jobs on the cluster; jobs.submit starts it there, with --then or for a sweep."""
 
-from ssl_sec.edges.commands import main, pipeline
-
-__all__ = ["pipeline"]
+from ssl_sec.edges.commands import main
 
 if __name__ == "__main__":
     main("pipeline")

@@ -1,8 +1,6 @@
-"""Figures that MLflow has not, after an outage: python -m jobs.replay folder=<the run's folder>."""
+"""Sends MLflow the metrics that an outage kept from it: python -m jobs.replay folder=<the run's folder>."""
 
-from ssl_sec.edges.commands import main, replay
-
-__all__ = ["replay"]
+from ssl_sec.edges.commands import main
 
 if __name__ == "__main__":
     main("replay")

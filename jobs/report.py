@@ -1,8 +1,6 @@
-"""Results beside the papers': python -m jobs.report table=5, figure=6 or compare <run> <run>."""
+"""Our results compared with the papers': python -m jobs.report table=5, figure=6 or compare <run> <run>."""
 
-from ssl_sec.edges.commands import main, report
-
-__all__ = ["report"]
+from ssl_sec.edges.commands import main
 
 if __name__ == "__main__":
     main("report")

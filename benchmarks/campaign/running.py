@@ -170,7 +170,12 @@ def _measure(part: Part, sheet: Sheet) -> None:
 
 def _write_status(plan: Plan, parts: Sequence[Part], started: Mapping[str, float], current: str | None) -> None:
     states = {part.name: Sheet(plan, part.name).read_state() or "not started" for part in parts}
-    status = {"worker": os.getpid(), "deadline": read_deadline(plan.folder), "part": current, "started_at": dict(started)}
+    status = {
+        "worker": os.getpid(),
+        "deadline": read_deadline(plan.folder),
+        "part": current,
+        "started_at": dict(started),
+    }
     write_json(plan.folder / "status.json", {**status, "parts": states})
 
 

@@ -1,8 +1,8 @@
-# The MLflow server of compose.yaml: the version that constraints.txt has for the clients, with what its extras need.
-# Not yet built. The context is the repository's root: docker build -f jobs/cluster/mlflow.Dockerfile .
+# The MLflow server of compose.yaml, in the version of the clients in constraints.txt, with packages for its options.
+# Not yet built. The build context is the repository's root: docker build -f jobs/cluster/mlflow.Dockerfile .
 FROM python:3.11.15-slim-trixie
 COPY constraints.txt /tmp/constraints.txt
-# psycopg2 speaks to PostgreSQL, boto3 to the object store; Flask-WTF belongs to MLflow's basic authentication.
+# psycopg2 is for PostgreSQL, boto3 for the object store, Flask-WTF for MLflow's basic authentication.
 RUN python -m pip install --no-cache-dir --constraint /tmp/constraints.txt \
         mlflow psycopg2-binary==2.9.13 boto3==1.44.5 Flask-WTF==1.3.0 \
     && useradd --uid 1000 --create-home mlflow

@@ -27,7 +27,7 @@ KUBERNETES = "1.34"
 JOB = 'import sys; from ssl_sec.edges.command_line import run_job; sys.exit(run_job("pretrain", print))'
 CREDENTIAL = re.compile(r"TOKEN$|PASSWORD|SECRET|KEY")
 
-# What KubeRay 1.7.0's CRDs (ray.io/v1) know of what the manifests use: Kubernetes drops other fields silently.
+# The fields in KubeRay 1.7.0's CRDs (ray.io/v1): Kubernetes drops other fields silently.
 RAY_CLUSTER_FIELDS = {
     *("authOptions", "autoscalerOptions", "enableInTreeAutoscaling", "gcsFaultToleranceOptions", "headGroupSpec"),
     *("headServiceAnnotations", "managedBy", "rayVersion", "suspend", "upgradeStrategy", "workerGroupSpecs"),
@@ -100,7 +100,7 @@ def documented() -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("commands", [entrypoint, slurm_examples, documented])
-def test_commands_are_configurations(commands):
+def test_documented_commands_compose(commands):
     found = commands()
     assert found
     for job, overrides in found:
@@ -109,7 +109,7 @@ def test_commands_are_configurations(commands):
             from_values(kind, compose(job, point))
 
 
-def test_the_core_objects_and_pods_are_what_kubernetes_knows():
+def test_core_objects_and_pods_match_kubernetes_schemas():
     for each in COMMON:
         kubernetes_validate.validate(each, KUBERNETES, strict=True)
     for name, pod in PODS.items():
@@ -118,7 +118,7 @@ def test_the_core_objects_and_pods_are_what_kubernetes_knows():
         )
 
 
-def test_the_ray_objects_have_only_fields_that_kuberay_knows():
+def test_ray_objects_have_only_fields_of_kuberay():
     assert (RAY_CLUSTER["apiVersion"], RAY_CLUSTER["kind"]) == ("ray.io/v1", "RayCluster")
     assert (RAY_JOB["apiVersion"], RAY_JOB["kind"]) == ("ray.io/v1", "RayJob")
     assert RAY_JOB["spec"].keys() <= RAY_JOB_FIELDS
@@ -129,37 +129,37 @@ def test_the_ray_objects_have_only_fields_that_kuberay_knows():
     assert WORKERS.keys() <= WORKER_FIELDS
 
 
-def test_the_cluster_that_stays_is_that_of_the_job():
+def test_the_permanent_cluster_equals_that_of_the_job():
     assert RAY_CLUSTER["spec"] == SPEC
 
 
-def test_ray_is_the_version_of_the_image_and_asks_for_the_token():
+def test_ray_has_the_version_of_the_image_and_requires_the_token():
     assert SPEC["rayVersion"] == CONSTRAINTS["ray"]
     assert SPEC["authOptions"] == {"mode": "token", "secretName": "ssl-sec-ray-token"}
 
 
-def test_what_the_pods_refer_to_is_there():
-    there = {(each["kind"], each["metadata"]["name"]) for each in COMMON}
-    by_hand = set(re.findall(r"create secret generic ([\w-]+)", (CLUSTER / "README.md").read_text()))
-    assert SPEC["authOptions"]["secretName"] in by_hand
+def test_objects_that_the_pods_refer_to_exist():
+    existing = {(each["kind"], each["metadata"]["name"]) for each in COMMON}
+    secrets = set(re.findall(r"create secret generic ([\w-]+)", (CLUSTER / "README.md").read_text()))
+    assert SPEC["authOptions"]["secretName"] in secrets
     for pod in PODS.values():
-        assert ("ServiceAccount", pod["serviceAccountName"]) in there
+        assert ("ServiceAccount", pod["serviceAccountName"]) in existing
         for volume in pod.get("volumes", []):
-            assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in there
+            assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in existing
         for source in pod["containers"][0].get("envFrom", []):
             if "secretRef" in source:
-                assert source["secretRef"]["name"] in by_hand
+                assert source["secretRef"]["name"] in secrets
             else:
-                assert ("ConfigMap", source["configMapRef"]["name"]) in there
+                assert ("ConfigMap", source["configMapRef"]["name"]) in existing
 
 
 @pytest.mark.parametrize("name", PODS)
-def test_a_pod_has_no_rights_to_spare(name):
+def test_a_pod_has_minimal_permissions(name):
     pod = PODS[name]
     context = pod["securityContext"]
     assert context["runAsNonRoot"] and context["runAsUser"] > 0 and context["runAsGroup"] > 0
     assert context["seccompProfile"] == {"type": "RuntimeDefault"}
-    # The autoscaler beside the head changes the cluster's size through the API; nothing else asks it for anything.
+    # Only the autoscaler in the head's pod uses the Kubernetes API, to change the cluster's size.
     assert pod.get("automountServiceAccountToken", True) == (name == "head")
     (container,) = pod["containers"]
     assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -179,15 +179,15 @@ def test_the_run_fits_the_cluster_and_the_shared_storage():
         assert Path(config.data.root).is_relative_to(mount["mountPath"])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # Ray's command line brings Ray Serve with it
-def test_a_worker_that_is_taken_away_gives_notice_in_time():
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # Ray's command line imports Ray Serve
+def test_a_preempted_worker_drains_its_node_in_time():
     from ray.scripts.scripts import drain_node
 
     (container,) = PODS["worker"]["containers"]
     *shell, script = container["lifecycle"]["preStop"]["exec"]["command"]
     assert shell == ["bash", "-c"]
-    notice, _, rest = script.partition(" && ")
-    words = shlex.split(notice)
+    drain, _, rest = script.partition(" && ")
+    words = shlex.split(drain)
     assert words[0] == "timeout" and words[2:4] == ["ray", "drain-node"]
     deadline_s = drain_node.make_context("drain-node", words[4:]).params["deadline_remaining_seconds"]
     assert rest == f"sleep {deadline_s}"
@@ -195,7 +195,7 @@ def test_a_worker_that_is_taken_away_gives_notice_in_time():
     subprocess.run(["shellcheck", "--shell=bash", "-"], input=script, text=True, check=True, env=with_tools())
 
 
-def test_no_credential_is_written_down():
+def test_no_credentials_are_in_the_files():
     assert "Secret" not in {each["kind"] for each in COMMON}
     literal = []
     for pod in PODS.values():
@@ -212,14 +212,14 @@ def test_no_credential_is_written_down():
     assert "*.env" in (ROOT / ".gitignore").read_text().splitlines()
 
 
-def test_the_compose_file_is_one():
+def test_the_compose_file_matches_the_specification():
     command = ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", str(CLUSTER / "compose.yaml")]
     result = subprocess.run(command, capture_output=True, text=True, env=with_tools())
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize("name", COMPOSE["services"])
-def test_a_service_is_pinned_bounded_and_closed(name):
+def test_a_service_is_pinned_limited_and_hardened(name):
     service = COMPOSE["services"][name]
     assert re.search(r":v?\d+\.\d+[\w.-]*$", service["image"])
     assert int(service["user"].partition(":")[0]) > 0
@@ -238,13 +238,13 @@ def test_only_mlflow_reaches_the_stores():
         assert name == "mlflow" or "ports" not in service
 
 
-def test_the_example_of_the_environment_has_every_variable():
+def test_the_example_environment_has_every_variable():
     used = set(re.findall(r"\$\{(\w+)", (CLUSTER / "compose.yaml").read_text()))
     lines = (CLUSTER / ".env.example").read_text().splitlines()
     assert used == {line.partition("=")[0] for line in lines if line and not line.startswith("#")}
 
 
-def test_mlflow_has_the_options_of_its_server():
+def test_the_options_of_mlflow_are_those_of_its_server():
     from mlflow.cli import server
 
     service = COMPOSE["services"]["mlflow"]
@@ -259,13 +259,13 @@ def test_mlflow_has_the_options_of_its_server():
 
 
 def with_tools(**more: str) -> dict[str, str]:
-    """The environment with the tools that are installed beside Python."""
+    """The environment with the tools that are installed next to Python."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return {**os.environ, "PATH": path, **more}
 
 
 @pytest.mark.parametrize("path", ["Dockerfile", "jobs/cluster/mlflow.Dockerfile"])
-def test_a_dockerfile_is_clean_and_ends_as_no_root(path):
+def test_a_dockerfile_is_clean_and_does_not_end_as_root(path):
     result = subprocess.run(
         ["hadolint", "--no-color", path], cwd=ROOT, capture_output=True, text=True, env=with_tools()
     )
@@ -273,14 +273,14 @@ def test_a_dockerfile_is_clean_and_ends_as_no_root(path):
     assert re.findall(r"^USER (.*)$", (ROOT / path).read_text(), re.M)[-1] == "1000:1000"
 
 
-def test_the_images_have_one_python_pinned():
+def test_the_images_have_the_same_pinned_python():
     text = (ROOT / "Dockerfile").read_text()
     (image,) = re.findall(r"^ARG PYTHON_IMAGE=(.*)$", text, re.M)
     assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", image)
     assert re.findall("^FROM (.*)$", (CLUSTER / "mlflow.Dockerfile").read_text(), re.M) == [image]
 
 
-def test_each_variant_takes_torch_and_torchvision_from_one_index():
+def test_each_variant_installs_torch_and_torchvision_from_one_index():
     text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
     variants = re.findall(r"^FROM system AS torch-(\w+)\nRUN .*?pip install (.*)$", text, re.M)
     assert {name for name, _ in variants} == {"cuda", "cpu"}
@@ -289,15 +289,15 @@ def test_each_variant_takes_torch_and_torchvision_from_one_index():
         assert "--constraint constraints.txt" in arguments
 
 
-def test_the_context_holds_what_is_copied_and_nothing_else():
+def test_the_build_context_has_only_what_is_copied():
     ignore = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert ignore[0] == "*"
-    let_in = {line[1:] for line in ignore if line.startswith("!")}
+    included = {line[1:] for line in ignore if line.startswith("!")}
     copied = set()
     for path in ("Dockerfile", "jobs/cluster/mlflow.Dockerfile"):
         for sources in re.findall(r"^COPY (.*) \S+$", (ROOT / path).read_text(), re.M):
             copied |= set(sources.split())
-    assert copied == let_in
+    assert copied == included
     assert all((ROOT / each).exists() for each in copied)
     assert {"**/.env*", "**/*.env"} <= set(ignore)
 
@@ -307,7 +307,7 @@ def test_the_slurm_script_is_clean():
     assert result.returncode == 0, result.stdout
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # Ray's command line brings Ray Serve with it
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # Ray's command line imports Ray Serve
 def test_ray_symmetric_run_has_the_options_of_the_slurm_script():
     from ray.scripts.scripts import start
     from ray.scripts.symmetric_run import symmetric_run
@@ -320,14 +320,14 @@ def test_ray_symmetric_run_has_the_options_of_the_slurm_script():
 
 
 class Slurm:
-    """A queue with one job, and nodes on which `srun` plays a run that goes on until it is asked to stop."""
+    """A fake queue with one job, whose `srun` runs until the stop file exists."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run = RunFolder(folder / "runs" / "digits" / "slurm-7")
         self.requeued = folder / "requeued"
         programs = {
-            # python -m ssl_sec pretrain, without the imports that only a run needs
+            # python -m ssl_sec pretrain, without the imports of a run
             "python": f"shift 3; exec {sys.executable} -c '{JOB}' \"$@\"",
             "ray": 'echo token >"$RAY_AUTH_TOKEN_PATH"',
             "scontrol": f'if [ "$1" = show ]; then echo node1; echo node2; else echo "$2" >{self.requeued}; fi',
@@ -382,7 +382,7 @@ def test_a_slurm_job_is_stopped_before_its_time_limit_requeued_and_resumed(tmp_p
     assert not slurm.requeued.exists()
 
 
-def test_a_slurm_job_that_fails_is_not_tried_again(tmp_path):
+def test_a_failed_slurm_job_is_not_requeued(tmp_path):
     slurm = Slurm(tmp_path)
     assert slurm.start(outcome="3").wait(timeout=60) == 3
     assert not slurm.requeued.exists()

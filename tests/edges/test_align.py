@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-from jobs.align import align
 from ssl_sec.data.decode import decode_image
 from ssl_sec.data.faces.alignment import REFERENCE_POINTS
 from ssl_sec.edges.align import run_align
@@ -13,6 +12,7 @@ from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.config import AlignConfig
 from tests.data.faces.test_alignment import POINTS, csv
 from tests.data.files import encode, noise, write_folder
+from tests.jobs import align
 
 FACE = noise(120, 130)
 FILES = {"ann/1.png": encode(FACE), "ann/2.png": encode(FACE), "bo/1.png": b"text", "bo/2.png": encode(FACE)}

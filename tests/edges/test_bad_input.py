@@ -6,13 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from jobs.align import align
-from jobs.export import export
-from jobs.face import face
-from jobs.metric_learning import metric_learning
-from jobs.pretrain import pretrain
-from jobs.probe import probe
-from jobs.replay import replay
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
@@ -21,6 +14,7 @@ from ssl_sec.edges.run.ablation import run_ablation
 from ssl_sec.edges.run.worker import Worker, work
 from ssl_sec.errors import UserError
 from ssl_sec.networks.config import ResNetConfig
+from tests.jobs import align, export, face, metric_learning, pretrain, probe, replay
 
 JOBS = {
     "pretrain": pretrain,

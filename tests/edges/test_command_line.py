@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.pretrain import pretrain
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.tables import in_table
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
+from tests.jobs import pretrain
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_bad_input_is_one_line(overrides, code, message, tmp_path: Path, capsys)
 
 def test_the_local_runtime_imports_neither_ray_nor_lightning(tmp_path: Path):
     code = (
-        "import sys; from functools import partial; from jobs.pretrain import pretrain\n"
+        "import sys; from functools import partial; from tests.jobs import pretrain\n"
         "from ssl_sec.recipes.pretraining import figures\n"  # t-SNE of all digits would take most of the time
         "figures.features_figure = partial(figures.features_figure, max_points=60)\n"
         "pretrain(['experiment=digits', 'epochs=1', 'data.max_images=256', 'encoder.width=0.125', 'runtime=local', "

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
-from jobs.pretrain import pretrain
 from ssl_sec.edges.commands import run_command
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
+from tests.jobs import pretrain
 
 ROOT = Path(__file__).parents[2]
 SHOWN = ["pretrain", "probe", "metric_learning", "face", "ablate", "export", "align", "report", "replay", "submit"]

@@ -12,7 +12,6 @@ import yaml
 from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file
 
-from jobs.export import export
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
@@ -28,6 +27,7 @@ from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import FACE, PRETRAIN
 from ssl_sec.settings import from_values
 from tests.edges.conftest import QUICK, QUICK_FACE
+from tests.jobs import export
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,6 @@ import pytest
 import yaml
 from mlflow.tracking import MlflowClient
 
-from jobs.pretrain import pretrain
-from jobs.probe import probe
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
@@ -23,6 +21,7 @@ from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values, to_values
 from tests.edges.conftest import QUICK
+from tests.jobs import pretrain, probe
 
 SETTINGS = ("probe.learning_rates=[0.01,0.1]", "probe.epochs=8", "probe.labels_per_class=5")
 

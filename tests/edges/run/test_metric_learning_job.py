@@ -6,7 +6,6 @@ import torch
 from mlflow import pyfunc
 from mlflow.tracking import MlflowClient
 
-from jobs.metric_learning import metric_learning
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config import ExportConfig, ReplayConfig
@@ -19,6 +18,7 @@ from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import METRIC_LEARNING
 from ssl_sec.settings import from_values
+from tests.jobs import metric_learning
 
 QUICK = (
     "experiment=digits_retrieval",

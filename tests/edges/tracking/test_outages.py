@@ -27,7 +27,7 @@ WAITED_S = 100
 # Says at its end when it began, after the imports, and when it ended.
 RUN = f"""
 import sys, time
-from jobs.pretrain import pretrain
+from tests.jobs import pretrain
 from ssl_sec.edges.run import uploading
 from ssl_sec.edges.command_line import run_job
 uploading.ANSWER_S = {ANSWER_S}

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.pretrain import pretrain
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.tracking.store import require_store
 from ssl_sec.errors import ConfigError, StorageError
+from tests.jobs import pretrain
 
 
 @pytest.mark.parametrize(

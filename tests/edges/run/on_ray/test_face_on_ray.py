@@ -16,7 +16,6 @@ import ray
 import torch
 from safetensors.torch import load_file
 
-from jobs.face import face
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
@@ -29,6 +28,7 @@ from ssl_sec.training.config import LocalConfig
 from tests.data.files import write_digit_pairs
 from tests.edges.conftest import QUICK_FACE
 from tests.edges.run.faulty import Once, figures, folder_of, steps_so_far
+from tests.jobs import face
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 

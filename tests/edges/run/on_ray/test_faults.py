@@ -267,7 +267,7 @@ def test_storage_that_fails_stops_the_run_at_once(cluster, tmp_path):
 # The same as a disk with so little room, for files of one process.
 FULL_DISK = """
 import resource, sys
-from jobs.pretrain import pretrain
+from tests.jobs import pretrain
 from ssl_sec.edges.command_line import run_job
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_300_000, 1_300_000))
 sys.exit(run_job("pretrain", pretrain))
