@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ssl_sec.edges.composition.compose import compose, options
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.composition.options import options
 from ssl_sec.edges.config import AblateConfig
 from ssl_sec.edges.folder.names import own_tags
 from ssl_sec.edges.machine import announce
