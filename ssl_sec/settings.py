@@ -7,6 +7,7 @@ own is finite: a float fits into 32 bits, an integer into 64.
 """
 
 import dataclasses
+import inspect
 import os
 import re
 import sys
@@ -186,6 +187,46 @@ class Settings(metaclass=Complete):
         hints = _hints(type(self), with_rules=True)
         for name in (field.name for field in dataclasses.fields(self)):  # pyright: ignore[reportArgumentType]
             _check(hints[name], getattr(self, name), _join(self.key, name))
+
+
+class Declared(Settings):
+    """Settings that the constructor of a class declares: each parameter of it is a field; see `declared`.
+
+    Attributes:
+        made: the class.
+    """
+
+    made: ClassVar[type[Any]]
+    name: str
+
+    def _made(self, **decided: Any) -> Any:
+        """An instance of the class; what others decide may be more than its constructor takes."""
+        known = {**vars(self), **decided}
+        return self.made(**{name: known[name] for name in inspect.signature(self.made).parameters if name in known})
+
+
+def declared(made: type[Any], name: str, base: type[Declared], decided: Sequence[str]) -> type[Any]:
+    """The dataclass that the constructor of a class declares.
+
+    Args:
+        made: the class, whose docstring explains the parameters.
+        name: that chooses it.
+        base: what the dataclass is made from.
+        decided: the parameters that others decide.
+    """
+    hints = get_type_hints(made.__init__, include_extras=True)
+    fields: list[tuple[str, Any, Any]] = [("name", Literal[name], name)]
+    for parameter in inspect.signature(made).parameters.values():
+        if parameter.name not in decided and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            is_needed = parameter.default is parameter.empty
+            default = dataclasses.MISSING if is_needed else parameter.default
+            fields.append((parameter.name, hints[parameter.name], dataclasses.field(default=default)))
+    title, _, rest = inspect.cleandoc(made.__doc__ or "").partition("\n")
+    explained = f"{title}\n\nAttributes:{rest.partition('Args:')[2]}"
+    namespace = {"made": made, "__doc__": explained, "__module__": base.__module__}
+    return dataclasses.make_dataclass(
+        f"{made.__name__}Config", fields, bases=(base,), namespace=namespace, frozen=True, kw_only=True
+    )
 
 
 def from_values(cls: type[T], values: Any, path: str = "") -> T:

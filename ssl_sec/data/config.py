@@ -86,7 +86,7 @@ class _DataConfig(Settings, key="data"):
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsConfig(_DataConfig):
-    """scikit-learn's 1,797 digits: real, grey, 8x8, always there."""
+    """scikit-learn's 1,797 digits: real, grey, 8x8, no download."""
 
     name: Literal["digits"] = "digits"
 
@@ -96,7 +96,7 @@ class DigitsConfig(_DataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CIFARConfig(_DataConfig):
-    """CIFAR-10 or CIFAR-100 by torchvision.
+    """CIFAR-10 or CIFAR-100 in torchvision's files under data.root; data.download=true fetches them.
 
     Attributes:
         root: the folder that holds torchvision's files.
@@ -141,7 +141,7 @@ class _FilesConfig(_DataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FolderConfig(_FilesConfig):
-    """Images in root/train/<class>/ and root/test/<class>/ (ImageFolder's layout).
+    """Your images in data.root/train/<class>/ and data.root/test/<class>/.
 
     Attributes:
         root: the folder that holds train/ and test/, each with a folder of images for each class.
@@ -164,7 +164,7 @@ class FolderConfig(_FilesConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetConfig(_FilesConfig):
-    """Parquet in the Hugging Face layout.
+    """Parquet in the Hugging Face layout, local or by any fsspec URL: data.train=[…] data.test=[…].
 
     Attributes:
         train: the training files: paths, globs or fsspec URLs.
@@ -210,7 +210,7 @@ class ParquetConfig(_FilesConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordsConfig(_FilesConfig):
-    """Record files of MXNet, as InsightFace publishes its training sets; see `ssl_sec.data.faces.records`.
+    """MXNet's record files of faces, as InsightFace publishes them: data.root holds train.rec, train.idx, property.
 
     Attributes:
         root: the folder that holds train.rec, train.idx and property.
@@ -262,7 +262,7 @@ class _RetrievalConfig(_DataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CUBConfig(_RetrievalConfig):
-    """CUB-200-2011; see `ssl_sec.data.retrieval_sets`."""
+    """CUB-200-2011 for metric learning: data.root holds images.txt, image_class_labels.txt and images/."""
 
     name: Literal["cub"] = "cub"
     root: Local = "data/CUB_200_2011"
@@ -270,7 +270,7 @@ class CUBConfig(_RetrievalConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Cars196Config(_RetrievalConfig):
-    """Cars196 (Stanford Cars); see `ssl_sec.data.retrieval_sets`."""
+    """Cars196 (Stanford Cars) for metric learning: data.root holds car_ims/ and cars_annos.mat."""
 
     name: Literal["cars196"] = "cars196"
     root: Local = "data/cars196"
@@ -278,7 +278,7 @@ class Cars196Config(_RetrievalConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SOPConfig(_RetrievalConfig):
-    """Stanford Online Products; see `ssl_sec.data.retrieval_sets`."""
+    """Stanford Online Products for metric learning: data.root holds Ebay_train.txt, Ebay_test.txt and the images."""
 
     name: Literal["sop"] = "sop"
     root: Local = "data/Stanford_Online_Products"
@@ -286,7 +286,7 @@ class SOPConfig(_RetrievalConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class InShopConfig(_RetrievalConfig):
-    """In-Shop Clothes Retrieval; see `ssl_sec.data.retrieval_sets`."""
+    """In-Shop Clothes Retrieval for metric learning: data.root holds Eval/list_eval_partition.txt and Img/img/."""
 
     name: Literal["inshop"] = "inshop"
     root: Local = "data/inshop"

@@ -1,9 +1,8 @@
 """The losses as values of a run: each is declared by the constructor of its class, and checks itself by building it."""
 
-import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, make_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, get_type_hints
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
 
 import torch
 from jaxtyping import Int64
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from ssl_sec import losses
 from ssl_sec.errors import ConfigError
-from ssl_sec.settings import Count, Settings
+from ssl_sec.settings import Count, Declared, Settings, declared
 
 # Those whose rows of one label are positives of each other.
 PAIR_LOSSES: Mapping[str, type[losses.Loss]] = {
@@ -44,19 +43,7 @@ CLASS_LOSSES: Mapping[str, type[losses.Loss]] = {
 _SIZES = ("num_classes", "dim")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Named(Settings, key="loss"):
-    """A loss by its name, with the parameters of its constructor."""
-
-    loss: ClassVar[type[losses.Loss]]
-    name: str
-
-    @property
-    def _parameters(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "name"}
-
-
-class _LossConfig(_Named, key="loss"):
+class _LossConfig(Declared, key="loss"):
     """A loss that needs no classes: rows of one label are positives of each other."""
 
     def __post_init__(self) -> None:
@@ -68,10 +55,10 @@ class _LossConfig(_Named, key="loss"):
 
     def build(self) -> losses.Loss:
         """The loss."""
-        return self.loss(**self._parameters)
+        return self._made()
 
 
-class _ClassLossConfig(_Named, key="loss"):
+class _ClassLossConfig(Declared, key="loss"):
     """A loss with something for each class of the data."""
 
     def __post_init__(self) -> None:
@@ -85,29 +72,12 @@ class _ClassLossConfig(_Named, key="loss"):
 
     def build(self, num_classes: int, dim: int) -> losses.Loss:
         """The loss for so many classes and embeddings of `dim`."""
-        return self.loss(num_classes, dim, **self._parameters)
-
-
-def _config_of(name: str, loss: type[losses.Loss], base: type[Settings]) -> type[Any]:
-    """The dataclass of a loss: a field for each parameter of its constructor, explained as there."""
-    hints = get_type_hints(loss.__init__, include_extras=True)
-    declared: list[tuple[str, Any] | tuple[str, Any, Any]] = [("name", Literal[name], name)]
-    for parameter in inspect.signature(loss).parameters.values():
-        if parameter.name in _SIZES or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        field = (parameter.name, hints[parameter.name])
-        declared.append(field if parameter.default is parameter.empty else (*field, parameter.default))
-    title, _, rest = inspect.cleandoc(loss.__doc__ or "").partition("\n")
-    explained = f"{title}\n\nAttributes:{rest.partition('Args:')[2]}"
-    namespace = {"loss": loss, "__doc__": explained, "__module__": __name__}
-    return make_dataclass(
-        f"{loss.__name__}Config", declared, bases=(base,), namespace=namespace, frozen=True, kw_only=True
-    )
+        return self._made(num_classes=num_classes, dim=dim)
 
 
 CONFIGS: Mapping[str, type[Any]] = {
-    **{name: _config_of(name, loss, _LossConfig) for name, loss in PAIR_LOSSES.items()},
-    **{name: _config_of(name, loss, _ClassLossConfig) for name, loss in CLASS_LOSSES.items()},
+    **{name: declared(loss, name, _LossConfig, _SIZES) for name, loss in PAIR_LOSSES.items()},
+    **{name: declared(loss, name, _ClassLossConfig, _SIZES) for name, loss in CLASS_LOSSES.items()},
 }
 if TYPE_CHECKING:
     PairLossConfig = _LossConfig
@@ -160,14 +130,14 @@ class FeatureTransformConfig(Settings, key="transform"):
     """Rows of other classes, generated from the batch; see `ssl_sec.losses.SphericalFeatureTransform`.
 
     Attributes:
-        name: SFT, its translation SFT-d, or feature transfer learning.
         weight: λ ≥ 0, the weight of the loss of the generated rows (SFT, Eq. 10).
         energy: share of the batch's variance that "ftl" transfers, in (0, 1].
         tail_below: classes with fewer samples than so many are generated, from rows of the others (the unbalanced
             scheme); None for the balanced one.
     """
 
-    name: Literal["sft", "sftd", "ftl"]
+    mode: ClassVar[Literal["rotate", "translate", "ftl"]]
+    name: str
     weight: float = 0.2
     energy: float = 0.95
     tail_below: Count | None = None
@@ -198,17 +168,33 @@ class FeatureTransformConfig(Settings, key="transform"):
     def _of(
         self, num_classes: int, dim: int, seed: int, tail: Int64[Tensor, " tail"] | None
     ) -> losses.SphericalFeatureTransform:
-        mode: Literal["rotate", "translate", "ftl"]
-        match self.name:
-            case "sft":
-                mode = "rotate"
-            case "sftd":
-                mode = "translate"
-            case "ftl":
-                mode = "ftl"
         return losses.SphericalFeatureTransform(
-            num_classes, dim, mode=mode, tail_classes=tail, weight=self.weight, energy=self.energy, seed=seed
+            num_classes, dim, mode=self.mode, tail_classes=tail, weight=self.weight, energy=self.energy, seed=seed
         )
 
 
-TransformConfig = NoTransformConfig | FeatureTransformConfig
+@dataclass(frozen=True, kw_only=True)
+class SFTConfig(FeatureTransformConfig):
+    """Spherical feature transform (SFT, Eq. 4)."""
+
+    mode = "rotate"
+    name: Literal["sft"] = "sft"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTDConfig(FeatureTransformConfig):
+    """SFT-d: the translation before normalisation, projected back (SFT, Eq. 2)."""
+
+    mode = "translate"
+    name: Literal["sftd"] = "sftd"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FTLConfig(FeatureTransformConfig):
+    """Feature transfer learning along the principal axes (Yin et al. 2019, as SFT reproduces it)."""
+
+    mode = "ftl"
+    name: Literal["ftl"] = "ftl"
+
+
+TransformConfig = NoTransformConfig | SFTConfig | SFTDConfig | FTLConfig

@@ -2,9 +2,10 @@
 
 import os
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from ssl_sec.networks import (
     bn_inception,
     freeze_batch_norm,
     googlenet,
+    heads,
     ir,
     light_cnn,
     load_head_weights,
@@ -28,18 +30,12 @@ from ssl_sec.networks.backbones.face_maps import FACE_MEAN, FACE_STD
 from ssl_sec.networks.backbones.googlenet import GOOGLENET_MEAN, GOOGLENET_STD
 from ssl_sec.networks.backbones.ir import IRName
 from ssl_sec.networks.backbones.timm import timm_arguments, timm_scaling
-from ssl_sec.networks.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead, MaxoutHead, ProjectionHead
-from ssl_sec.settings import (
-    BelowOne,
-    Local,
-    NotEmpty,
-    Range,
-    Settings,
-    check,
-)
+from ssl_sec.networks.heads import Dim
+from ssl_sec.settings import Declared, Local, NotEmpty, Range, Settings, check, declared
 
 Width = Annotated[float, Range(gt=0, le=64)]
-Dim = Annotated[int, Range(ge=1, le=2**20)]
+Mean = Annotated[tuple[Annotated[float, Range(ge=-1000, le=1000)], ...], NotEmpty()]
+Std = Annotated[tuple[Annotated[float, Range(ge=1e-6, le=1000)], ...], NotEmpty()]
 
 
 def check_memory(key: str, found: object, module: nn.Module) -> None:
@@ -64,8 +60,8 @@ class _EncoderConfig(Settings, key="encoder"):
     """
 
     weights: Local | None = None
-    mean: Annotated[tuple[Annotated[float, Range(ge=-1000, le=1000)], ...], NotEmpty()] | None = None
-    std: Annotated[tuple[Annotated[float, Range(ge=1e-6, le=1000)], ...], NotEmpty()] | None = None
+    mean: Mean | None = (0.0,)
+    std: Std | None = (1.0,)
     freeze_batch_norm: bool = False
 
     def build(self, num_channels: int, image_size_px: int) -> Encoder:
@@ -94,8 +90,10 @@ class _EncoderConfig(Settings, key="encoder"):
         return self.weights is not None
 
     def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation that the published weights expect."""
-        return (0.0,), (1.0,)
+        """Mean and standard deviation that the published weights expect: the defaults."""
+        mean, std = type(self).mean, type(self).std
+        assert mean is not None and std is not None
+        return mean, std
 
     @abstractmethod
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]: ...
@@ -121,7 +119,7 @@ class _WidthConfig(_EncoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetConfig(_WidthConfig):
-    """A ResNet; see `ssl_sec.networks.backbones.resnet`.
+    """A ResNet of 18, 34 or 50 layers; stem cifar or imagenet; width multiplies every layer's channels.
 
     Attributes:
         stem: "cifar", a 3 x 3 convolution of stride 1 for small images, or "imagenet", one of 7 x 7 with pooling.
@@ -144,16 +142,15 @@ class ResNetConfig(_WidthConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class BNInceptionConfig(_EncoderConfig):
-    """BN-Inception; see `ssl_sec.networks.backbones.bn_inception`."""
+    """BN-Inception; published ImageNet weights: bn_inception-52deb4733.pth."""
 
     name: Literal["bn_inception"] = "bn_inception"
+    mean: Mean | None = CAFFE_MEAN
+    std: Std | None = CAFFE_STD
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
         """What no other library has."""
         return OwnNetwork(title="BN-Inception")
-
-    def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        return CAFFE_MEAN, CAFFE_STD
 
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
         return bn_inception(num_channels, image_size_px)
@@ -161,16 +158,15 @@ class BNInceptionConfig(_EncoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GoogLeNetConfig(_EncoderConfig):
-    """torchvision's GoogLeNet; see `ssl_sec.networks.backbones.googlenet`."""
+    """torchvision's GoogLeNet; ImageNet weights: googlenet-1378be20.pth."""
 
     name: Literal["googlenet"] = "googlenet"
+    mean: Mean | None = GOOGLENET_MEAN
+    std: Std | None = GOOGLENET_STD
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
         """The GoogLeNet in torchvision's words."""
         return TorchvisionGoogLeNet(num_channels=num_channels)
-
-    def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        return GOOGLENET_MEAN, GOOGLENET_STD
 
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
         return googlenet(num_channels, image_size_px)
@@ -178,17 +174,21 @@ class GoogLeNetConfig(_EncoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class IRConfig(_WidthConfig):
-    """An improved residual network of face recognition; see `ssl_sec.networks.backbones.ir`."""
+    """An IR network of ArcFace for aligned faces of 112 x 112; se_ir50 is SEC's SE-ResNet50E-IR.
+
+    Attributes:
+        weights: a file that the backbone starts from: InsightFace's iresnet, whose std is 0.5 and whose head is
+            head=fc_bn, or one of ours; None starts from random weights.
+    """
 
     name: IRName
+    mean: Mean | None = FACE_MEAN
+    std: Std | None = FACE_STD
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
         """What no installed library has."""
         kind, _, depth = self.name.upper().partition("IR")
         return OwnNetwork(title=f"{kind.replace('_', '-')}IR-{depth} of ArcFace, width {self.width:g}")
-
-    def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        return FACE_MEAN, FACE_STD
 
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
         return ir(self.name, self.width, num_channels, image_size_px)
@@ -196,15 +196,17 @@ class IRConfig(_WidthConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SphereFaceNetConfig(_WidthConfig):
-    """SphereFace's residual CNN; see `ssl_sec.networks.backbones.sphereface`.
+    """SphereFace's residual CNN without batch norm.
 
     Attributes:
-        units: numbers of residual units of the four stages, each ≥ 0.
-        width: multiplies the channels of every layer, > 0.
+        units: numbers of residual units of the four stages, each ≥ 0; [3, 4, 6, 3] is SFT's network of 34 layers,
+            [1, 1, 1, 1] that of its Table 5.
     """
 
     name: Literal["sphereface_net"] = "sphereface_net"
     units: tuple[Annotated[int, Range(ge=0, le=1000)], ...] = (3, 4, 6, 3)
+    mean: Mean | None = FACE_MEAN
+    std: Std | None = FACE_STD
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -215,16 +217,13 @@ class SphereFaceNetConfig(_WidthConfig):
         """What no installed library has."""
         return OwnNetwork(title=f"SphereFace's CNN of {list(self.units)} residual units, width {self.width:g}")
 
-    def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        return FACE_MEAN, FACE_STD
-
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
         return sphereface_net(self.units, self.width, num_channels, image_size_px)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LightCNNConfig(_WidthConfig):
-    """Light CNN-9, whose last layer is the head `maxout`; see `ssl_sec.networks.backbones.light_cnn`."""
+    """Light CNN-9 of Wu et al. 2015 without batch norm, published for grey images of 128 pixels and head=maxout."""
 
     name: Literal["light_cnn"] = "light_cnn"
 
@@ -242,16 +241,15 @@ class LightCNNConfig(_WidthConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PixelsConfig(_EncoderConfig):
-    """The pixels themselves as features, the floor that an encoder has to beat."""
+    """The pixels themselves, the floor that an encoder has to beat; with head=identity and epochs=0."""
 
     name: Literal["pixels"] = "pixels"
+    mean: Mean | None = FACE_MEAN
+    std: Std | None = FACE_STD
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
         """Nothing that has weights."""
         return OwnNetwork(title="the pixels")
-
-    def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        return FACE_MEAN, FACE_STD
 
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
         return nn.Flatten(), num_channels * image_size_px**2
@@ -259,7 +257,7 @@ class PixelsConfig(_EncoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TimmConfig(_EncoderConfig):
-    """Any timm model by name.
+    """Any timm model: encoder=timm encoder.model=<name>.
 
     Attributes:
         model: timm's name of the model, with the tag of its weights after a point or without.
@@ -269,6 +267,8 @@ class TimmConfig(_EncoderConfig):
     name: Literal["timm"] = "timm"
     model: str
     pretrained: bool = False
+    mean: Mean | None = None
+    std: Std | None = None
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
         """The model by its name."""
@@ -279,7 +279,7 @@ class TimmConfig(_EncoderConfig):
         return self.pretrained or super()._has_weights
 
     def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        return timm_scaling(self.model) if self.pretrained else super()._published_scaling()
+        return timm_scaling(self.model) if self.pretrained else ((0.0,), (1.0,))
 
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
         return timm_backbone(self.model, self.pretrained and self.weights is None, num_channels, image_size_px)
@@ -298,11 +298,10 @@ EncoderConfig = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _HeadConfig(Settings, key="head"):
+class _HeadConfig(Declared, key="head"):
     """What every head has.
 
     Attributes:
-        dim: dimensions of the embeddings, > 0.
         weights: a file that the head starts from: a head that a run left, or, for fc_bn, weights of InsightFace's
             iresnet.
     """
@@ -313,74 +312,25 @@ class _HeadConfig(Settings, key="head"):
     def build(self, num_features: int, seed: int) -> nn.Module:
         """The head for an encoder's features, with the weights it is to start from; the seed is of its dropout."""
         with torch.device("meta"):
-            check_memory("head.dim", self.dim, self._head(num_features, seed))
-        head = self._head(num_features, seed)
+            check_memory("head.dim", self.dim, self._made(num_features=num_features, seed=seed))
+        head = self._made(num_features=num_features, seed=seed)
         if self.weights is not None:
             load_head_weights(head, Path(self.weights).expanduser())
         return head
 
-    @abstractmethod
-    def _head(self, num_features: int, seed: int) -> nn.Module: ...
 
-
-@dataclass(frozen=True, kw_only=True)
-class MLPHeadConfig(_HeadConfig):
-    """The projection MLP; see `ssl_sec.networks.heads`.
-
-    Attributes:
-        num_layers: linear layers, with batch norm and ReLU between them.
-        hidden_dim: width of the hidden layers; None takes that of the features.
-    """
-
-    name: Literal["mlp"] = "mlp"
-    num_layers: Literal[2, 3] = 2
-    hidden_dim: Dim | None = None
-    dim: Dim = 128
-
-    def _head(self, num_features: int, seed: int) -> ProjectionHead:
-        return ProjectionHead(num_features, self.hidden_dim or num_features, self.dim, self.num_layers)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinearHeadConfig(_HeadConfig):
-    """A linear layer (fc), batch norm before (bn_fc) or behind it (fc_bn), or the maximum of two layers (maxout).
-
-    Attributes:
-        dropout: probability with which an entry of the embeddings, or of the features before fc_bn, is 0 in training.
-    """
-
-    name: Literal["bn_fc", "fc", "fc_bn", "maxout"]
-    dim: Dim = 512
-    dropout: BelowOne = 0.0
-
-    def _head(
-        self, num_features: int, seed: int
-    ) -> BatchNormLinearHead | LinearHead | LinearBatchNormHead | MaxoutHead:
-        match self.name:
-            case "bn_fc":
-                return BatchNormLinearHead(num_features, self.dim, self.dropout, seed)
-            case "fc":
-                return LinearHead(num_features, self.dim, self.dropout, seed)
-            case "fc_bn":
-                return LinearBatchNormHead(num_features, self.dim, self.dropout, seed)
-            case "maxout":
-                return MaxoutHead(num_features, self.dim, self.dropout, seed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class IdentityHeadConfig(_HeadConfig):
-    """The features are the embeddings; `dim` is their number."""
-
-    name: Literal["identity"] = "identity"
-
-    def _head(self, num_features: int, seed: int) -> nn.Identity:
-        check(
-            self.dim == num_features,
-            "head.dim",
-            self.dim,
-            f"{num_features}, the number of features, with head=identity",
-        )
-        return nn.Identity()
-
-
-HeadConfig = MLPHeadConfig | LinearHeadConfig | IdentityHeadConfig
+HEADS: Mapping[str, type[nn.Module]] = {
+    "mlp": heads.ProjectionHead,
+    "bn_fc": heads.BatchNormLinearHead,
+    "fc": heads.LinearHead,
+    "fc_bn": heads.LinearBatchNormHead,
+    "maxout": heads.MaxoutHead,
+    "identity": heads.IdentityHead,
+}
+HEAD_CONFIGS: Mapping[str, type[Any]] = {
+    name: declared(head, name, _HeadConfig, ("num_features", "seed")) for name, head in HEADS.items()
+}
+if TYPE_CHECKING:
+    HeadConfig = _HeadConfig
+else:
+    HeadConfig = Union[tuple(HEAD_CONFIGS.values())]  # noqa: UP007

@@ -1,11 +1,17 @@
 """Heads: features -> raw embeddings, which losses normalise and the norm constraint sees as they are."""
 
+from typing import Annotated, Literal
+
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ssl_sec.errors import ConfigError
 from ssl_sec.networks.backbones.light_cnn import MFM_BIAS, max_feature_map
 from ssl_sec.networks.dropout import GlobalDropout
 from ssl_sec.networks.initialisation import caffe_xavier_
+from ssl_sec.settings import BelowOne, Range
+
+Dim = Annotated[int, Range(ge=1, le=2**20)]
 
 
 class ProjectionHead(nn.Module):
@@ -16,14 +22,16 @@ class ProjectionHead(nn.Module):
 
     Args:
         num_features: width of the encoder's features.
-        hidden_dim: width of the hidden layers.
-        dim: width of the embeddings.
-        num_layers: linear layers, 2 or 3.
+        hidden_dim: width of the hidden layers; None takes that of the features.
+        dim: dimensions of the embeddings.
+        num_layers: linear layers, with batch norm and ReLU between them.
     """
 
-    def __init__(self, num_features: int, hidden_dim: int, dim: int = 128, num_layers: int = 2) -> None:
+    def __init__(
+        self, num_features: int, hidden_dim: Dim | None = None, dim: Dim = 128, num_layers: Literal[2, 3] = 2
+    ) -> None:
         super().__init__()
-        widths = [num_features, *[hidden_dim] * (num_layers - 1)]
+        widths = [num_features, *[hidden_dim or num_features] * (num_layers - 1)]
         layers: list[nn.Module] = []
         for inputs, outputs in zip(widths[:-1], widths[1:], strict=True):
             layers += [nn.Linear(inputs, outputs, bias=False), nn.BatchNorm1d(outputs), nn.ReLU(inplace=True)]
@@ -39,12 +47,12 @@ class LinearHead(nn.Module):
 
     Args:
         num_features: width of the encoder's features.
-        dim: width of the embeddings.
+        dim: dimensions of the embeddings.
         dropout: probability with which an entry of the embeddings is 0 in training.
         seed: of the dropout.
     """
 
-    def __init__(self, num_features: int, dim: int = 512, dropout: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, num_features: int, dim: Dim = 512, dropout: BelowOne = 0.0, seed: int = 0) -> None:
         super().__init__()
         self.fc = nn.Linear(num_features, dim)
         self.dropout = GlobalDropout(dropout, dim, seed)
@@ -59,12 +67,12 @@ class BatchNormLinearHead(nn.Module):
 
     Args:
         num_features: width of the encoder's features.
-        dim: width of the embeddings.
+        dim: dimensions of the embeddings.
         dropout: probability with which an entry of the embeddings is 0 in training.
         seed: of the dropout.
     """
 
-    def __init__(self, num_features: int, dim: int = 512, dropout: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, num_features: int, dim: Dim = 512, dropout: BelowOne = 0.0, seed: int = 0) -> None:
         super().__init__()
         self.bn = nn.BatchNorm1d(num_features)
         self.fc = nn.Linear(num_features, dim)
@@ -85,12 +93,12 @@ class LinearBatchNormHead(nn.Module):
 
     Args:
         num_features: width of the encoder's features.
-        dim: width of the embeddings.
+        dim: dimensions of the embeddings.
         dropout: probability with which an entry of the features is 0 in training.
         seed: of the dropout.
     """
 
-    def __init__(self, num_features: int, dim: int = 512, dropout: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, num_features: int, dim: Dim = 512, dropout: BelowOne = 0.0, seed: int = 0) -> None:
         super().__init__()
         self.fc = nn.Linear(num_features, dim)
         self.features = nn.BatchNorm1d(dim)
@@ -107,12 +115,12 @@ class MaxoutHead(nn.Module):
 
     Args:
         num_features: width of the encoder's features.
-        dim: width of the embeddings.
+        dim: dimensions of the embeddings.
         dropout: probability with which an entry of the embeddings is 0 in training.
         seed: of the dropout.
     """
 
-    def __init__(self, num_features: int, dim: int = 256, dropout: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, num_features: int, dim: Dim = 256, dropout: BelowOne = 0.0, seed: int = 0) -> None:
         super().__init__()
         self.fc = nn.Linear(num_features, 2 * dim)
         caffe_xavier_(self.fc, MFM_BIAS)
@@ -121,6 +129,24 @@ class MaxoutHead(nn.Module):
     def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
         """Raw embeddings."""
         return self.dropout(max_feature_map(self.fc(features)))
+
+
+class IdentityHead(nn.Identity):
+    """The features are the embeddings.
+
+    Args:
+        num_features: width of the encoder's features.
+        dim: dimensions of the embeddings, the same number.
+
+    Raises:
+        ConfigError: it is another.
+    """
+
+    def __init__(self, num_features: int, dim: Dim) -> None:
+        super().__init__()
+        if dim != num_features:
+            allowed = f"{num_features}, the number of features, with head=identity"
+            raise ConfigError(f"head.dim: found {dim}, must be {allowed}")
 
 
 def building(head: nn.Module) -> str:

@@ -237,7 +237,7 @@ class _RuntimeConfig(Settings, key="runtime"):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalConfig(_RuntimeConfig):
-    """One process, without Ray."""
+    """One process on this machine; Ray is not imported."""
 
     name: Literal["local"] = "local"
 
@@ -251,7 +251,7 @@ class LocalConfig(_RuntimeConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RayConfig(_RuntimeConfig):
-    """Ray Train.
+    """Ray Train: one worker for each GPU of the cluster, or one on CPUs.
 
     Attributes:
         num_workers: workers, each a process; [least, most] follows the cluster as it shrinks and grows, with those

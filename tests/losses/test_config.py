@@ -1,12 +1,11 @@
 import dataclasses
-from pathlib import Path
 from typing import get_args
 
 import pytest
 import torch
-import yaml
 
 from ssl_sec import losses
+from ssl_sec.edges.composition.options import options, values_of_option
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses import config as loss_config
 from ssl_sec.recipes.pretraining.config import PretrainConfig
@@ -14,21 +13,20 @@ from ssl_sec.settings import from_values
 from tests.losses.cases import ALL_LOSSES, rows
 from tests.recipes.test_config import RUN
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "loss"
 PAIR = {kind.name: kind for kind in get_args(loss_config.PairLossConfig)}
 CLASS = {kind.name: kind for kind in get_args(loss_config.ClassLossConfig)}
 
 
 def values_of(name):
-    return yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    return values_of_option("loss", name)
 
 
 def built(config):
     return config.build() if config.name in PAIR else config.build(num_classes=7, dim=3)
 
 
-def test_every_loss_has_a_file_and_every_file_a_loss():
-    assert {path.stem for path in CONFIGS.glob("*.yaml")} == set(PAIR) | set(CLASS)
+def test_every_loss_is_an_option_and_every_option_a_loss():
+    assert options()["loss"].keys() == set(PAIR) | set(CLASS)
     kinds = {type(built(from_values(kind, values_of(name)))) for name, kind in (PAIR | CLASS).items()}
     exported = [getattr(losses, name) for name in losses.__all__ if name.endswith("Loss") and name != "Loss"]
     assert kinds == set(exported)
@@ -36,7 +34,7 @@ def test_every_loss_has_a_file_and_every_file_a_loss():
 
 
 @pytest.mark.parametrize("name", sorted((PAIR | CLASS).keys() - {"combined"}))
-def test_a_file_states_the_losss_own_defaults(name):
+def test_an_option_states_the_losss_own_defaults(name):
     config = from_values((PAIR | CLASS)[name], values_of(name))
     values = values_of(name)
     assert set(values) == {field.name for field in dataclasses.fields(config)}
@@ -46,7 +44,7 @@ def test_a_file_states_the_losss_own_defaults(name):
 
 
 @pytest.mark.parametrize("name", sorted((PAIR | CLASS).keys() - {"combined"}))
-def test_what_a_file_sets_reaches_the_loss(name):
+def test_what_an_option_sets_reaches_the_loss(name):
     values = values_of(name)
     changed = {k: 3 if k == "margin" and name == "sphereface" else 0.25 for k in values if k != "name"}
     loss = built(from_values((PAIR | CLASS)[name], {**values, **changed, "name": name}))

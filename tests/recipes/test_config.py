@@ -28,13 +28,11 @@ from ssl_sec.errors import ConfigError, DataError, MissingDataError
 from ssl_sec.networks import config as networks_config
 from ssl_sec.networks import save_weights
 from ssl_sec.networks.config import (
+    HEAD_CONFIGS,
     BNInceptionConfig,
     GoogLeNetConfig,
-    IdentityHeadConfig,
     IRConfig,
     LightCNNConfig,
-    LinearHeadConfig,
-    MLPHeadConfig,
     PixelsConfig,
     ResNetConfig,
     SphereFaceNetConfig,
@@ -222,12 +220,12 @@ def test_a_misspelled_key_of_a_group_is_answered_with_the_nearest():
         ("encoder", {"name": "light_cnn", "width": 0.5}, LightCNNConfig),
         ("encoder", {"name": "pixels"}, PixelsConfig),
         ("encoder", {"name": "timm", "model": "test_vit"}, TimmConfig),
-        ("head", {"name": "mlp", "num_layers": 3}, MLPHeadConfig),
-        ("head", {"name": "bn_fc"}, LinearHeadConfig),
-        ("head", {"name": "fc", "dim": 64}, LinearHeadConfig),
-        ("head", {"name": "fc_bn", "weights": "w"}, LinearHeadConfig),
-        ("head", {"name": "maxout", "dim": 256}, LinearHeadConfig),
-        ("head", {"name": "identity", "dim": 64}, IdentityHeadConfig),
+        ("head", {"name": "mlp", "num_layers": 3}, HEAD_CONFIGS["mlp"]),
+        ("head", {"name": "bn_fc"}, HEAD_CONFIGS["bn_fc"]),
+        ("head", {"name": "fc", "dim": 64}, HEAD_CONFIGS["fc"]),
+        ("head", {"name": "fc_bn", "weights": "w"}, HEAD_CONFIGS["fc_bn"]),
+        ("head", {"name": "maxout", "dim": 512}, HEAD_CONFIGS["maxout"]),
+        ("head", {"name": "identity", "dim": 64}, HEAD_CONFIGS["identity"]),
         ("constraint", {"name": "sec", "eta": 1.0}, SphericalConfig),
         ("constraint", {"name": "sec_ema", "eta": 1.0, "rho": 0.1}, SphericalConfig),
         ("constraint", {"name": "l2reg", "eta": 1.0, "radius": 0.0}, SphericalConfig),
@@ -264,7 +262,7 @@ def test_a_probe_job_has_plain_names():
 
 def test_configs_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        MLPHeadConfig().dim = 3
+        HEAD_CONFIGS["mlp"]().dim = 3
 
 
 def test_digits_open_with_a_balanced_subset_of_the_training_split_only():
@@ -513,43 +511,43 @@ def test_images_that_are_too_small_for_an_encoder_are_one_line(name, smallest):
 
 
 def test_the_hidden_width_of_the_head_is_that_of_the_features_unless_stated():
-    assert MLPHeadConfig(dim=5).build(7, 0).layers[0].weight.shape == (7, 7)
-    assert MLPHeadConfig(dim=5, hidden_dim=9, num_layers=3).build(7, 0).layers[3].weight.shape == (9, 9)
+    assert HEAD_CONFIGS["mlp"](dim=5).build(7, 0).layers[0].weight.shape == (7, 7)
+    assert HEAD_CONFIGS["mlp"](dim=5, hidden_dim=9, num_layers=3).build(7, 0).layers[3].weight.shape == (9, 9)
 
 
 @pytest.mark.parametrize("name", ["bn_fc", "fc", "fc_bn", "maxout"])
 def test_a_linear_heads_dropout_has_its_probability_and_the_runs_seed(name):
-    found = LinearHeadConfig(name=name, dim=5, dropout=0.3).build(7, 11).dropout
+    found = HEAD_CONFIGS[name](dim=5, dropout=0.3).build(7, 11).dropout
     assert (found.probability, found.width, found.seed) == (0.3, 7 if name == "fc_bn" else 5, 11)
 
 
 def test_a_maxout_head_has_two_linear_layers():
-    assert LinearHeadConfig(name="maxout").build(7, 0).fc.weight.shape == (1024, 7)
+    assert HEAD_CONFIGS["maxout"]().build(7, 0).fc.weight.shape == (2 * 256, 7)
 
 
 def test_a_linear_head_has_batch_norm_before_it_behind_it_or_none():
-    assert [name for name, _ in LinearHeadConfig(name="bn_fc").build(7, 0).named_children()] == ["bn", "fc", "dropout"]
-    assert [name for name, _ in LinearHeadConfig(name="fc").build(7, 0).named_children()] == ["fc", "dropout"]
-    assert [name for name, _ in LinearHeadConfig(name="fc_bn").build(7, 0).named_children()] == [
+    assert [name for name, _ in HEAD_CONFIGS["bn_fc"]().build(7, 0).named_children()] == ["bn", "fc", "dropout"]
+    assert [name for name, _ in HEAD_CONFIGS["fc"]().build(7, 0).named_children()] == ["fc", "dropout"]
+    assert [name for name, _ in HEAD_CONFIGS["fc_bn"]().build(7, 0).named_children()] == [
         "fc",
         "features",
         "dropout",
     ]
-    assert LinearHeadConfig(name="fc").build(7, 0).fc.weight.shape == (512, 7)
+    assert HEAD_CONFIGS["fc"]().build(7, 0).fc.weight.shape == (512, 7)
 
 
 def test_pixels_are_features_and_embeddings_without_a_network():
     encoder = PixelsConfig().build(3, 4)
     images = torch.rand(2, 3, 4, 4)
-    embeddings = IdentityHeadConfig(dim=48).build(encoder.num_features, 0)(encoder(images))
+    embeddings = HEAD_CONFIGS["identity"](dim=48).build(encoder.num_features, 0)(encoder(images))
     torch.testing.assert_close(embeddings, ((255 * images - 127.5) / 128).flatten(1))
     with pytest.raises(ConfigError, match="head.dim: found 47, must be 48, the number of features"):
-        IdentityHeadConfig(dim=47).build(encoder.num_features, 0)
+        HEAD_CONFIGS["identity"](dim=47).build(encoder.num_features, 0)
 
 
 @pytest.mark.parametrize(
     "config",
-    [MLPHeadConfig(dim=5), *(LinearHeadConfig(name=name, dim=5) for name in ("bn_fc", "fc", "fc_bn", "maxout"))],
+    [HEAD_CONFIGS[name](dim=5) for name in ("mlp", "bn_fc", "fc", "fc_bn", "maxout")],
 )
 def test_heads_are_built_from_their_weights(tmp_path, config):
     torch.manual_seed(0)
@@ -700,7 +698,6 @@ def test_a_mean_for_each_channel_needs_as_many_channels():
         (networks_config._EncoderConfig, "_backbone, architecture"),
         (data_config._DataConfig, "_open"),
         (faces_config._PairsConfig, "_list"),
-        (networks_config._HeadConfig, "_head"),
         (training_config._SteppedOptimiserConfig, "_of_groups"),
     ],
 )

@@ -125,17 +125,6 @@ def own_folders() -> list[Path]:
     return [folder for folder in dict.fromkeys(folders) if folder != ours]
 
 
-def own_texts() -> dict[str, str]:
-    """The text of all of the user's own files, by their path in a folder of configs."""
-    own = {f"{group}/{name}.yaml": file for group in sorted(groups()) for name, file in own_options(group).items()}
-    return {name: file.path.read_text(encoding="utf-8", errors="replace") for name, file in own.items()}
-
-
-def groups() -> frozenset[str]:
-    """The names of all groups."""
-    return frozenset(path.name for path in CONFIG_FOLDER.iterdir() if path.is_dir())
-
-
 def own_options(group: str) -> dict[str, ConfigFile]:
     """The user's own options of a group by name."""
     found: dict[str, ConfigFile] = {}
@@ -160,6 +149,10 @@ def config_file(group: str, name: str) -> ConfigFile | None:
         return None
     for path in (folder / group / f"{name}.yaml" for folder in own_folders()):
         if path.is_file() and path.read_bytes() != packaged.read_bytes():
-            shown = ConfigFile(path=path, is_own=True).shown
-            raise ConfigError(f"{group}: found {name!r} in the package and in {shown}; give your file another name")
+            raise doubled(group, name, ConfigFile(path=path, is_own=True))
     return ConfigFile(path=packaged, is_own=False)
+
+
+def doubled(group: str, name: str, file: ConfigFile) -> ConfigError:
+    """What to say of a user's file whose name the package has."""
+    return ConfigError(f"{group}: found {name!r} in the package and in {file.shown}; give your file another name")

@@ -17,13 +17,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, ConfigFile, config_file, groups, own_options
+from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, ConfigFile, config_file, doubled, own_options
+from ssl_sec.edges.composition.options import EXPERIMENT, groups
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.papers import Value, reported
 from ssl_sec.settings import flattened
 
 TABLES = "table"
-_GROUP = "experiment"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,12 +82,10 @@ def load(name: str) -> Experiment | None:
         ConfigError: if it is a user's, and cannot be read or is malformed, or the package has one of its name.
     """
     if name not in _rows():
-        file = config_file(_GROUP, name)
+        file = config_file(EXPERIMENT, name)
         return None if file is None else _of_file(name, file, ())
-    if name in (own := own_options(_GROUP)):
-        raise ConfigError(
-            f"{_GROUP}: found {name!r} in the package and in {own[name].shown}; give your file another name"
-        )
+    if name in (own := own_options(EXPERIMENT)):
+        raise doubled(EXPERIMENT, name, own[name])
     return _row(name)
 
 
@@ -95,13 +93,13 @@ def explanations() -> dict[str, str]:
     """Name -> explanation of all: the files, then the rows of tables, then the user's own."""
     packaged = {name: file.explanation for name, file in _packaged().items()}
     rows = {name: _papers_figures(name) for name in _rows()}
-    own = {name: f"yours, {file.shown}: {file.explanation}" for name, file in own_options(_GROUP).items()}
+    own = {name: f"yours, {file.shown}: {file.explanation}" for name, file in own_options(EXPERIMENT).items()}
     return {**packaged, **rows, **own}
 
 
 @cache
 def _packaged() -> dict[str, ConfigFile]:
-    paths = sorted((CONFIG_FOLDER / _GROUP).glob("*.yaml"))
+    paths = sorted((CONFIG_FOLDER / EXPERIMENT).glob("*.yaml"))
     return {path.stem: ConfigFile(path=path, is_own=False) for path in paths}
 
 
@@ -137,10 +135,10 @@ def _of_file(name: str, file: ConfigFile, within: tuple[Path, ...]) -> Experimen
 
 
 def _base(entry: str, file: ConfigFile, within: tuple[Path, ...]) -> Experiment:
-    name = entry.removeprefix(f"/{_GROUP}/")
+    name = entry.removeprefix(f"/{EXPERIMENT}/")
     if name in _rows():
         return _row(name)
-    base = config_file(_GROUP, name)
+    base = config_file(EXPERIMENT, name)
     if base is None:
         raise ConfigError(f"{file.shown}: defaults: found {name!r}; {nearest(name, explanations())}")
     if base.path in (*within, file.path):
@@ -152,7 +150,7 @@ def _choices(entry: Any, file: ConfigFile) -> dict[str, str]:
     if not isinstance(entry, dict):
         raise ConfigError(f"{file.shown}: defaults: found {entry!r}, must be as 'override /data: cifar10'")
     chosen = {str(key).removeprefix("override").strip().lstrip("/"): str(option) for key, option in entry.items()}
-    allowed = groups() - {_GROUP, TABLES}
+    allowed = groups() - {EXPERIMENT}
     for group in chosen:
         if group not in allowed:
             raise ConfigError(f"{file.shown}: defaults: found {group!r}; {nearest(group, allowed)}")

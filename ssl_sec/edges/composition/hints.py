@@ -80,6 +80,14 @@ def suggestion(key: str, keys: Iterable[str], others: Sequence[str] = ()) -> str
     return nearest(key, known if close else [one for one in known if "." not in one])
 
 
+def is_plain(key: str, keys: Iterable[str]) -> bool:
+    """Whether some keys alone say what another was meant to be: it is a usual word for one, or a slip of the pen."""
+    known = list(keys)
+    before, point, last = key.rpartition(".")
+    has_word = last in _SYNONYMS and any(found.startswith(before + point) for found in meant(key, known))
+    return has_word or difflib.get_close_matches(key, known, n=1, cutoff=0.9) != []
+
+
 def meant(key: str, keys: Iterable[str]) -> list[str]:
     """The keys whose last part is that of `key`, or is another word for it."""
     before, _, last = key.rpartition(".")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from ssl_sec.errors import nearest
 from ssl_sec.recipes.registry import PRETRAIN, RECIPES
+from ssl_sec.settings import to_values
 
 _TYPES = {str: "text", int: "integer", float: "number", bool: "true or false"}
 _BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
@@ -97,12 +98,21 @@ def listed_kinds(kind: type[Any], name: str) -> list[type[Any]]:
 
 def keys_of_entry(kind: type[Any]) -> list[Key]:
     """The keys of an entry of a list, with their defaults."""
-    defaults = {
-        field.name: "???" if field.default is dataclasses.MISSING else field.default
+    return list(keys_of(kind, defaults_of(kind)))
+
+
+def defaults_of(kind: type[Any]) -> dict[str, Any]:
+    """The defaults of a dataclass of plain values, as plain values; `???` for what must be given."""
+    return {
+        field.name: "???" if field.default is dataclasses.MISSING else to_values(field.default)
         for field in dataclasses.fields(kind)
         if field.init
     }
-    return list(keys_of(kind, {name: list(v) if isinstance(v, tuple) else v for name, v in defaults.items()}))
+
+
+def kinds_by_name(kind: type[Any], group: str) -> dict[str, type[Any]]:
+    """The dataclasses that a group of a configuration may be, by their names."""
+    return {name: one for one in _dataclasses(_hints(kind).get(group)) for name in _names(one)}
 
 
 def misfit(job: str, group: str, values: Mapping[str, Any], is_whole: bool) -> str | None:
@@ -121,7 +131,7 @@ def misfit(job: str, group: str, values: Mapping[str, Any], is_whole: bool) -> s
     hint = _hints(kind_of(job))[group]
     member = _member(hint, values)
     if member is None:
-        names = [name for kind in _dataclasses(hint) for name in _names(kind)]
+        names = kinds_by_name(kind_of(job), group)
         if "name" not in values:
             return f"name: missing; {nearest('', names)}"
         return f"name: found {values['name']!r}; {nearest(str(values['name']), names)}"

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ssl_sec.edges.composition.compose import compose, options
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.composition.options import options
 from ssl_sec.edges.config import AblateConfig
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.names import new_name, own_tags

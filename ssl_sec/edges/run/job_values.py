@@ -17,7 +17,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from ssl_sec.edges.composition.compose import compose, composed_yaml, groups
+from ssl_sec.edges.composition.compose import compose, composed_yaml
+from ssl_sec.edges.composition.options import primary
 from ssl_sec.edges.folder.stored_config import stored_values, with_credentials
 from ssl_sec.edges.masking import HIDDEN
 from ssl_sec.edges.overrides import assigned
@@ -134,7 +135,7 @@ def _refuse_hidden(values: dict[str, Any]) -> None:
 
 def _with_typed(job: str, stored: Mapping[str, Any], typed: Sequence[str]) -> dict[str, Any]:
     """Stored values with what was typed: options of groups whole, other keys one by one."""
-    known = groups(job)
+    known = primary(job).options
     parsed = {text: _parsed(text) for text in typed}
     for text, override in parsed.items():
         if override.get_key_element() == "experiment":

@@ -18,7 +18,8 @@ from hydra.errors import HydraException
 from mlflow.exceptions import MlflowException
 
 from ssl_sec.edges.composition.compose import chooses_own, compose
-from ssl_sec.edges.composition.config_folders import OPTION, own_texts
+from ssl_sec.edges.composition.config_folders import OPTION
+from ssl_sec.edges.composition.options import own_texts
 from ssl_sec.edges.folder.names import new_name, own_tags, run_name_of
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.overrides import assigned, understood

@@ -8,15 +8,10 @@ from typing import get_args
 
 import pytest
 
-from ssl_sec.edges.composition.compose import (
-    CONFIG_FOLDER,
-    compose,
-    composed_yaml,
-    experiments,
-    groups,
-    job_of,
-    options,
-)
+from ssl_sec.edges.composition.compose import compose, composed_yaml, experiments, job_of
+from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER
+from ssl_sec.edges.composition.experiments import explanations
+from ssl_sec.edges.composition.options import options, primary
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses.config import CONFIGS, ClassLossConfig, CombinedConfig
 from ssl_sec.papers import load
@@ -69,7 +64,7 @@ def test_cifar_experiments_are_the_papers(name, data, constraint, epochs, eta, t
     )
     assert (config.probe.epochs, config.probe.batch_size, config.probe.learning_rates) == (100, 256, (1, 2, 5, 10))
     assert (epochs_at(config.probe.decay_at, config.probe.epochs), config.probe.decay_factor) == ((60, 75, 90), 5)
-    assert f"top1 {top1}," in options()["experiment"][name]
+    assert f"top1 {top1}," in explanations()[name]
 
 
 REQUIRED = {
@@ -396,7 +391,10 @@ def test_overrides_win_over_the_experiment():
             ["runtime=local", "runtime.num_workers=2"],
             "runtime.num_workers: unknown key with runtime=local (One process on this machine); runtime=ray has it",
         ),
-        (["encoder.model=resnet18"], "unknown key with encoder=resnet18 (ResNet-18); encoder=timm has it"),
+        (
+            ["encoder.model=resnet18"],
+            "unknown key with encoder=resnet18 (A ResNet of 18, 34 or 50 layers); encoder=timm has it",
+        ),
         (
             ["sampler.images_per_class=2"],
             "sampler.images_per_class: unknown key; it is one of jobs.metric_learning and",
@@ -461,8 +459,8 @@ def test_cfg_shows_what_a_job_would_run():
 
 
 def test_every_option_is_explained():
-    assert options()["experiment"]["casia_c_triplet_wen"] == "the paper's: lfw_accuracy 99.11 ± 0.008"
-    for group, found in options().items():
+    assert explanations()["casia_c_triplet_wen"] == "the paper's: lfw_accuracy 99.11 ± 0.008"
+    for group, found in {**options(), "experiment": explanations()}.items():
         for name, explanation in found.items():
             assert len(explanation) > 10, (group, name)
 
@@ -479,6 +477,6 @@ def test_another_data_set_is_chosen_as_for_training(job, given):
     assert "data" not in compose(job, given)
     assert compose(job, [*given, "data=digits"])["data"]["name"] == "digits"
     assert compose(job, [*given, "data=cifar10", "data.root=/here"])["data"]["root"] == "/here"
-    assert groups(job) >= {"data"}
+    assert "data" in primary(job).options
     with pytest.raises(ConfigError, match="^data: found 'digit'; did you mean 'digits'"):
         compose(job, [*given, "data=digit"])

@@ -14,12 +14,11 @@ from ssl_sec.edges.composition.compose import (
     compose,
     composed,
     experiments,
-    groups,
-    options,
     options_of,
 )
-from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, own_configs, own_texts
+from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, own_configs
 from ssl_sec.edges.composition.experiments import load
+from ssl_sec.edges.composition.options import options, own_texts, primary
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.settings import flattened, from_values
@@ -37,7 +36,7 @@ def swaps() -> Iterator[tuple[str, str, str, str]]:
         defaults = chosen_options(job, [])
         for name in experiments(job):
             experiment = load(name)
-            for group in sorted(experiment.values.keys() & groups(job)):
+            for group in sorted(experiment.values.keys() & primary(job).options.keys()):
                 own = {**defaults, **experiment.choices}[group]
                 keys = (job, group, own, *sorted(flattened({group: experiment.values[group]})))
                 if keys not in seen:
@@ -192,10 +191,17 @@ def test_the_packages_own_folder_doubles_nothing(monkeypatch):
 
 
 def test_a_copy_of_the_packages_files_doubles_nothing(own):
-    (own / "encoder").mkdir()
-    (own / "encoder" / "resnet18.yaml").write_bytes((CONFIG_FOLDER / "encoder" / "resnet18.yaml").read_bytes())
-    assert "yours" not in options()["encoder"]["resnet18"]
-    assert compose("pretrain", ["encoder=resnet18"])["encoder"]["name"] == "resnet18"
+    (own / "head").mkdir()
+    (own / "head" / "mlp3.yaml").write_bytes((CONFIG_FOLDER / "head" / "mlp3.yaml").read_bytes())
+    assert "yours" not in options()["head"]["mlp3"]
+    assert compose("pretrain", ["head=mlp3"])["head"]["num_layers"] == 3
+
+
+def test_a_file_that_says_the_same_as_a_dataclass_doubles_nothing(own):
+    (own / "data" / "digits.yaml").write_text("name: digits\nmax_images: null  # all\nnum_train_classes: null\n")
+    assert "yours" not in options()["data"]["digits"]
+    assert compose("pretrain", ["data=digits"])["data"]["name"] == "digits"
+    assert not chooses_own("pretrain", ["data=digits"])
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@ import re
 import pytest
 
 from ssl_sec.edges.command_line import run_job
-from ssl_sec.edges.composition.compose import _values_of_option, composed, experiments, options_of
+from ssl_sec.edges.composition.compose import composed, experiments, options_of
 from ssl_sec.edges.composition.help_text import help_text
 from ssl_sec.edges.composition.keys import keys_of, keys_of_entry, kind_of, listed_kinds
+from ssl_sec.edges.composition.options import values_of_option
 from ssl_sec.exporting import FORMATS
 from ssl_sec.papers import names
 from ssl_sec.settings import flattened
@@ -18,7 +19,7 @@ def every_configuration(job: str) -> list[dict[str, object]]:
     """A job's configurations, each with another option of one group."""
     first = composed(job, [])
     others = {group: names for group, names in options_of(job).items() if group != "experiment"}
-    swapped = [{**first, group: _values_of_option(group, name)} for group, found in others.items() for name in found]
+    swapped = [{**first, group: values_of_option(group, name)} for group, found in others.items() for name in found]
     return [first, *swapped]
 
 

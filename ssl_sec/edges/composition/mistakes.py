@@ -1,0 +1,121 @@
+"""Overrides that a job does not have: keys that do not exist, several values for one run."""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+
+from ssl_sec.edges.composition.experiments import Experiment
+from ssl_sec.edges.composition.hints import in_words, is_plain, meant, suggestion, swept
+from ssl_sec.edges.composition.keys import keys_of, kind_of
+from ssl_sec.edges.composition.options import EXPERIMENT, is_in_files, options, primary, usable, values_of_option
+from ssl_sec.recipes.registry import trainings
+from ssl_sec.settings import flattened
+
+# Keys of earlier versions, and what is in their place.
+_RENAMED = {
+    "probe.decay_epochs": "give probe.decay_at, shares of probe.epochs, as [0.6,0.75,0.9] for 60, 75, 90 of 100"
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What overrides choose, before Hydra composes it.
+
+    Attributes:
+        options: group -> option, of the overrides, their experiment and the job.
+        typed: group -> option, of the overrides alone.
+        experiment: without what other options replace; None if none is chosen.
+        dropped: group -> key -> value, of the experiment, which are for another option than the chosen one.
+        instead_of: group -> option that the dropped values are for.
+    """
+
+    options: Mapping[str, str]
+    typed: Mapping[str, str]
+    experiment: Experiment | None
+    dropped: Mapping[str, Mapping[str, Any]]
+    instead_of: Mapping[str, str]
+
+
+def sweep_mistake(job: str, override: Override, choice: Choice) -> str:
+    """The error about several values for a key."""
+    assert override.input_line is not None
+    values = _values(job, choice)
+    lists = [key.name for key in keys_of(kind_of(job), values) if key.allowed.startswith("list of")]
+    return swept(job, override.input_line, is_list=override.key_or_group in lists)
+
+
+def unknown_key(job: str, given: Sequence[Override], choice: Choice, in_files: bool = False) -> str | None:
+    """The error about the first override whose key does not exist once the groups are chosen; None if all do.
+
+    Args:
+        job: which.
+        given: the overrides.
+        choice: what they choose.
+        in_files: asks for no more than files tell, which are read without torch.
+    """
+    typed = [each.key_or_group for each in given if each.key_or_group not in choice.options and not each.is_add()]
+    values = _values(job, choice, in_files) if typed else {}
+    keys = {*flattened(values), *choice.options, *values, *_groups_of_keys(values)}
+    for key in typed:
+        group, _, rest = key.partition(".")
+        is_certain = not in_files or group not in primary(job).keys or (group in values and "." not in rest)
+        if key in keys or not is_certain:
+            continue
+        if key in _RENAMED:
+            return f"{key}: unknown key; {_RENAMED[key]}"
+        if in_files and not is_plain(key, keys):
+            return unknown_key(job, given, choice)
+        return f"{key}: unknown key{_meaning(job, key, keys, choice, {} if in_files else _elsewhere(job))}"
+    return None
+
+
+def _meaning(
+    job: str, key: str, keys: Set[str], choice: Choice, elsewhere: Mapping[str, Sequence[tuple[str, str]]]
+) -> str:
+    """What an unknown key was meant to be: one that other options have, or other jobs, or another key."""
+    group = key.partition(".")[0]
+    if having := _usable_ones(job, elsewhere.get(key, ())):
+        now = choice.options[group]
+        explained = options()[group].get(now, "").partition(";")[0].rstrip(".")
+        return f" with {group}={now}{f' ({explained})' if explained else ''}; {in_words(having)} has it"
+    for possible in [] if meant(key, keys) else meant(key, elsewhere):
+        if having := _usable_ones(job, elsewhere[possible]):
+            return f"; did you mean {possible!r}, with {in_words(having)}?"
+    others = [other for other in trainings() if group in primary(other).keys - primary(job).keys]
+    return f"; {suggestion(key, keys, others)}"
+
+
+def _values(job: str, choice: Choice, in_files: bool = False) -> dict[str, Any]:
+    """The values of a choice, without those of options that are in no file if only files are asked for."""
+    options = {group: name for group, name in choice.options.items() if not in_files or is_in_files(group, name)}
+    values = {**primary(job).values, **{group: values_of_option(group, name) or {} for group, name in options.items()}}
+    unread = choice.options.keys() - options.keys()
+    over = {} if choice.experiment is None else choice.experiment.values
+    over = {key: value for key, value in over.items() if key not in unread}
+    merged = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(values), OmegaConf.create(over)))
+    assert isinstance(merged, dict)
+    return {str(key): value for key, value in merged.items()}
+
+
+def _groups_of_keys(values: Mapping[str, Any], path: str = "") -> set[str]:
+    """The dotted keys that hold others."""
+    found = {f"{path}{key}": value for key, value in values.items() if isinstance(value, Mapping)}
+    return {*found, *(key for name, value in found.items() for key in _groups_of_keys(value, f"{name}."))}
+
+
+def _elsewhere(job: str) -> dict[str, list[tuple[str, str]]]:
+    """The keys of all options of a job's groups -> the groups and options that have them."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for group in primary(job).options.keys() - {EXPERIMENT}:
+        for name in options()[group]:
+            for key in flattened({group: values_of_option(group, name) or {}}):
+                found.setdefault(key, []).append((group, name))
+    return found
+
+
+def _usable_ones(job: str, having: Sequence[tuple[str, str]]) -> list[str]:
+    """Those of some options that a job can use, as `group=option`."""
+    return [f"{group}={name}" for group, name in having if usable(job, group, name)]

@@ -1,0 +1,183 @@
+"""What a job chooses from: the groups of its config, and their options.
+
+An option is a file of `configs/<group>` or of the user's own, or a dataclass: every name that a group's dataclasses go
+by is an option with their defaults. A file is only there for what differs from those.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, ConfigFile, config_file, doubled, own_options
+from ssl_sec.edges.composition.keys import defaults_of, kind_of, kinds_by_name, misfit, summary_of
+from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.recipes.registry import RECIPES
+
+EXPERIMENT = "experiment"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Primary:
+    """A job's own config.
+
+    Attributes:
+        bases: the jobs whose configs it is made from.
+        options: group -> option that is chosen unless another is; `null` for none.
+        values: the others, those of its bases among them.
+        node: what its file says.
+    """
+
+    bases: tuple[str, ...]
+    options: Mapping[str, str]
+    values: Mapping[str, Any]
+    node: Mapping[str, Any]
+
+    @property
+    def keys(self) -> set[str]:
+        """Its top-level keys, groups among them."""
+        return {*self.options, *self.values}
+
+
+@cache
+def primary(job: str) -> Primary:
+    """The config of a job, `configs/<job>.yaml`."""
+    node = ConfigFile(path=CONFIG_FOLDER / f"{job}.yaml", is_own=False).read()
+    defaults = node.get("defaults", [])
+    bases = tuple(entry for entry in defaults if isinstance(entry, str) and entry != "_self_")
+    options: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    for base in map(primary, bases):
+        options, values = {**options, **base.options}, {**values, **base.values}
+    for entry in defaults:
+        if isinstance(entry, dict):
+            options |= {str(group): "null" if option is None else str(option) for group, option in entry.items()}
+    values |= {key: value for key, value in node.items() if key != "defaults"}
+    return Primary(bases=bases, options=options, values=values, node=node)
+
+
+@cache
+def groups() -> frozenset[str]:
+    """The names of all groups, the experiments' among them."""
+    return frozenset(group for path in CONFIG_FOLDER.glob("*.yaml") for group in primary(path.stem).options)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Declared(ConfigFile):
+    """A dataclass with its defaults, as an option.
+
+    Attributes:
+        name: of the option, and the dataclass's own `name`.
+        kind: the dataclass; `path` is its module's.
+    """
+
+    name: str
+    kind: type[Any]
+
+    @property
+    def comment(self) -> list[str]:
+        """The first paragraph of its docstring."""
+        return [summary_of(self.kind)]
+
+    def read(self) -> dict[str, Any]:
+        """Its defaults; `???` for what must be given."""
+        return {"name": self.name, **{key: value for key, value in defaults_of(self.kind).items() if key != "name"}}
+
+
+@cache
+def _declared(group: str) -> dict[str, ConfigFile]:
+    """The options of a group by name that dataclasses declare; those that files do are not asked for here."""
+    found: dict[str, ConfigFile] = {}
+    for job in RECIPES:
+        for name, kind in kinds_by_name(kind_of(job), group).items():
+            module = Path(str(sys.modules[kind.__module__].__file__))
+            found.setdefault(name, _Declared(path=module, is_own=False, name=name, kind=kind))
+    return found
+
+
+@cache
+def _packaged(group: str) -> dict[str, ConfigFile]:
+    """The package's options of a group by name."""
+    files = {path.stem: ConfigFile(path=path, is_own=False) for path in (CONFIG_FOLDER / group).glob("*.yaml")}
+    return dict(sorted({**_declared(group), **files}.items()))
+
+
+def options() -> dict[str, dict[str, str]]:
+    """Group -> option -> its explanation, but for the experiments'."""
+    found: dict[str, dict[str, str]] = {}
+    for group in groups() - {EXPERIMENT}:
+        own = {name: file for name, file in own_options(group).items() if name not in _packaged(group)}
+        found[group] = {name: option.explanation for name, option in _packaged(group).items()}
+        found[group] |= {name: f"yours, {file.shown}: {file.explanation}" for name, file in own.items()}
+    return found
+
+
+def option(group: str, name: str) -> ConfigFile | None:
+    """An option of a group; None if there is none.
+
+    Raises:
+        ConfigError: if the package and the user have different ones.
+    """
+    file = config_file(group, name)
+    if file is not None and not file.is_own:
+        return file  # without torch
+    found = _declared(group).get(name)
+    if found is not None and file is not None and file.read() != found.read():
+        raise doubled(group, name, file)
+    return found or file
+
+
+def is_in_files(group: str, name: str) -> bool:
+    """Whether an option is the package's and made of files alone, which are read without torch."""
+    file = config_file(group, name)
+    return (
+        file is not None
+        and not file.is_own
+        and all(is_in_files(group, base) for base in file.read().get("defaults", []))
+    )
+
+
+def values_of(group: str, file: ConfigFile) -> dict[str, Any]:
+    """The values of an option, with those of the options that it is made from."""
+    return _merged(group, file, ()) if file.is_own else _packaged_values(group, file)
+
+
+@cache
+def _packaged_values(group: str, file: ConfigFile) -> dict[str, Any]:
+    return _merged(group, file, ())
+
+
+def _merged(group: str, file: ConfigFile, within: tuple[ConfigFile, ...]) -> dict[str, Any]:
+    own = file.read()
+    merged: dict[str, Any] = {}
+    for name in own.pop("defaults", []):
+        if name == "_self_":
+            continue
+        base = option(group, name) if isinstance(name, str) else None
+        if base is None or base in (*within, file):
+            raise ConfigError(f"{file.shown}: defaults: found {name!r}; {nearest(str(name), options()[group])}")
+        merged |= _merged(group, base, (*within, file))
+    return {**merged, **own}
+
+
+def values_of_option(group: str, name: str) -> dict[str, Any] | None:
+    """The values of an option; None if there is none that can be read."""
+    try:
+        file = option(group, name)
+        return None if file is None else values_of(group, file)
+    except ConfigError:
+        return None
+
+
+def usable(job: str, group: str, name: str) -> bool:
+    """Whether a job can use an option; one that cannot be read it cannot."""
+    values = values_of_option(group, name)
+    return values is not None and misfit(job, group, values, is_whole=name in _packaged(group)) is None
+
+
+def own_texts() -> dict[str, str]:
+    """The text of all of the user's own files, by their path in a folder of configs."""
+    own = {f"{group}/{name}.yaml": file for group in sorted(groups()) for name, file in own_options(group).items()}
+    return {name: file.path.read_text(encoding="utf-8", errors="replace") for name, file in own.items()}
