@@ -46,6 +46,8 @@ def _find_arms(archive: RunArchive, recipes: Sequence[str] | None) -> Arms:
         runs = archive.newest_experiment()
     else:
         runs = [run for recipe in dict.fromkeys(recipes) for run in archive.finished_pretraining(recipe)]
+    # An encoder that was not trained has neither a curve nor norms: no other arm needs a label that sets it apart.
+    runs = [run for run in runs if run.settings.get("epochs") != "0"] or runs
     groups: dict[frozenset[tuple[str, str]], list[ArchivedRun]] = {}
     for run in runs:
         groups.setdefault(frozenset(remove_probe(run.settings).items()), []).append(run)

@@ -425,7 +425,7 @@ def test_curves_over_steps_with_their_deviation(store):
     ]
     variances = [row["mean"] for row in rows if row["arm"] == "sec" and row["metric"] == "train/norm_variance"]
     assert variances == pytest.approx([0.25, 0.04, 0.01])
-    assert {row["arm"] for row in rows} == {"sec", "no constraint, epochs 20"}
+    assert {row["arm"] for row in rows} == {"sec", "no constraint"}
 
 
 def test_a_figure_shows_the_newest_experiment_or_the_given_recipes(store):
