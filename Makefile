@@ -10,7 +10,8 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --di
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo test test-all test-gpu coverage bench bench-gpu lint audit format ui image image-cpu clean
+.PHONY: help install install-dev demo test test-all test-gpu coverage bench bench-gpu lint audit format docs ui image \
+    image-cpu clean
 
 help:           ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -69,6 +70,10 @@ format: install-dev                   ## format the code and apply ruff's fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: install-dev                     ## build the documentation into site/; fails on a broken link
+	$(BIN)/python -m docs.tables
+	$(BIN)/zensical build --clean --strict
+
 ui: install                           ## start the MLflow UI on http://127.0.0.1:5000
 	$(BIN)/mlflow ui --backend-store-uri sqlite:///$(CURDIR)/runs/mlflow.db --port $(MLFLOW_PORT)
 
@@ -80,4 +85,4 @@ image-cpu:                            ## build the same image without CUDA, ssl-
 	    --tag ssl-sec:$(VERSION)-cpu .
 
 clean:                                ## remove caches and .venv, keep runs
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache build dist *.egg-info
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .coverage .import_linter_cache .cache site build dist *.egg-info

@@ -252,11 +252,12 @@ def test_outcomes_of_pytest_are_counted(tmp_path):
 
 
 def test_the_regions_match_the_committed_results():
-    for path in (ROOT / "README.md", ROOT / "benchmarks" / "LOG.md"):
+    pages = [ROOT / page for page in report.PAGES]
+    for path in pages:
         assert report.filled(path.read_text(), report.read(report.COMMITTED)) == path.read_text(), (
             "python -m benchmarks.campaign --report benchmarks/results/campaign"
         )
-    regions = "".join(path.read_text() for path in (ROOT / "README.md", ROOT / "benchmarks" / "LOG.md"))
+    regions = "".join(path.read_text() for path in pages)
     assert all(f"<!-- campaign: {name} -->" in regions for name in report.REGIONS)
 
 
@@ -285,21 +286,21 @@ def write_results(folder, rehearsal=False):
 
 
 def test_a_report_copies_the_results_and_fills_the_regions(tmp_path):
-    for name in ("README.md", "benchmarks/LOG.md"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text((ROOT / name).read_text())
+    for page in report.PAGES:
+        (tmp_path / page).parent.mkdir(exist_ok=True)
+        (tmp_path / page).write_text((ROOT / page).read_text())
     write_results(tmp_path / "campaign")
     committed = tmp_path / "results"
     assert report.report(tmp_path / "campaign", tmp_path, committed) == 0
-    readme, log = (tmp_path / "README.md").read_text(), (tmp_path / "benchmarks/LOG.md").read_text()
-    assert "| ResNet-50, batch 256 | 12,346 | ≥ 10,000 | not yet run | out of memory | 2.0 | 0 |" in readme
-    assert "| `cifar10_ntxent_100` | 84.50 | 84.76 | -0.26 | 80.00 | 1 |" in readme
-    assert "| `cifar10_sec_100` | not yet run | 86.87 | not yet run | not yet run | 0 |" in readme
-    assert "| NT-Xent + SEC | 81.00 ± 1.00 | 99.00 ± 0.00 | 77.00 ± 0.00 | 3 |" in readme
-    assert "Hardware: NVIDIA H200, 16 cores, torch 2.11, 2026-12-01, commit abc." in readme
+    speed, log, results = written = [(tmp_path / page).read_text() for page in report.PAGES]
+    assert "| ResNet-50, batch 256 | 12,346 | ≥ 10,000 | not yet run | out of memory | 2.0 | 0 |" in speed
+    assert "| `cifar10_ntxent_100` | 84.50 | 84.76 | -0.26 | 80.00 | 1 |" in results
+    assert "| `cifar10_sec_100` | not yet run | 86.87 | not yet run | not yet run | 0 |" in results
+    assert "| NT-Xent + SEC | 81.00 ± 1.00 | 99.00 ± 0.00 | 77.00 ± 0.00 | 3 |" in results
+    assert "Hardware: NVIDIA H200, 16 cores, torch 2.11, 2026-12-01, commit abc." in speed and "commit abc." in results
     assert "5 collected, 4 passed, 1 failed, 0 skipped.\n- a::b: why" in log
     assert report.report(committed, tmp_path, committed) == 0  # from the committed results
-    assert (tmp_path / "README.md").read_text() == readme
+    assert [(tmp_path / page).read_text() for page in report.PAGES] == written
 
 
 def test_a_rehearsal_is_refused(tmp_path):

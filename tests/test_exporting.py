@@ -15,7 +15,7 @@ from ssl_sec.networks.architecture import OwnNetwork, TimmModel, TorchvisionGoog
 from ssl_sec.networks.backbones.timm import timm_arguments
 from ssl_sec.networks.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead, MaxoutHead, ProjectionHead
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "export.md"
 
 
 def exportable_resnet(depth, stem, width, num_channels, size=8, mean=(0.0,), std=(1.0,)):
@@ -151,19 +151,18 @@ def test_what_is_read_back_elsewhere_gives_the_networks_output(case, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} <= FILE_NAMES
 
 
-def readme_snippets():
-    section = README.read_text().split("### Take the encoder elsewhere")[1].split("\n## ")[0]
-    return dict(re.findall(r"```python\n# format=(\w+)[^\n]*\n(.*?)\n```", section, re.DOTALL))
+def documented_lines():
+    return dict(re.findall(r"```python\n# format=(\w+)\n(.*?)\n```", PAGE.read_text(), re.DOTALL))
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_readme_reads_each_format_as_the_check_does(name):
+def test_the_documentation_reads_each_format_as_the_check_does(name):
     """The check runs these lines."""
     exportable = exportable_resnet(18, "cifar", 1.0, 3)
-    assert readme_snippets()[name] == f"{FORMATS[name].loading(exportable)}\n{FORMATS[name].use(exportable)}"
+    assert documented_lines()[name] == f"{FORMATS[name].loading(exportable)}\n{FORMATS[name].use(exportable)}"
 
 
-def test_the_readmes_lines_for_weights_alone_read_a_resnet(tmp_path):
+def test_the_documented_lines_for_weights_alone_read_a_resnet(tmp_path):
     exportable = exportable_resnet(18, "cifar", 1.0, 3)
     FORMATS["safetensors"].write(exportable, some_images(exportable), tmp_path)
     check_export(FORMATS["safetensors"], exportable, some_images(exportable), tmp_path)

@@ -1,4 +1,4 @@
-"""The package as a library: its names, losses of two views, and the README's lines."""
+"""The package as a library: its names, losses of two views, and the Python of the documentation."""
 
 import re
 import subprocess
@@ -27,9 +27,10 @@ from ssl_sec.recipes.probing.recipe import linear_evaluation
 from ssl_sec.settings import from_values, to_values
 from ssl_sec.training.recipe import Computation
 from tests.fakes import FakeRuntime
+from tests.losses import slow
 from tests.losses.cases import PAIR_LOSSES, rows
 
-README = Path(__file__).parents[1] / "README.md"
+DOCS = Path(__file__).parents[1] / "docs"
 Z1, Z2 = rows(8, 16, seed=1), rows(8, 16, seed=2)
 
 
@@ -92,10 +93,9 @@ def test_what_are_no_views_is_refused(views):
         from_views(*views)
 
 
-def blocks() -> list[str]:
-    """The README's blocks of Python that import from the package itself."""
-    found = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    return [block for block in found if block.startswith("from ssl_sec import")]
+def blocks(page: str) -> list[str]:
+    """The blocks of Python of a page."""
+    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
 
 
 @pytest.fixture
@@ -110,12 +110,39 @@ def run_folder(tmp_path) -> Path:
     return folder.path
 
 
-def test_the_lines_of_the_readme_run(run_folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_losses_of_the_documentation_run(place):
     names = {"z1": Z1, "z2": Z2}
-    losing, probing = blocks()
-    exec(losing, names)
+    exec(blocks("losses.md")[place], names)
     assert names["loss"].shape == ()
+
+
+@pytest.mark.parametrize("page", ["metric-learning.md", "faces.md"])
+def test_the_evaluation_of_the_documentation_runs(page):
+    (block,) = blocks(page)
+    *before, last = block.splitlines()
+    names = {}
+    exec("\n".join(before), names)
+    assert eval(last, names)
+
+
+def test_the_loss_of_the_documentation_is_its_slow_loop():
+    """The class of "Extending" is the sum of the terms beside it, in shares of anchors too."""
+    made, looped = blocks("extending.md")
+    names = {}
+    exec(made, names)
+    exec(looped, terms := dict(vars(slow)))
+    loss, labels = names["AlignmentLoss"](weight=0.5), torch.tensor([0, 1, 2, 3] * 2)
+    expected = sum(terms["alignment"](Z1.tolist(), labels.tolist(), weight=0.5))
+    shares = [loss(Z1, labels, anchors=slice(start, start + 4)) for start in (0, 4)]
+    torch.testing.assert_close(loss(Z1, labels).item(), expected)
+    torch.testing.assert_close(sum(shares), loss(Z1, labels))
+
+
+def test_the_probe_of_the_documentation_runs(run_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (probing,) = blocks("evaluation.md")
+    names = {}
     exec(probing, names)
     assert len([line for line in probing.splitlines() if line]) == 5
     assert capsys.readouterr().out == f"{names['result'].top1}\n"

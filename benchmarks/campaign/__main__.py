@@ -2,7 +2,7 @@
 
     python -m benchmarks.campaign --data <Parquet or images> --minutes 26 --output <folder>   # repeat to continue
     python -m benchmarks.campaign --rehearse --output <folder>         # everything on a CPU, at a tiny size
-    python -m benchmarks.campaign --report <folder>                    # writes its results to README.md and LOG.md
+    python -m benchmarks.campaign --report <folder>                    # writes its results to the pages
     python -m benchmarks.campaign --pack <folder> --data <Parquet>     # the files for a machine without a network
 
 Does not need Ray, MLflow, Hydra, OmegaConf, git or a network. The order: the tests that need a GPU; the speed of
@@ -110,7 +110,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "--rehearse", action="store_true", help="run everything at a tiny size; without --data on random images"
     )
     parser.add_argument(
-        "--report", type=Path, metavar="FOLDER", help="write a campaign's results to README.md and LOG.md"
+        "--report", type=Path, metavar="FOLDER", help="write a campaign's results to the documentation"
     )
     parser.add_argument(
         "--pack", type=Path, metavar="FOLDER", help="write wheels and data for a machine without a network"

@@ -1,4 +1,4 @@
-"""README.md's and LOG.md's figures of GPUs, made from a campaign's results, so that no number is copied by hand.
+"""The documentation's figures of GPUs, made from a campaign's results, so that no number is copied by hand.
 
 Only the text between `<!-- campaign: <name> -->` and `<!-- end -->` is replaced.
 """
@@ -18,6 +18,8 @@ from ssl_sec.papers import reported
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = RESULTS / "campaign"
+# The pages with figures of a campaign.
+PAGES = ("benchmarks/README.md", "benchmarks/LOG.md", "docs/results.md")
 NOT_YET = "not yet run"
 NETWORKS = {"resnet50": "ResNet-50", "resnet18": "ResNet-18"}
 ARMS = {"ntxent": "NT-Xent", "sec": "NT-Xent + SEC", "sec_ema": "NT-Xent + SEC-EMA", "l2reg": "NT-Xent + L²-reg"}
@@ -49,7 +51,7 @@ def report(folder: Path, root: Path = ROOT, committed: Path = COMMITTED) -> int:
         committed.mkdir(parents=True, exist_ok=True)
         for name in results:
             shutil.copy(found / f"{name}.json", committed)
-    for path in (root / "README.md", root / "benchmarks" / "LOG.md"):
+    for path in (root / page for page in PAGES):
         path.write_text(filled(path.read_text(), read(committed)))
         print(path)
     return 0
@@ -179,7 +181,7 @@ def resnet18(results: Results) -> str:
 
 
 def details(results: Results) -> str:
-    """Makes the section of LOG.md: every contender, and the parts that README.md leaves out."""
+    """Makes the section of LOG.md: every contender, and the parts that the other pages leave out."""
     return "\n\n".join([_tests(results), _contenders(results), *(_listed(results, name) for name in _LISTED)])
 
 

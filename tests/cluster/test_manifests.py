@@ -18,6 +18,7 @@ from ssl_sec.edges.submit.submission import points_of
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.settings import from_values
+from tests.documented import commands_in
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "jobs" / "cluster"
@@ -67,20 +68,6 @@ PODS = {
 }
 
 
-def commands_in(text: str) -> list[tuple[str, list[str]]]:
-    """Job and overrides of each command of a text, in either form; what stands for something else (<...>) aside."""
-    found = []
-    for job, rest in re.findall(r"python -m (?:jobs\.|ssl_sec )(\w+)((?: [^\n`|#]*)?)", text.replace("\\\n", " ")):
-        words = shlex.split(rest, comments=True)
-        if job == "submit":
-            job, *words = words
-            if job in ("list", "status", "logs", "stop"):
-                continue
-        overrides = [word for word in words if re.match(r"[\w.]+=", word)]
-        found.append((job, [re.sub("<.*>", "placeholder", word) for word in overrides]))
-    return found
-
-
 def entrypoint() -> list[tuple[str, list[str]]]:
     return commands_in(RAY_JOB["spec"]["entrypoint"])
 
@@ -93,8 +80,7 @@ def slurm_examples() -> list[tuple[str, list[str]]]:
 
 
 def documented() -> list[tuple[str, list[str]]]:
-    section = (ROOT / "README.md").read_text().partition("\n## On a cluster\n")[2].partition("\n## ")[0]
-    text = (CLUSTER / "README.md").read_text() + section
+    text = (CLUSTER / "README.md").read_text() + (ROOT / "docs" / "cluster.md").read_text()
     examples = re.findall(r"sbatch.* jobs/cluster/slurm\.sh (.+)$", text, re.M)
     return [*commands_in(text), *(("pretrain", shlex.split(overrides)) for overrides in examples)]
 

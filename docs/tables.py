@@ -1,0 +1,152 @@
+"""The tables of these pages that the code knows: `python -m docs.tables` writes them, and a test compares them.
+
+What stands between `<!-- generated: <name> -->` and `<!-- end -->` is written here; the rest of a page is left as it is.
+"""
+
+import contextlib
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ssl_sec import losses, papers
+from ssl_sec.edges.commands import run_command
+from ssl_sec.edges.composition.compose import experiments, job_of, options
+from ssl_sec.edges.composition.experiments import Experiment, in_words, load
+from ssl_sec.edges.report.files import in_markdown
+from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
+from ssl_sec.exporting import FORMATS
+from ssl_sec.losses.config import CLASS_LOSSES, PAIR_LOSSES
+from ssl_sec.recipes.registry import trainings
+
+PAGES = Path(__file__).parent
+# Groups that have a table of their own.
+_APART = ("experiment", "loss")
+_TITLES = ["option", "what it is"]
+
+
+def filled(page: str) -> str:
+    """A page with its generated tables made anew."""
+
+    def made(found: re.Match[str]) -> str:
+        return f"{found[1]}\n\n{TABLES[found[2]]()}\n\n<!-- end -->"
+
+    return re.sub(r"(<!-- generated: ([\w-]+) -->).*?<!-- end -->", made, page, flags=re.DOTALL)
+
+
+def commands() -> str:
+    """What `ssl-sec --help` prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        run_command(["--help"])
+    return f"```text\n{printed.getvalue().rstrip()}\n```"
+
+
+def groups() -> str:
+    """The options of each group with their explanations."""
+    tables = [
+        f"### {group}\n\n"
+        + in_markdown([[f"`{name}`", _text(explained)] for name, explained in sorted(names.items())], _TITLES)
+        for group, names in sorted(options().items())
+        if group not in _APART and names
+    ]
+    return "\n\n".join(tables)
+
+
+def pair_losses() -> str:
+    """The losses that need no classes of their own."""
+    return _losses(PAIR_LOSSES)
+
+
+def class_losses() -> str:
+    """The losses with something for each class."""
+    return _losses({**CLASS_LOSSES, "combined": losses.CombinedLoss})
+
+
+def _losses(listed: Mapping[str, type[losses.Loss]]) -> str:
+    def row(name: str, loss: type[losses.Loss]) -> list[str]:
+        link = f"[`{loss.__name__}`](reference.md#{loss.__module__}.{loss.__name__})"
+        return [f"`{name}`", link, _first(loss)]
+
+    return in_markdown([row(name, loss) for name, loss in listed.items()], ["`loss=`", "class", "what it is"])
+
+
+def all_experiments() -> str:
+    """All experiments: those with a file of their own, then the rows of each table of a paper."""
+    found = [experiment for job in trainings() for name in experiments(job) if (experiment := load(name)) is not None]
+    alone = [each for each in found if not each.is_row]
+    parts = [
+        in_markdown(
+            [[f"`{each.name}`", f"`{job_of(each.name)}`", _text(each.file.explanation)] for each in alone],
+            ["experiment", "command", "what it is"],
+        )
+    ]
+    for path in dict.fromkeys(each.file.path for each in found if each.is_row):
+        parts.append(_of_table([each for each in found if each.file.path == path]))
+    return "\n\n".join(parts)
+
+
+def _of_table(rows: Sequence[Experiment]) -> str:
+    file = rows[0].file
+    shown = [[f"`{each.name}`", _reported(each.name)] for each in rows]
+    return (
+        f"### `{file.path.stem}`\n\n{file.explanation} Command: `{job_of(rows[0].name)}`. "
+        f"Settings: `configs/table/{file.path.name}`.\n\n" + in_markdown(shown, ["experiment", "the paper reports, %"])
+    )
+
+
+def _reported(recipe: str) -> str:
+    figures = papers.reported(recipe).items()
+    return ", ".join(f"{metric.rpartition('/')[2]} {in_words(value)}" for metric, value in figures)
+
+
+def exit_codes() -> str:
+    """The exit codes with what they mean."""
+    kinds = (ConfigError, DataError, StorageError, Stopped)
+    rows = [[str(kind.exit_code), f"`{kind.__name__}`", _first(kind)] for kind in kinds]
+    return in_markdown(rows, ["exit code", "error", "what is wrong"])
+
+
+def formats() -> str:
+    """The formats of an exported encoder."""
+    rows = [
+        [f"`{name}`", _first(form), ", ".join(form.packages), f"{form.tolerance:.0e}".replace("e-0", "e-")]
+        for name, form in FORMATS.items()
+    ]
+    return in_markdown(rows, ["`format=`", "what it is", "needs", "allowed difference"])
+
+
+def paper_tables() -> str:
+    """The papers whose tables are kept as data."""
+    found = {name: papers.load(name) for name in papers.names()}
+    rows = [
+        [f"`{name}`", paper.title, paper.reference, ", ".join(str(table.number) for table in paper.tables)]
+        for name, paper in found.items()
+    ]
+    return in_markdown(rows, ["`paper=`", "title", "authors and venue", "tables"])
+
+
+def _first(documented: object) -> str:
+    return _text((documented.__doc__ or "").partition("\n")[0])
+
+
+def _text(plain: str) -> str:
+    """Plain text as Markdown, in which `<class>` would be HTML."""
+    return plain.replace("<", "&lt;")
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "commands": commands,
+    "groups": groups,
+    "pair-losses": pair_losses,
+    "class-losses": class_losses,
+    "experiments": all_experiments,
+    "exit-codes": exit_codes,
+    "formats": formats,
+    "papers": paper_tables,
+}
+
+
+if __name__ == "__main__":
+    for path in sorted(PAGES.glob("*.md")):
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")

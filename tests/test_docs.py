@@ -1,0 +1,109 @@
+"""The documentation: its tables are the code's, its links lead somewhere, its commands are configurations."""
+
+import re
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import ssl_sec
+from docs import tables
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.submit.submission import points_of
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.registry import RECIPES
+from ssl_sec.settings import from_values
+from tests.documented import commands_in
+
+ROOT = Path(__file__).parents[1]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*DOCS, *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("benchmarks/*.md")), *sorted(ROOT.glob("jobs/**/*.md"))]
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", DOCS, ids=name_of)
+def test_generated_tables_are_what_the_code_says(page):
+    text = page.read_text(encoding="utf-8")
+    assert tables.filled(text) == text, "python -m docs.tables"
+
+
+def test_every_generated_table_is_on_a_page():
+    found = re.findall(r"<!-- generated: ([\w-]+) -->", "".join(page.read_text() for page in DOCS))
+    assert sorted(found) == sorted(tables.TABLES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_and_pictures_lead_to_files(page):
+    targets = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    local = [target.partition("#")[0] for target in targets if not target.startswith(("http://", "https://", "#"))]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+def commands():
+    return [
+        pytest.param(job, overrides, id=f"{name_of(page)}: {job} {' '.join(overrides)}")
+        for page in PAGES
+        for job, overrides in commands_in(page.read_text(encoding="utf-8"))
+    ]
+
+
+@pytest.mark.parametrize(("job", "overrides"), commands())
+def test_commands_are_configurations(job, overrides):
+    overrides = [override for override in overrides if not override.startswith("resume=")]
+    for point, _ in points_of(overrides):
+        values = compose(job, point)
+        if job in RECIPES:
+            from_values(RECIPES[job].config, values)
+        if job == "ablate":
+            from_values(PretrainConfig, compose("pretrain", [each for each in point if each[:5] not in ("arms=", "seeds")]))
+
+
+def test_targets_of_make_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    typed = {target for page in PAGES for target in re.findall(r"^make ([\w-]+)", page.read_text(), re.MULTILINE)}
+    assert typed and {target for target in typed if not re.search(rf"^{target}:", makefile, re.MULTILINE)} == set()
+
+
+def test_tests_that_show_what_happens_exist():
+    named = re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", (ROOT / "docs" / "faults.md").read_text())
+    files = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    assert len(named) > 40
+    assert [
+        (file, test) for file, test in named if file not in files or (test and f"def {test}(" not in files[file])
+    ] == []
+
+
+def test_every_name_of_the_package_is_in_the_reference():
+    page = (ROOT / "docs" / "reference.md").read_text()
+    entries = re.findall(r"^::: ([\w.]+)\n(?:    options:\n(?:      members: \[(.*)\])?)?", page, re.MULTILINE)
+    members = {module: listed.split(", ") if listed else None for module, listed in entries}
+    for name in set(ssl_sec.__all__) - {"__version__"}:
+        home = getattr(ssl_sec, name).__module__
+        offered = [module for module in members if home == module or home.startswith(f"{module}.")]
+        assert any(
+            name in (members[module] or getattr(import_module(module), "__all__", [name])) for module in offered
+        ), f"{home}.{name}"
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_site_is_built_without_a_warning_or_a_network(tmp_path):
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copy(ROOT / "zensical.toml", tmp_path)
+    (tmp_path / "ssl_sec").symlink_to(ROOT / "ssl_sec")
+    done = subprocess.run(
+        [sys.executable, "-m", "zensical", "build", "--strict"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    built = {path.parent.name for path in (tmp_path / "site").glob("*/index.html")}
+    assert {page.stem for page in DOCS} - {"index"} <= built
+    home = (tmp_path / "site" / "index.html").read_text()
+    assert re.findall(r'(?:src|href)="(?:https?:)?//(?!arxiv\.org|zensical\.org)[^"]*', home) == []
