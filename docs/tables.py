@@ -1,6 +1,6 @@
 """The tables of these pages that the code knows: `python -m docs.tables` writes them, and a test compares them.
 
-What stands between `<!-- generated: <name> -->` and `<!-- end -->` is written here; the rest of a page is left as it is.
+Only the text between `<!-- generated: <name> -->` and `<!-- end -->` is replaced.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ from ssl_sec import losses, papers
 from ssl_sec.edges.commands import run_command
 from ssl_sec.edges.composition.compose import experiments, job_of, options
 from ssl_sec.edges.composition.experiments import Experiment, in_words, load
-from ssl_sec.edges.report.files import in_markdown
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
 from ssl_sec.exporting import FORMATS
 from ssl_sec.losses.config import CLASS_LOSSES, PAIR_LOSSES
@@ -46,7 +45,7 @@ def groups() -> str:
     """The options of each group with their explanations."""
     tables = [
         f"### {group}\n\n"
-        + in_markdown([[f"`{name}`", _text(explained)] for name, explained in sorted(names.items())], _TITLES)
+        + _table([[f"`{name}`", _text(explained)] for name, explained in sorted(names.items())], _TITLES)
         for group, names in sorted(options().items())
         if group not in _APART and names
     ]
@@ -68,7 +67,7 @@ def _losses(listed: Mapping[str, type[losses.Loss]]) -> str:
         link = f"[`{loss.__name__}`](reference.md#{loss.__module__}.{loss.__name__})"
         return [f"`{name}`", link, _first(loss)]
 
-    return in_markdown([row(name, loss) for name, loss in listed.items()], ["`loss=`", "class", "what it is"])
+    return _table([row(name, loss) for name, loss in listed.items()], ["`loss=`", "class", "what it is"])
 
 
 def all_experiments() -> str:
@@ -76,7 +75,7 @@ def all_experiments() -> str:
     found = [experiment for job in trainings() for name in experiments(job) if (experiment := load(name)) is not None]
     alone = [each for each in found if not each.is_row]
     parts = [
-        in_markdown(
+        _table(
             [[f"`{each.name}`", f"`{job_of(each.name)}`", _text(each.file.explanation)] for each in alone],
             ["experiment", "command", "what it is"],
         )
@@ -91,7 +90,7 @@ def _of_table(rows: Sequence[Experiment]) -> str:
     shown = [[f"`{each.name}`", _reported(each.name)] for each in rows]
     return (
         f"### `{file.path.stem}`\n\n{file.explanation} Command: `{job_of(rows[0].name)}`. "
-        f"Settings: `configs/table/{file.path.name}`.\n\n" + in_markdown(shown, ["experiment", "the paper reports, %"])
+        f"Settings: `configs/table/{file.path.name}`.\n\n" + _table(shown, ["experiment", "the paper reports, %"])
     )
 
 
@@ -104,7 +103,7 @@ def exit_codes() -> str:
     """The exit codes with what they mean."""
     kinds = (ConfigError, DataError, StorageError, Stopped)
     rows = [[str(kind.exit_code), f"`{kind.__name__}`", _first(kind)] for kind in kinds]
-    return in_markdown(rows, ["exit code", "error", "what is wrong"])
+    return _table(rows, ["exit code", "error", "what is wrong"])
 
 
 def formats() -> str:
@@ -113,7 +112,7 @@ def formats() -> str:
         [f"`{name}`", _first(form), ", ".join(form.packages), f"{form.tolerance:.0e}".replace("e-0", "e-")]
         for name, form in FORMATS.items()
     ]
-    return in_markdown(rows, ["`format=`", "what it is", "needs", "allowed difference"])
+    return _table(rows, ["`format=`", "what it is", "needs", "allowed difference"])
 
 
 def paper_tables() -> str:
@@ -123,7 +122,12 @@ def paper_tables() -> str:
         [f"`{name}`", paper.title, paper.reference, ", ".join(str(table.number) for table in paper.tables)]
         for name, paper in found.items()
     ]
-    return in_markdown(rows, ["`paper=`", "title", "authors and venue", "tables"])
+    return _table(rows, ["`paper=`", "title", "authors and venue", "tables"])
+
+
+def _table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def _first(documented: object) -> str:

@@ -109,9 +109,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rehearse", action="store_true", help="run everything at a tiny size; without --data on random images"
     )
-    parser.add_argument(
-        "--report", type=Path, metavar="FOLDER", help="write a campaign's results to the documentation"
-    )
+    parser.add_argument("--report", type=Path, metavar="FOLDER", help="write a campaign's results to the documentation")
     parser.add_argument(
         "--pack", type=Path, metavar="FOLDER", help="write wheels and data for a machine without a network"
     )

@@ -1,6 +1,6 @@
 """Losses over pairs of a batch.
 
-NT-Xent (Chen et al. 2020, SimCLR, Eq. 1; the contrastive loss of SEC, Section 3.4). With s_ij = <f̂_i, f̂_j>,
+NT-Xent (Chen et al. 2020, SimCLR, Eq. 1; the contrastive loss of SEC, Section 3.4). With s_ij = ⟨f̂_i, f̂_j⟩,
 temperature T and p(i) the other view of row i,
 
     ℓ_i = −log( exp(s_{i p(i)} / T) / Σ_{k ≠ i} exp(s_ik / T) ),    L = (1/2N) Σ_i ℓ_i .
@@ -48,7 +48,7 @@ class NTXentLoss(Loss):
             raise ValueError(
                 f"NTXentLoss needs a positive for every row: label {int(labels[alone][0])} occurs once in the batch"
             )
-        # <r_i, r_j> = s_ij / T
+        # ⟨r_i, r_j⟩ = s_ij / T
         rows = directions(embeddings) / self.temperature**0.5
         class_sums = torch.zeros_like(rows).index_add(0, classes.number, rows)
         own = rows[anchors]

@@ -1,6 +1,6 @@
 """Norms, directions and similarities of embeddings.
 
-An embedding f has the norm ‖f‖ and the direction f̂ = f / ‖f‖; s_ij = <f̂_i, f̂_j> and, for unit directions,
+An embedding f has the norm ‖f‖ and the direction f̂ = f / ‖f‖; s_ij = ⟨f̂_i, f̂_j⟩ and, for unit directions,
 d²_ij = ‖f̂_i − f̂_j‖² = 2 − 2 s_ij. A zero row has no direction: it stays zero, and its gradient is that of the
 identity, so that one dead row can neither yield a NaN nor a gradient without bound.
 """
@@ -24,7 +24,7 @@ def norms(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, " batch"]:
 
 
 class _Directions(torch.autograd.Function):
-    """f̂ with its gradient (g − f̂ <f̂, g>) / ‖f‖ (SEC, Eq. 11), in half of the passes that autograd would make."""
+    """f̂ with its gradient (g − f̂ ⟨f̂, g⟩) / ‖f‖ (SEC, Eq. 11), in half of the passes that autograd would make."""
 
     @staticmethod
     def forward(ctx: Any, embeddings: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class _InnerProducts(torch.autograd.Function):
 
 
 def inner_products(rows: Float[Tensor, "batch dim"], anchors: slice = slice(None)) -> Float[Tensor, "anchors batch"]:
-    """<x_i, x_j> of each anchor with every row; the similarities s_ij, where the rows are directions."""
+    """⟨x_i, x_j⟩ of each anchor with every row; the similarities s_ij, where the rows are directions."""
     if len(range(len(rows))[anchors]) < len(rows):
         return rows[anchors] @ rows.T
     products = _InnerProducts.apply(rows)

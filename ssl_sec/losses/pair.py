@@ -1,14 +1,14 @@
 """Losses over pairs, triplets and lists of a labelled batch.
 
-With s_ij = <f̂_i, f̂_j>, d²_ij = ‖f̂_i − f̂_j‖², an anchor a, its positives p and its negatives n:
+With s_ij = ⟨f̂_i, f̂_j⟩, d²_ij = ‖f̂_i − f̂_j‖², an anchor a, its positives p and its negatives n:
 
-triplet              max(0, d²_ap − d²_an + m) over all triplets                                     (SEC, Eq. 2)
-semihard triplet     the same, n the nearest negative beyond p, or the farthest      (Schroff et al. 2015, FaceNet)
-normalised N-pair    log(1 + Σ_n exp(s (s_an − s_ap))), one anchor and one positive a class          (SEC, Eq. 3)
-N-pair               log(1 + Σ_n exp(<f_a, f_n> − <f_a, f_p>)), on raw rows                  (angular loss, Eq. 10)
-multi-similarity     1/α log(1 + Σ_p exp(−α (s_ap − λ))) + 1/β log(1 + Σ_n exp(β (s_an − λ)))  (Wang et al. 2019)
-lifted structure     max(0, log(Σ exp(m − d) over the negatives of a and of p) + d_ap)² / 2   (Oh Song et al. 2016)
-ranked list          positives within α − m, negatives beyond α, the nearer ones first         (Wang et al. 2019b)
+    triplet              max(0, d²_ap − d²_an + m) over all triplets                                     (SEC, Eq. 2)
+    semihard triplet     the same, n the nearest negative beyond p, or the farthest      (Schroff et al. 2015, FaceNet)
+    normalised N-pair    log(1 + Σ_n exp(s (s_an − s_ap))), one anchor and one positive a class          (SEC, Eq. 3)
+    N-pair               log(1 + Σ_n exp(⟨f_a, f_n⟩ − ⟨f_a, f_p⟩)), on raw rows                  (angular loss, Eq. 10)
+    multi-similarity     1/α log(1 + Σ_p exp(−α (s_ap − λ))) + 1/β log(1 + Σ_n exp(β (s_an − λ)))  (Wang et al. 2019)
+    lifted structure     max(0, log(Σ exp(m − d) over the negatives of a and of p) + d_ap)² / 2   (Oh Song et al. 2016)
+    ranked list          positives within α − m, negatives beyond α, the nearer ones first         (Wang et al. 2019b)
 """
 
 import torch
@@ -180,7 +180,7 @@ class NormalizedNPairLoss(Loss):
 class NPairLoss(Loss):
     """N-pair on raw rows (angular loss, Eq. 10).
 
-    log(1 + Σ_n exp(<f_a, f_n> − <f_a, f_p>)) on raw rows (angular loss, Eq. 10); the mean over rows.
+    log(1 + Σ_n exp(⟨f_a, f_n⟩ − ⟨f_a, f_p⟩)) on raw rows (angular loss, Eq. 10); the mean over rows.
 
     Each row is an anchor once, the first other row of its class its positive, every row of another class a
     negative. A row without a positive contributes 0.

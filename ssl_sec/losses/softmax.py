@@ -1,14 +1,14 @@
 """Softmax over the classes, and its margins: cross-entropies against one template a class.
 
-With the template w_k of class k, cos θ_k = <f̂, ŵ_k> and the row's class y:
+With the template w_k of class k, cos θ_k = ⟨f̂, ŵ_k⟩ and the row's class y:
 
-softmax          −log softmax of <f, w_k> at y
-L2-softmax       −log softmax of s <f̂, w_k> at y                                       (Ranjan et al. 2017)
-modified softmax −log softmax of <f, ŵ_k> at y                                            (Liu et al. 2017)
-NormFace         −log softmax of s cos θ_k at y                                           (NormFace, Eq. 6)
-SphereFace       the same, cos θ_y replaced by (−1)^j cos(m θ_y) − 2j, j = ⌊m θ_y / π⌋   (Liu et al. 2017)
-CosFace          the same, cos θ_y replaced by cos θ_y − m                                   (SEC, Eq. 19)
-ArcFace          the same, cos θ_y replaced by cos(θ_y + m)                              (Deng et al. 2019)
+    softmax          −log softmax of ⟨f, w_k⟩ at y
+    L2-softmax       −log softmax of s ⟨f̂, w_k⟩ at y                                       (Ranjan et al. 2017)
+    modified softmax −log softmax of ⟨f, ŵ_k⟩ at y                                            (Liu et al. 2017)
+    NormFace         −log softmax of s cos θ_k at y                                           (NormFace, Eq. 6)
+    SphereFace       the same, cos θ_y replaced by (−1)^j cos(m θ_y) − 2j, j = ⌊m θ_y / π⌋   (Liu et al. 2017)
+    CosFace          the same, cos θ_y replaced by cos θ_y − m                                   (SEC, Eq. 19)
+    ArcFace          the same, cos θ_y replaced by cos(θ_y + m)                              (Deng et al. 2019)
 
 All are means over the rows; the templates may be shared out among workers, as in `ssl_sec.losses.template`.
 """
@@ -101,7 +101,7 @@ class SoftmaxLoss(_SoftmaxLoss):
 class L2SoftmaxLoss(_SoftmaxLoss):
     """L2-softmax (Ranjan et al. 2017).
 
-    Cross-entropy of s <f̂, w_k>: features on a sphere of radius s, free templates (Ranjan et al. 2017).
+    Cross-entropy of s ⟨f̂, w_k⟩: features on a sphere of radius s, free templates (Ranjan et al. 2017).
 
     Args:
         num_classes: n ≥ 2.
@@ -121,7 +121,7 @@ class L2SoftmaxLoss(_SoftmaxLoss):
 class ModifiedSoftmaxLoss(_SoftmaxLoss):
     """Modified softmax (Liu et al. 2017).
 
-    Cross-entropy of <f, ŵ_k>: templates of length 1, free features (SphereFace's modified softmax; Liu et al. 2017).
+    Cross-entropy of ⟨f, ŵ_k⟩: templates of length 1, free features (SphereFace's modified softmax; Liu et al. 2017).
 
     A row's own norm is its scale.
 

@@ -1,10 +1,10 @@
 """Losses against what stands for each class: learned templates or agents, or centres that follow the batches.
 
-With the template w_k of class k, cos θ_k = <f̂, ŵ_k>, the row's class y, d²_k = ‖f̂ − ŵ_k‖² = 2 − 2 cos θ_k:
+With the template w_k of class k, cos θ_k = ⟨f̂, ŵ_k⟩, the row's class y, d²_k = ‖f̂ − ŵ_k‖² = 2 − 2 cos θ_k:
 
-C-contrastive    d²_y + Σ_{k ≠ y} max(0, m − d²_k)                                       (NormFace, Eq. 10)
-C-triplet        Σ_{k ≠ y} max(0, m + d²_y − d²_k)                                       (NormFace, Eq. 11)
-center           ½ ‖f − μ_y‖², on raw rows, the centres μ moved by SFT's Eq. 9           (Wen et al. 2016)
+    C-contrastive    d²_y + Σ_{k ≠ y} max(0, m − d²_k)                                       (NormFace, Eq. 10)
+    C-triplet        Σ_{k ≠ y} max(0, m + d²_y − d²_k)                                       (NormFace, Eq. 11)
+    center           ½ ‖f − μ_y‖², on raw rows, the centres μ moved by SFT's Eq. 9           (Wen et al. 2016)
 
 All are means over the rows. The templates may be shared out among workers: each then has the similarities of all
 rows to its own classes, and what they put together is a few numbers a row.

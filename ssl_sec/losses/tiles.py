@@ -37,12 +37,12 @@ Part = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 def log_sum_exp_of_others(
     rows: Float[Tensor, "batch dim"], anchors: slice, largest_logit: float
 ) -> Float[Tensor, " anchors"]:
-    """The log-sum-exp log Σ_{k ≠ i} exp(<x_i, x_k>) for each anchor i; −inf for a row that is alone.
+    """The log-sum-exp log Σ_{k ≠ i} exp(⟨x_i, x_k⟩) for each anchor i; −inf for a row that is alone.
 
     Args:
         rows: x, in float32 or float64.
         anchors: a range of them with step 1.
-        largest_logit: a bound of |<x_i, x_k>|.
+        largest_logit: a bound of |⟨x_i, x_k⟩|.
     """
     own = range(len(rows))[anchors]
     # Below this bound e^z and e^-z stay far from the ends of the exponent's range, and so do sums of them.

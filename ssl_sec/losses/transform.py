@@ -2,10 +2,10 @@
 
 With the centre μ of a row's class and μ' of another, the row x becomes a row of that other class:
 
-rotate       A x, with the rotation A in the plane of μ and μ' that takes the direction of μ to that of μ'   (Eq. 4)
-translate    x + μ' − μ before normalisation, projected back onto the sphere: SFT-d                          (Eq. 2)
-ftl          μ' + P (x − μ), with P the projection onto the principal axes that hold 95 % of the energy of
-             the batch's x − μ: feature transfer learning, as Zhu et al. reproduce it      (Yin et al. 2019)
+    rotate       A x, with the rotation A in the plane of μ and μ' that takes the direction of μ to that of μ'   (Eq. 4)
+    translate    x + μ' − μ before normalisation, projected back onto the sphere: SFT-d                          (Eq. 2)
+    ftl          μ' + P (x − μ), with P the projection onto the principal axes that hold 95 % of the energy of
+                 the batch's x − μ: feature transfer learning, as Zhu et al. reproduce it      (Yin et al. 2019)
 
 The loss becomes J(X) + λ J(X_gen)                                                                          (Eq. 10).
 """

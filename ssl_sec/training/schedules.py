@@ -1,10 +1,12 @@
 """Quantities that follow the global step t of a run of T steps: the learning rate and the constraint's weight η.
 
-cosine        (1 + cos(π t / T)) / 2 · value, after an optional linear warm-up
-step decay    value · factor^n after n of the given steps
-linear ramp   value · t / T                                              (SEC, Eq. 29)
-face ramp     0 for 3 epochs, linear over the 4th, then value        (SEC, appendix B.2)
-capped ramp   min(value, 500 t / T)                                      (SEC, Eq. 32)
+    cosine        (1 + cos(π t / T)) / 2 · value, after an optional linear warm-up
+    step decay    value · factor^n after n of the given steps
+    linear ramp   value · t / T                                              (SEC, Eq. 29)
+    face ramp     0 for 3 epochs, linear over the 4th, then value        (SEC, appendix B.2)
+    capped ramp   min(value, 500 t / T)                                      (SEC, Eq. 32)
+
+Each depends on the step alone.
 """
 
 import math
