@@ -64,8 +64,8 @@ class FakeStore:
         self.described = []
         self.forgotten = []
 
-    def benchmark_path(self, title):
-        folder = self.encoder_path.parent / "benchmarks"
+    def test_set_path(self, title):
+        folder = self.encoder_path.parent / "test_sets"
         folder.mkdir(exist_ok=True)
         return folder / f"{title}.pt"
 

@@ -237,7 +237,7 @@ class RecordsConfig(_FilesConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class _RetrievalConfig(_DataConfig):
-    """A benchmark of metric learning in the layout that it is published in; its images have no common size.
+    """A data set of metric learning in the layout that it is published in; its images have no common size.
 
     Attributes:
         on_bad_image: raise stops at an unreadable image; skip replaces it by the next one and counts it.

@@ -1,4 +1,4 @@
-"""The retrieval benchmarks in the layouts that they are published in: CUB-200-2011, Cars196, SOP and In-Shop.
+"""The data sets of image retrieval in the layouts that they are published in: CUB-200-2011, Cars196, SOP and In-Shop.
 
 Training and test classes are disjoint (SEC, Table 1). A list names the images: it is read and checked when the
 set is opened, against the folders (one listing of each, nothing for each file) and against the published numbers

@@ -61,8 +61,8 @@ class RunRecord(Protocol):
         """Embeddings of the watched images, by steps."""
         ...
 
-    def benchmark_paths(self) -> list[Path]:
-        """What figures of face benchmarks are drawn from, by their titles."""
+    def test_set_paths(self) -> list[Path]:
+        """What figures of face test sets are drawn from, by their titles."""
         ...
 
 

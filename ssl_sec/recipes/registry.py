@@ -152,7 +152,7 @@ METRIC_LEARNING = RecipeRow(
 )
 FACE = RecipeRow(
     name="face",
-    about="Face recognition, measured on benchmarks of verification and identification.",
+    about="Face recognition, measured on test sets of verification and identification.",
     package="ssl_sec.recipes.face",
     examples=(
         ("experiment=casia_arcface_sec data.root=<folder>", "a row of SEC's Table 11"),

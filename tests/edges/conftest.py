@@ -50,10 +50,10 @@ def quick(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def benchmarks(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A benchmark of pairs of test digits, as the command line has it."""
+def digit_pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A test set of pairs of test digits, as the command line has it."""
     table, images = write_digit_pairs(tmp_path_factory.mktemp("people"))
-    return f"benchmarks=[{{name:pairs,title:digits,pairs:{table},images:{images}}}]"
+    return f"test_sets=[{{name:pairs,title:digits,pairs:{table},images:{images}}}]"
 
 
 @pytest.fixture(scope="session", autouse=True)

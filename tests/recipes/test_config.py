@@ -349,7 +349,7 @@ def test_images_are_cut_unless_they_have_one_size(tmp_path, image_size_px, kind)
         (InShopConfig, "Eval/list_eval_partition.txt"),
     ],
 )
-def test_benchmarks_are_looked_for_in_their_root_and_need_a_crop(tmp_path, kind, looked_for):
+def test_retrieval_sets_are_looked_for_in_their_root_and_need_a_crop(tmp_path, kind, looked_for):
     data = kind(root=str(tmp_path))
     for config in (data, dataclasses.replace(data, num_train_classes=3)):
         with pytest.raises(MissingDataError) as caught:

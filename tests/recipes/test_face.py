@@ -55,7 +55,7 @@ def run(folder, machine=None, state=None, **changes):
 
 @pytest.fixture(scope="module")
 def tested(tmp_path_factory):
-    """A benchmark of test digits."""
+    """A test_set of test digits."""
     pairs, images = write_digit_pairs(tmp_path_factory.mktemp("people"))
     return {"name": "pairs", "title": "digits", "pairs": str(pairs), "images": str(images)}
 
@@ -63,7 +63,7 @@ def tested(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, tested):
     """An uninterrupted run of two epochs of four steps on one worker."""
-    return run(tmp_path_factory.mktemp("whole"), benchmarks=[tested])
+    return run(tmp_path_factory.mktemp("whole"), test_sets=[tested])
 
 
 def on_a_worker(folder, changes):
@@ -75,7 +75,7 @@ def on_a_worker(folder, changes):
 @pytest.mark.distributed
 def test_two_workers_give_the_same_run(tmp_path, whole, tested):
     expected = [(step, metrics) for step, metrics, _ in whole[0].reports]
-    for reports, state in on_workers(2, tmp_path, on_a_worker, tmp_path, {"benchmarks": [tested]}):
+    for reports, state in on_workers(2, tmp_path, on_a_worker, tmp_path, {"test_sets": [tested]}):
         assert_the_same_curve(reports, expected)
         torch.testing.assert_close(state, whole[0].last_state(), rtol=1e-7, atol=1e-9)
 
@@ -91,7 +91,7 @@ def work_on_a_worker(folder, changes):
 def test_shared_out_classes_train_as_one_worker_does_also_when_the_number_of_workers_changes(
     tmp_path, whole, tested, before, after
 ):
-    changes = {"share_classes_from": 10, "benchmarks": [tested]}
+    changes = {"share_classes_from": 10, "test_sets": [tested]}
     folder = RunFolder(tmp_path / "run")
     folder.start({**VALUES, **changes})
     folder.stop_path.touch()
@@ -109,25 +109,25 @@ def test_shared_out_classes_train_as_one_worker_does_also_when_the_number_of_wor
 def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole, tested):
     runtime = FakeRuntime(stop_at=4)
     with pytest.raises(Stopped):
-        run(tmp_path, runtime, benchmarks=[tested])
+        run(tmp_path, runtime, test_sets=[tested])
     torch.manual_seed(99)
-    resumed, _ = run(tmp_path, state=runtime.last_state(), benchmarks=[tested])
+    resumed, _ = run(tmp_path, state=runtime.last_state(), test_sets=[tested])
     assert figures([r[:2] for r in runtime.reports + resumed.reports]) == figures([r[:2] for r in whole[0].reports])
     assert_identical(resumed.last_state(), whole[0].last_state())
 
 
-def test_an_image_of_a_benchmark_that_cannot_be_read_costs_no_training(tmp_path, whole):
+def test_an_image_of_a_test_set_that_cannot_be_read_costs_no_training(tmp_path, whole):
     """Images that do not fit into memory are read when they are measured."""
     table, images = write_digit_pairs(tmp_path)
-    benchmark = {"name": "pairs", "title": "digits", "pairs": str(table), "images": str(images)}
+    test_set = {"name": "pairs", "title": "digits", "pairs": str(table), "images": str(images)}
     path = next(images.glob("digit 3/*.png"))
     content = path.read_bytes()
     path.write_bytes(content[:60])
     runtime = FakeRuntime()
     with pytest.raises(DataError, match=f"{path}: "):
-        run(tmp_path, runtime, benchmarks=[{**benchmark, "resident_limit_mib": 0}])
+        run(tmp_path, runtime, test_sets=[{**test_set, "resident_limit_mib": 0}])
     path.write_bytes(content)
-    mended, _ = run(tmp_path, state=runtime.last_state(), benchmarks=[{**benchmark, "resident_limit_mib": 0}])
+    mended, _ = run(tmp_path, state=runtime.last_state(), test_sets=[{**test_set, "resident_limit_mib": 0}])
     assert [report[:2] for report in mended.reports] == [whole[0].reports[-1][:2]]
 
 
@@ -146,7 +146,7 @@ def test_the_reports_come_at_their_pace(whole):
 
 def test_people_come_apart(tmp_path, tested):
     changes = {"runtime": FLOAT32, "global_batch_size": 64, "augment": {"flip_probability": 0.0}}
-    runtime, _ = run(tmp_path, benchmarks=[tested], evaluation={"flips": "none"}, **changes)
+    runtime, _ = run(tmp_path, test_sets=[tested], evaluation={"flips": "none"}, **changes)
     losses = list(runtime.series("train/metric_loss").values())
     assert losses[-1] < 0.5 * losses[0]
     accuracies = list(runtime.series("train/verification_accuracy").values())
@@ -156,9 +156,9 @@ def test_people_come_apart(tmp_path, tested):
 
 @pytest.mark.parametrize("flips", ["none", "sum_of_directions", "sum_of_embeddings"])
 def test_mirror_images_are_merged_as_asked_for(tmp_path, tested, flips):
-    runtime, _ = run(tmp_path, benchmarks=[tested], epochs=0, evaluation={"flips": flips})
+    runtime, _ = run(tmp_path, test_sets=[tested], epochs=0, evaluation={"flips": flips})
     measured = runtime.reports[-1][1]
-    others, _ = run(tmp_path, benchmarks=[tested], epochs=0, evaluation={"flips": flips, "pca": 5})
+    others, _ = run(tmp_path, test_sets=[tested], epochs=0, evaluation={"flips": flips, "pca": 5})
     assert others.reports[-1][1]["face/digits_accuracy"] != measured["face/digits_accuracy"]
 
 
@@ -169,7 +169,7 @@ def test_held_out_people_are_watched_and_not_trained_on(tmp_path):
     assert runtime.series("train/verification_accuracy") == {}
 
 
-def test_people_of_a_benchmark_are_left_out(tmp_path, tested):
+def test_people_of_a_test_set_are_left_out(tmp_path, tested):
     folder = tmp_path / "train"
     for label in range(12):
         (folder / f"digit {label}").mkdir(parents=True)
@@ -177,7 +177,7 @@ def test_people_of_a_benchmark_are_left_out(tmp_path, tested):
             Image.new("L", (8, 8), 20 * label + number % 7).save(folder / f"digit {label}" / f"{number}.png")
     data = {"name": "folder", "root": str(tmp_path), "num_channels": 1}
     for leave_out, people in ((True, 2), (False, 12)):
-        state = {"benchmarks": [tested], "data": data, "leave_out_tested": leave_out, "epochs": 1}
+        state = {"test_sets": [tested], "data": data, "leave_out_tested": leave_out, "epochs": 1}
         runtime, _ = run(tmp_path, global_batch_size=20, **state)
         assert runtime.last_state()["objective"]["loss.weight"].shape == (people, 16)
 
@@ -218,9 +218,9 @@ def test_pair_losses_take_batches_of_classes(tmp_path):
         ({"epochs": -1}, ConfigError, "epochs"),
         ({"global_batch_size": 2000}, ConfigError, "global_batch_size = 2000"),
         ({"transform": {"name": "sft", "tail_below": 5}}, ConfigError, "transform.tail_below: found 5, must part"),
-        ({"benchmarks": [{"name": "bin", "path": "nowhere.bin"}]}, DataError, "nowhere.bin"),
-        ({"benchmarks": 2 * [{"name": "bin", "path": "x.bin"}]}, ConfigError, "benchmarks.title: found 'x'"),
-        ({"benchmarks": [{"name": "bin", "path": "x (1).bin"}]}, ConfigError, r"benchmarks.title: found 'x \(1\)'"),
+        ({"test_sets": [{"name": "bin", "path": "nowhere.bin"}]}, DataError, "nowhere.bin"),
+        ({"test_sets": 2 * [{"name": "bin", "path": "x.bin"}]}, ConfigError, "test_sets.title: found 'x'"),
+        ({"test_sets": [{"name": "bin", "path": "x (1).bin"}]}, ConfigError, r"test_sets.title: found 'x \(1\)'"),
         ({"evaluation": {"fars": [2.0]}}, ConfigError, "evaluation.fars"),
         ({"evaluation": {"pca": 17}}, ConfigError, "evaluation.pca: found 17, must be 1 to 16, the dimension of the "),
         ({"share_classes_from": 1}, ConfigError, "share_classes_from"),

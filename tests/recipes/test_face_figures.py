@@ -36,7 +36,7 @@ def test_the_curve_is_the_true_accept_rate_at_each_false_accept_rate(scores, sam
         assert shown == pytest.approx(100 * (genuine > beaten).double().mean().item())
 
 
-def test_all_benchmarks_are_in_one_plot_over_a_logarithmic_axis():
+def test_all_test_sets_are_in_one_plot_over_a_logarithmic_axis():
     given = {"lfw": verified(), "cfp_fp": verified(count=1200, gap=0.2)}
     figure = roc_figure(given, "ROC")
     (axes,) = figure.axes
@@ -75,7 +75,7 @@ def test_scores_of_both_kinds_and_the_threshold_between_them():
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_each_benchmark_has_a_panel(number):
+def test_each_test_set_has_a_panel(number):
     figure = scores_figure({f"set {place}": verified(seed=place) for place in range(number)}, "")
     assert [axes.get_title() for axes in figure.axes] == [f"set {place}" for place in range(number)]
     assert len(rendered(figure)) > 1000

@@ -18,16 +18,16 @@ from ssl_sec.evaluation.faces.identification import all_pairs_tar_at_far, open_s
 from ssl_sec.evaluation.faces.roc import tar_at_far
 from ssl_sec.evaluation.faces.verification import kfold_accuracy_of_scores
 from ssl_sec.evaluation.features import extract_features
-from ssl_sec.recipes.face import test_sets as face_benchmarks
+from ssl_sec.recipes.face import test_sets as face_test_sets
 from ssl_sec.recipes.face.test_set_config import (
-    BenchmarkConfig,
     BLUFRConfig,
     MegaFaceConfig,
     TemplatesConfig,
+    TestSetConfig,
     VideosConfig,
-    open_benchmark,
+    open_test_set,
 )
-from ssl_sec.recipes.face.test_sets import Benchmark, Protocols, power_of_ten
+from ssl_sec.recipes.face.test_sets import FaceTestSet, Protocols, power_of_ten
 from ssl_sec.settings import from_values
 from tests.data.files import plain, write_folder
 from tests.data.test_sources import line
@@ -44,7 +44,7 @@ def grey(person: int, image: int) -> bytes:
 
 
 def write_lists(root: Path) -> Path:
-    """Images and lists of all benchmarks."""
+    """Images and lists of all test sets."""
     write_folder(
         root / "lfw",
         {f"{who}/{who}_{k:04d}.png": grey(p, k) for p, who in enumerate(PEOPLE) for k in range(1, PER_PERSON + 1)},
@@ -96,7 +96,7 @@ def write_lists(root: Path) -> Path:
     return root
 
 
-def config_of(kind: str, folder: Path, /, **changes) -> BenchmarkConfig:
+def config_of(kind: str, folder: Path, /, **changes) -> TestSetConfig:
     lfw = str(folder / "lfw")
     made = {
         "pairs": partial(PairTableConfig, pairs=str(folder / "pairs.csv"), images=lfw),
@@ -122,8 +122,8 @@ def config_of(kind: str, folder: Path, /, **changes) -> BenchmarkConfig:
     return made[kind](**changes)
 
 
-def opened(kind: str, folder: Path, /, **changes) -> Benchmark:
-    return open_benchmark(config_of(kind, folder, **changes), Decoding(image_size_px=4))
+def opened(kind: str, folder: Path, /, **changes) -> FaceTestSet:
+    return open_test_set(config_of(kind, folder, **changes), Decoding(image_size_px=4))
 
 
 class Exact:
@@ -161,9 +161,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("limit", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_who_tells_all_people_apart_and_who_tells_none(root, kind, limit):
-    benchmark = opened(kind, root, resident_limit_mib=limit)
-    best = benchmark.measure(Exact(PERFECT), PROTOCOLS, None)
-    worst = benchmark.measure(Exact(COLLAPSED), PROTOCOLS, None)
+    test_set = opened(kind, root, resident_limit_mib=limit)
+    best = test_set.measure(Exact(PERFECT), PROTOCOLS, None)
+    worst = test_set.measure(Exact(COLLAPSED), PROTOCOLS, None)
     spreads = {name for name in best if name.endswith("_std")}
     assert best.keys() == worst.keys() and best.keys() - spreads - {"norm_mean"} == NAMES[kind]
     for name in NAMES[kind]:
@@ -178,9 +178,9 @@ def test_figures_depend_neither_on_norms_nor_on_what_is_kept(root, kind, tmp_pat
         torch.randn(256, 3, generator=torch.Generator().manual_seed(1))
         + 2 * torch.randn(13, 3, generator=torch.Generator().manual_seed(2)).repeat_interleave(20, 0)[:256]
     )
-    benchmark = opened(kind, root)
-    found = benchmark.measure(Exact(table), PROTOCOLS, None)
-    scaled = benchmark.measure(Exact(table * torch.linspace(0.1, 9, 256).unsqueeze(1)), PROTOCOLS, tmp_path / "kept.pt")
+    test_set = opened(kind, root)
+    found = test_set.measure(Exact(table), PROTOCOLS, None)
+    scaled = test_set.measure(Exact(table * torch.linspace(0.1, 9, 256).unsqueeze(1)), PROTOCOLS, tmp_path / "kept.pt")
     for name in found.keys() - {"norm_mean", "norm_std"}:
         assert scaled[name] == pytest.approx(found[name]), name
     assert any(0 < found[name] < 100 for name in NAMES[kind])
@@ -205,8 +205,8 @@ def test_figures_depend_neither_on_norms_nor_on_what_is_kept(root, kind, tmp_pat
     ],
 )
 def test_whose_images_they_are(root, kind, people):
-    benchmark = opened(kind, root)
-    assert isinstance(benchmark, Benchmark) and benchmark.people == set(people)
+    test_set = opened(kind, root)
+    assert isinstance(test_set, FaceTestSet) and test_set.people == set(people)
 
 
 def test_hardest_pairs_are_kept_as_pixels(root, tmp_path):
@@ -225,18 +225,18 @@ def test_hardest_pairs_are_kept_as_pixels(root, tmp_path):
 @pytest.mark.parametrize("kind", ["blufr", "drawn"])
 def test_blufr_tells_the_mean_less_the_deviation_over_trials(root, kind):
     table = torch.randn(256, 2, generator=torch.Generator().manual_seed(0))
-    benchmark = opened(kind, root)
-    found = benchmark.measure(Exact(table), PROTOCOLS, None)
-    rows, labels = Exact(table)(benchmark.images, torch.arange(NUM_PEOPLE * PER_PERSON)), benchmark.images.labels
+    test_set = opened(kind, root)
+    found = test_set.measure(Exact(table), PROTOCOLS, None)
+    rows, labels = Exact(table)(test_set.images, torch.arange(NUM_PEOPLE * PER_PERSON)), test_set.images.labels
     assert labels.tolist() == [p for p in range(NUM_PEOPLE) for _ in range(PER_PERSON)]
     rates = []
-    for gallery, probes in benchmark.trials:
+    for gallery, probes in test_set.trials:
         tested = [*gallery.tolist(), *probes.tolist()]
         assert len({*tested}) == len(tested) == 6 * PER_PERSON
         rates.append(100 * all_pairs_tar_at_far(rows[tested], labels[tested], [1e-3])[1e-3])
     assert found["tar_at_far_1e-3"] == pytest.approx(statistics.fmean(rates) - statistics.stdev(rates))
     assert found["tar_at_far_1e-3_mean"] == pytest.approx(statistics.fmean(rates))
-    rates = [100 * open_set_identification(rows, labels, trial, [1e-2])[1e-2] for trial in benchmark.trials]
+    rates = [100 * open_set_identification(rows, labels, trial, [1e-2])[1e-2] for trial in test_set.trials]
     assert found["dir_at_far_1e-2_std"] == pytest.approx(statistics.stdev(rates))
     assert found["dir_at_far_1e-2"] == pytest.approx(statistics.fmean(rates) - statistics.stdev(rates))
 
@@ -247,7 +247,7 @@ def test_one_trial_has_no_spread(root):
 
 
 def test_distractors_are_embedded_in_parts_and_no_more_than_are_asked_for(root, monkeypatch):
-    monkeypatch.setattr(face_benchmarks, "_DISTRACTORS_AT_ONCE", 5)
+    monkeypatch.setattr(face_test_sets, "_DISTRACTORS_AT_ONCE", 5)
     embed = Exact(PERFECT)
     opened("megaface", root, seed=3).measure(embed, PROTOCOLS, None)
     (name, probes), *parts = embed.asked
@@ -264,24 +264,24 @@ def test_distractors_are_embedded_in_parts_and_no_more_than_are_asked_for(root, 
 def test_a_distractor_that_is_as_near_hides_a_person(root):
     table = PERFECT.clone()
     chosen = Exact(PERFECT)
-    benchmark = opened("megaface", root)
-    benchmark.measure(chosen, PROTOCOLS, None)
+    test_set = opened("megaface", root)
+    test_set.measure(chosen, PROTOCOLS, None)
     order = chosen.asked[1][1]
     # Among 18 but not among 10, it looks like the first of four people.
     table[161 + order[12]] = table[0]
-    found = benchmark.measure(Exact(table), PROTOCOLS, None)
+    found = test_set.measure(Exact(table), PROTOCOLS, None)
     assert found == pytest.approx({"1e1_rank1": 100, "1.8e1_rank1": 75})
 
 
 def test_videos_score_the_mean_of_their_frames_cosines(root):
     table = torch.randn(256, 3, generator=torch.Generator().manual_seed(2))
-    benchmark = opened("videos", root)
-    first, second, same, folds = benchmark.pairs[1:]
-    frames = [(benchmark.frames.labels == video).nonzero().flatten() for video in range(len(benchmark.pairs.videos))]
+    test_set = opened("videos", root)
+    first, second, same, folds = test_set.pairs[1:]
+    frames = [(test_set.frames.labels == video).nonzero().flatten() for video in range(len(test_set.pairs.videos))]
     assert sorted({len(one) for one in frames}) == [1, 2, 3]
-    rows = nn.functional.normalize(Exact(table)(benchmark.frames, torch.arange(len(benchmark.frames))).double(), dim=1)
+    rows = nn.functional.normalize(Exact(table)(test_set.frames, torch.arange(len(test_set.frames))).double(), dim=1)
     cosines = [rows[frames[a]] @ rows[frames[b]].T for a, b in zip(first, second, strict=True)]
-    found = benchmark.measure(Exact(table), PROTOCOLS, None)
+    found = test_set.measure(Exact(table), PROTOCOLS, None)
     scores = torch.stack([one.mean() for one in cosines])
     expected = kfold_accuracy_of_scores((scores * 2**20).round(), same, folds)
     assert found["accuracy"] == pytest.approx(100 * expected.mean)
@@ -294,18 +294,18 @@ def network(seed: int) -> nn.Module:
 
 
 def measured(root: Path) -> dict[str, dict[str, float]]:
-    """The figures of all benchmarks by this worker, who embeds its share."""
+    """The figures of all test sets by this worker, who embeds its share."""
 
     def embed(image_set, indices):
         return extract_features(network(0), image_set, indices, torch.device("cpu"), batch_size=4)[0]
 
-    face_benchmarks._DISTRACTORS_AT_ONCE = 5
+    face_test_sets._DISTRACTORS_AT_ONCE = 5
     return {kind: opened(kind, root).measure(embed, PROTOCOLS, None) for kind in KINDS}
 
 
 @pytest.mark.distributed
 def test_two_workers_find_what_one_finds(root, tmp_path, monkeypatch):
-    monkeypatch.setattr(face_benchmarks, "_DISTRACTORS_AT_ONCE", 5)
+    monkeypatch.setattr(face_test_sets, "_DISTRACTORS_AT_ONCE", 5)
     whole = measured(root)
     for part in on_workers(2, tmp_path, measured, root):
         assert part.keys() == whole.keys()
@@ -315,7 +315,7 @@ def test_two_workers_find_what_one_finds(root, tmp_path, monkeypatch):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    benchmarks: tuple[BenchmarkConfig, ...]
+    test_sets: tuple[TestSetConfig, ...]
 
 
 def test_kinds_are_told_apart_by_name():
@@ -327,26 +327,26 @@ def test_kinds_are_told_apart_by_name():
         {"name": "templates", "title": "ijbb", "faces": "a", "pairs": "b", "root": "c"},
         {"name": "videos", "splits": "a", "root": "b"},
     ]
-    found = from_values(Settings, {"benchmarks": values}).benchmarks
+    found = from_values(Settings, {"test_sets": values}).test_sets
     kinds = [LFWPairsConfig, BLUFRConfig, MegaFaceConfig, TemplatesConfig, TemplatesConfig, VideosConfig]
     assert [type(one) for one in found] == kinds
     assert [one.figures_title for one in found] == ["pairs", "blufr", "megaface", "ijbc", "ijbb", "ytf"]
     assert found[2].sizes == (1000, 10000, 100000, 1000000)
-    told = line(lambda: from_values(Settings, {"benchmarks": [{"name": "video"}]}), ConfigError)
-    assert told.startswith("benchmarks[0].name: found 'video'; did you mean 'videos'?")
+    told = line(lambda: from_values(Settings, {"test_sets": [{"name": "video"}]}), ConfigError)
+    assert told.startswith("test_sets[0].name: found 'video'; did you mean 'videos'?")
 
 
 @pytest.mark.parametrize(
     ("kind", "changes", "told"),
     [
-        ("blufr", {"title": "a/b"}, "benchmarks.title: found 'a/b'"),
-        ("blufr", {"num_gallery": 0}, "benchmarks.num_gallery: found 0, must be ≥ 1"),
-        ("blufr", {"num_trials": 0}, "benchmarks.num_trials: found 0, must be in [1, 1000]"),
-        ("drawn", {"num_training_people": -1}, "benchmarks.num_training_people: found -1, must be ≥ 0"),
-        ("megaface", {"sizes": ()}, "benchmarks.sizes: found (), must be one value or more"),
-        ("megaface", {"sizes": (0, 5)}, "benchmarks.sizes[0]: found 0, must be ≥ 1"),
-        ("templates", {"fars": (1.0,)}, "benchmarks.fars[0]: found 1.0, must be in (0, 1)"),
-        ("videos", {"resident_limit_mib": -1}, "benchmarks.resident_limit_mib: found -1"),
+        ("blufr", {"title": "a/b"}, "test_sets.title: found 'a/b'"),
+        ("blufr", {"num_gallery": 0}, "test_sets.num_gallery: found 0, must be ≥ 1"),
+        ("blufr", {"num_trials": 0}, "test_sets.num_trials: found 0, must be in [1, 1000]"),
+        ("drawn", {"num_training_people": -1}, "test_sets.num_training_people: found -1, must be ≥ 0"),
+        ("megaface", {"sizes": ()}, "test_sets.sizes: found (), must be one value or more"),
+        ("megaface", {"sizes": (0, 5)}, "test_sets.sizes[0]: found 0, must be ≥ 1"),
+        ("templates", {"fars": (1.0,)}, "test_sets.fars[0]: found 1.0, must be in (0, 1)"),
+        ("videos", {"resident_limit_mib": -1}, "test_sets.resident_limit_mib: found -1"),
     ],
 )
 def test_settings_out_of_range(kind, changes, told):
@@ -381,7 +381,7 @@ def test_a_missing_image_is_named_with_its_list(tmp_path, kind, missing, told):
 @pytest.mark.parametrize(
     ("kind", "file", "change", "told"),
     [
-        ("pairs", "pairs.csv", (",fold", ",group"), "benchmark pairs: all pairs are in one fold"),
+        ("pairs", "pairs.csv", (",fold", ",group"), "test set pairs: all pairs are in one fold"),
         ("videos", "splits.txt", (r"(?m)^\d", "0"), "splits.txt: all pairs are in one fold"),
         ("videos", "splits.txt", (r"(?m)\d$", "1"), "splits.txt: all 16 pairs show one person"),
         (
@@ -412,7 +412,7 @@ def test_lists_that_cannot_be_measured_are_refused_before_anything_is_embedded(t
 
 def test_too_few_distractors_and_too_few_people(root):
     told = line(lambda: opened("megaface", root, sizes=(10, 21)))
-    assert told == f"{root / 'distractors.json'}: 20 images, but benchmarks.sizes asks for 21"
+    assert told == f"{root / 'distractors.json'}: 20 images, but test_sets.sizes asks for 21"
     assert "a gallery of 9 people; 8 have two images or more" in line(
         lambda: opened("drawn", root, num_gallery=9, num_training_people=0)
     )

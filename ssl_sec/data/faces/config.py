@@ -16,7 +16,7 @@ from ssl_sec.settings import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PairsConfig(Settings, key="benchmarks"):
+class _PairsConfig(Settings, key="test_sets"):
     """What every set of pairs to verify has; its images have the size and the channels of the training images.
 
     Attributes:
@@ -29,7 +29,7 @@ class _PairsConfig(Settings, key="benchmarks"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        PlainName().check("benchmarks.title", self.figures_title)
+        PlainName().check("test_sets.title", self.figures_title)
 
     @property
     def figures_title(self) -> str:

@@ -1,4 +1,4 @@
-"""The lists of the face benchmarks in the layouts that they are published in: who is compared with whom.
+"""The lists of face test sets in the layouts that they are published in: who is compared with whom.
 
 They name images, videos or templates and hold indices; no image is opened.
 """

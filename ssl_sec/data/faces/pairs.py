@@ -1,7 +1,7 @@
 """Pairs of images that show one person or two, which face verification is measured on.
 
 They come as LFW publishes its list (Huang et al., 2007; NormFace, section 4.2), as InsightFace packs such sets, or as a
-table. An image that cannot be read is always an error, as a pair without it would be another benchmark.
+table. An image that cannot be read is always an error, as a pair without it would be another test set.
 """
 
 import csv

@@ -16,7 +16,8 @@ from ssl_sec.settings import flattened
 
 # Keys of earlier versions, and what is in their place.
 _RENAMED = {
-    "probe.decay_epochs": "give probe.decay_at, shares of probe.epochs, as [0.6,0.75,0.9] for 60, 75, 90 of 100"
+    "benchmarks": "give test_sets, with the same values, to jobs.face",
+    "probe.decay_epochs": "give probe.decay_at, shares of probe.epochs, as [0.6,0.75,0.9] for 60, 75, 90 of 100",
 }
 
 

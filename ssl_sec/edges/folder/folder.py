@@ -86,21 +86,22 @@ class RunFolder:
         self.features_path = path / "features.pt"  # of some training images, or embeddings of the test images
         self.examples_path = path / "examples.pt"  # some test images and their neighbours
         self.norms_path = path / "norms.json"  # histograms of the embeddings' norms
-        self._benchmarks_folder = path / "benchmarks"
+        self._test_sets_folder = path / "test_sets"
         self._watched_folder = path / "watched"
 
         # Of a probe.
         self.probed_config_path = path / "pretrain.yaml"  # of the run whose encoder is probed
         self.confusion_path = path / "confusion.json"  # once it has ended
 
-    def benchmark_path(self, title: str) -> Path:
-        """What pictures of a face benchmark are drawn from, once training has ended."""
-        self._benchmarks_folder.mkdir(exist_ok=True)
-        return self._benchmarks_folder / f"{title}.pt"
+    def test_set_path(self, title: str) -> Path:
+        """What pictures of a face test set are drawn from, once training has ended."""
+        self._test_sets_folder.mkdir(exist_ok=True)
+        return self._test_sets_folder / f"{title}.pt"
 
-    def benchmark_paths(self) -> list[Path]:
-        """What pictures of face benchmarks are drawn from, by their titles."""
-        return sorted(self._benchmarks_folder.glob("*.pt"))
+    def test_set_paths(self) -> list[Path]:
+        """What pictures of face test sets are drawn from, by their titles."""
+        # Version 0.1 had another name for the folder.
+        return sorted([*self._test_sets_folder.glob("*.pt"), *self.path.glob("benchmarks/*.pt")])
 
     def watched_path(self, steps_taken: int) -> Path:
         """Embeddings of the watched images after so many steps."""

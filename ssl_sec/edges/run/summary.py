@@ -34,7 +34,7 @@ FIGURES = {
     "probe/learning_rate": "learning rate of the probe, chosen on held-out training images",
 }
 
-# Figures of face benchmarks by what follows a title in their names, in words that follow it too.
+# Figures of face test sets by what follows a title in their names, in words that follow it too.
 _FACE_FIGURES = {
     "accuracy": "accuracy",
     "accuracy_max": "accuracy by the greatest cosine",
@@ -75,7 +75,7 @@ def summary(finished: Finished) -> str:
 
 
 def _face_figures(metrics: Mapping[str, float]) -> Iterator[str]:
-    """A line for each figure of a face benchmark, with its spread over folds or trials."""
+    """A line for each figure of a face test set, with its spread over folds or trials."""
     for key, value in metrics.items():
         for name, words in _FACE_FIGURES.items():
             if found := re.fullmatch(f"face/(.+?)_{name}", key):

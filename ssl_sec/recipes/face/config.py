@@ -10,14 +10,14 @@ from ssl_sec.data.image_set import ImageSet
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses.config import ClassLossConfig, NoTransformConfig, PairLossConfig, TransformConfig
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
-from ssl_sec.recipes.face.test_set_config import BenchmarkConfig, FalseAcceptRate
+from ssl_sec.recipes.face.test_set_config import FalseAcceptRate, TestSetConfig
 from ssl_sec.settings import BelowOne, Count, Range, Settings, check
 from ssl_sec.training.config import EpochSGDConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerificationMonitorConfig(Settings, key="monitor"):
-    """Verification while the embedding trains; the benchmarks are never looked at.
+    """Verification while the embedding trains; the test sets are never looked at.
 
     Attributes:
         every_epochs: epochs between two measurements, ≥ 1.
@@ -30,7 +30,7 @@ class VerificationMonitorConfig(Settings, key="monitor"):
 
 @dataclass(frozen=True, kw_only=True)
 class FaceEvaluationConfig(Settings, key="evaluation"):
-    """How the benchmarks are measured, once, after the last step.
+    """How the test sets are measured, once, after the last step.
 
     Attributes:
         flips: an image's embedding is that of itself alone ("none"), or with that of its mirror image the sum of their
@@ -52,8 +52,8 @@ class FaceConfig(TrainingConfig):
     Attributes:
         sampler: which images make up a batch.
         epochs: passes over the training images, parts of one allowed; 0 evaluates the network as it starts.
-        benchmarks: what is measured at the end, each with a title of its own.
-        leave_out_tested: true: people whom a benchmark names are left out of the training set.
+        test_sets: what is measured at the end, each with a title of its own.
+        leave_out_tested: true: people whom a test set names are left out of the training set.
         held_out_share: share of the people who are watched instead of trained on, in [0, 1); 0 trains on all and
             watches those.
         share_classes_from: so many classes or more are shared out among the workers, each with the templates of some.
@@ -64,7 +64,7 @@ class FaceConfig(TrainingConfig):
     sampler: ShuffledSamplerConfig | ClassSamplerConfig
     optimiser: EpochSGDConfig
     epochs: Annotated[float, Range(ge=0, le=10**9)]
-    benchmarks: tuple[BenchmarkConfig, ...] = ()
+    test_sets: tuple[TestSetConfig, ...] = ()
     leave_out_tested: bool = True
     held_out_share: BelowOne = 0.0
     share_classes_from: Annotated[int, Range(ge=2)] = 50_000
@@ -75,12 +75,12 @@ class FaceConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        titles = [benchmark.figures_title for benchmark in self.benchmarks]
+        titles = [test_set.figures_title for test_set in self.test_sets]
         for title in titles:
-            check(titles.count(title) == 1, "benchmarks.title", title, "another for each benchmark")
+            check(titles.count(title) == 1, "test_sets.title", title, "another for each test set")
             # What else stands in a figure's name, MLflow refuses.
             plain = re.fullmatch(r"[\w.\- ]+", title) is not None
-            check(plain, "benchmarks.title", title, "letters, digits, spaces, and any of _ - .")
+            check(plain, "test_sets.title", title, "letters, digits, spaces, and any of _ - .")
         pca, dim = self.evaluation.pca, self.head.dim
         if pca is not None:
             check(pca <= dim, "evaluation.pca", pca, f"1 to {dim}, the dimension of the embeddings (head.dim)")
@@ -96,7 +96,7 @@ class FaceConfig(TrainingConfig):
         return self.epochs
 
     def open_evaluated(self, data: DataConfig) -> ImageSet:
-        """Images of a data set, the training ones: its tests are the benchmarks."""
+        """Images of a data set, the training ones: what it is tested on are the test sets."""
         return data.open("train")
 
 

@@ -1,4 +1,4 @@
-"""What a run of face recognition shows of its benchmarks: ROCs, scores, and the pairs that it gets most wrong.
+"""What a run of face recognition shows of its test sets: ROCs, scores, and the pairs that it gets most wrong.
 
 Figures are made as in `diagnostics`. A score is the cosine of a pair of images, templates or videos.
 """
@@ -22,7 +22,7 @@ from ssl_sec.training.norms import norm_histogram
 
 
 class Verification(NamedTuple):
-    """How alike the pairs of a benchmark are.
+    """How alike the pairs of a test set are.
 
     Attributes:
         scores: of the pairs, in [-1, 1], or NaN.
@@ -48,14 +48,14 @@ class HardPairs(NamedTuple):
 
 
 def draw(run: RunRecord) -> dict[str, Figure]:
-    """Draws curves and norms, and of the benchmarks of pairs ROCs, scores, norms and the hardest pairs."""
+    """Draws curves and norms, and of the test sets of pairs ROCs, scores, norms and the hardest pairs."""
     figures = training_figures(run)
-    kept = {path.stem: torch.load(path, weights_only=True) for path in run.benchmark_paths()}
+    kept = {path.stem: torch.load(path, weights_only=True) for path in run.test_set_paths()}
     if kept:
         verified = {title: Verification(one["scores"], one["same"]) for title, one in kept.items()}
-        figures["roc"] = roc_figure(verified, "Benchmarks: ROC")
-        figures["scores"] = scores_figure(verified, "Benchmarks: cosines of pairs")
-        figures["benchmark_norms"] = _benchmark_norms_figure({title: one["norms"] for title, one in kept.items()})
+        figures["roc"] = roc_figure(verified, "Test sets: ROC")
+        figures["scores"] = scores_figure(verified, "Test sets: cosines of pairs")
+        figures["test_set_norms"] = _test_set_norms_figure({title: one["norms"] for title, one in kept.items()})
     for title, one in kept.items():
         if "same_first" in one:
             different, same = (
@@ -66,17 +66,17 @@ def draw(run: RunRecord) -> dict[str, Figure]:
     return figures
 
 
-def roc_figure(benchmarks: Mapping[str, Verification], title: str) -> Figure:
-    """True accept rate over false accept rate, from what one impostor among all of a benchmark makes.
+def roc_figure(test_sets: Mapping[str, Verification], title: str) -> Figure:
+    """True accept rate over false accept rate, from what one impostor among all of a test set makes.
 
     Args:
-        benchmarks: by what each is called; one or more.
+        test_sets: by what each is called; one or more.
         title: written above.
     """
     figure = Figure(figsize=(7, 4.6), layout="constrained")
     axes = figure.subplots()
     lowest = 100.0
-    for place, (name, (scores, same)) in enumerate(benchmarks.items()):
+    for place, (name, (scores, same)) in enumerate(test_sets.items()):
         num_impostors = int((~same).sum())
         accepted = np.unique(np.geomspace(1, num_impostors, 500).round())
         # Half an impostor more, as so many of so few may round to a little less.
@@ -94,24 +94,24 @@ def roc_figure(benchmarks: Mapping[str, Verification], title: str) -> Figure:
     return figure
 
 
-def scores_figure(benchmarks: Mapping[str, Verification], title: str, num_bins: int = 100) -> Figure:
+def scores_figure(test_sets: Mapping[str, Verification], title: str, num_bins: int = 100) -> Figure:
     """Scores of pairs of one person and of two, and the threshold that parts most of them, in a panel each.
 
     Args:
-        benchmarks: by what each is called; one or more.
+        test_sets: by what each is called; one or more.
         title: written above all of them.
         num_bins: equal bins from the least score of all to the greatest.
     """
-    columns = min(len(benchmarks), 3)
-    rows = -(-len(benchmarks) // columns)
+    columns = min(len(test_sets), 3)
+    rows = -(-len(test_sets) // columns)
     figure = Figure(figsize=(max(4.6 * columns, 6.5), 3.4 * rows + 0.4), layout="constrained")
     figure.suptitle(title)
     all_axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    held = torch.cat([scores[scores.isfinite()] for scores, _ in benchmarks.values()])
+    held = torch.cat([scores[scores.isfinite()] for scores, _ in test_sets.values()])
     low, high = (float(held.min()), float(held.max())) if len(held) else (-1.0, 1.0)
     # Scores that are all the same still need bins with a width.
     edges = np.linspace(low, max(high, low + 1e-3), num_bins + 1)
-    for axes, (name, (scores, same)) in zip(all_axes, benchmarks.items(), strict=False):
+    for axes, (name, (scores, same)) in zip(all_axes, test_sets.items(), strict=False):
         is_finite = scores.isfinite()
         scores, same = scores[is_finite].double(), same[is_finite]
         for place, (kind, chosen) in enumerate((("two people", scores[~same]), ("one person", scores[same]))):
@@ -129,7 +129,7 @@ def scores_figure(benchmarks: Mapping[str, Verification], title: str, num_bins: 
         axes.set(xlim=(edges[0] - 0.02, edges[-1] + 0.02), ylim=(0, axes.get_ylim()[1] * 1.35))
         axes.legend(loc="upper left", frameon=False, fontsize=8)
         add_grid(axes)
-    for axes in all_axes[len(benchmarks) :]:
+    for axes in all_axes[len(test_sets) :]:
         axes.remove()
     return figure
 
@@ -165,12 +165,12 @@ def _show_pairs(figure: SubFigure, pairs: HardPairs, columns: int, title: str) -
             axes.imshow(images[column].permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=255)
 
 
-def _benchmark_norms_figure(norms: Mapping[str, torch.Tensor]) -> Figure:
+def _test_set_norms_figure(norms: Mapping[str, torch.Tensor]) -> Figure:
     histograms = {
         f"{title}: {values.mean():#.3g} ± {values.std(correction=0):#.2g}": [norm_histogram(values, step=0)]
         for title, values in norms.items()
         if values.isfinite().all()
     }
     if not histograms:
-        return message("no benchmark has finite embeddings")
-    return norm_distributions_figure(*norm_distributions(histograms), "Benchmarks: norms of the embeddings")
+        return message("no test set has finite embeddings")
+    return norm_distributions_figure(*norm_distributions(histograms), "Test sets: norms of the embeddings")

@@ -1,4 +1,4 @@
-"""Face recognition from a config, on one worker of any runtime; measured on benchmarks whose people it never saw."""
+"""Face recognition from a config, on one worker of any runtime; measured on test sets whose people it never saw."""
 
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -18,7 +18,7 @@ from ssl_sec.losses.config import PairLossConfig
 from ssl_sec.losses.geometry import directions, norms
 from ssl_sec.recipes.assembly import RunStore, assemble, extractor, hold_out, save_network, train_recipe
 from ssl_sec.recipes.face.config import FaceConfig
-from ssl_sec.recipes.face.test_set_config import open_benchmark
+from ssl_sec.recipes.face.test_set_config import open_test_set
 from ssl_sec.recipes.face.test_sets import Embed, Protocols, cosines
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.class_sharding import draw_templates
@@ -30,13 +30,13 @@ from ssl_sec.training.step import Runtime, say
 class FaceStore(RunStore, Protocol):
     """Where a run keeps what outlives it, what pictures are drawn from, too."""
 
-    def benchmark_path(self, title: str) -> Path:
-        """Where what pictures of a benchmark are drawn from is left."""
+    def test_set_path(self, title: str) -> Path:
+        """Where what pictures of a test set are drawn from is left."""
         ...
 
 
 def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
-    """Trains the embedding that `config` describes, measures it on the benchmarks, and leaves it in the store.
+    """Trains the embedding that `config` describes, measures it on the test sets, and leaves it in the store.
 
     Args:
         config: the run, the same on every worker.
@@ -48,8 +48,8 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     num_channels, height, width = image_set.image_shape
     # Opened before the training, so that what is missing is told at once.
     decoding = Decoding(image_size_px=min(height, width), num_channels=num_channels)
-    benchmarks = {each.figures_title: open_benchmark(each, decoding) for each in config.benchmarks}
-    tested = frozenset[str]().union(*(each.people for each in benchmarks.values()))
+    test_sets = {each.figures_title: open_test_set(each, decoding) for each in config.test_sets}
+    tested = frozenset[str]().union(*(each.people for each in test_sets.values()))
     if config.leave_out_tested and tested:
         image_set = without_people(image_set, tested)
     trained_on, watched, watched_name = hold_out(image_set, config.held_out_share)
@@ -64,10 +64,10 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     monitor_every = config.monitor.every_epochs * recipe.sampler.steps_per_epoch
     train_recipe(config, recipe, runtime, store, monitor, monitor_every, at_start=True)
     protocols = Protocols(pca=config.evaluation.pca, fars=config.evaluation.fars)
-    for title, benchmark in benchmarks.items():
+    for title, test_set in test_sets.items():
         say(runtime, "measuring %s", title)
-        kept = store.benchmark_path(title) if runtime.rank == 0 else None
-        figures = benchmark.measure(embed, protocols, kept)
+        kept = store.test_set_path(title) if runtime.rank == 0 else None
+        figures = test_set.measure(embed, protocols, kept)
         runtime.report(recipe.total_steps, {f"face/{title}_{name}": value for name, value in figures.items()})
     if runtime.rank == 0:
         save_network(recipe, store, with_head=True)
@@ -128,7 +128,7 @@ class _WithFlips(nn.Module):
             return embeddings
         merge = sum_of_directions if self._flips == "sum_of_directions" else sum_of_embeddings
         merged = merge(embeddings, self.network(images.flip(-1)))
-        # Benchmarks compare directions: the norm stays that of the image's own embedding.
+        # Test sets compare directions: the norm stays that of the image's own embedding.
         return directions(merged) * norms(embeddings).unsqueeze(1)
 
 

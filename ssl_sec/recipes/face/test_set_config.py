@@ -1,4 +1,4 @@
-"""Which benchmarks a run of face recognition is measured on, and where their files are."""
+"""Which test sets a run of face recognition is measured on, and where their files are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,12 +25,12 @@ from ssl_sec.data.folders import image_paths
 from ssl_sec.errors import DataError, printable
 from ssl_sec.evaluation.faces.identification import random_open_set_trials
 from ssl_sec.recipes.face.test_sets import (
-    Benchmark,
-    MegaFaceBenchmark,
-    OpenSetBenchmark,
-    PairsBenchmark,
-    TemplatesBenchmark,
-    VideosBenchmark,
+    FaceTestSet,
+    MegaFaceTestSet,
+    OpenSetTestSet,
+    PairsTestSet,
+    TemplatesTestSet,
+    VideosTestSet,
 )
 from ssl_sec.settings import Count, CountOrZero, Local, Name, NotEmpty, Range, Seed, Settings
 
@@ -38,11 +38,11 @@ FalseAcceptRate = Annotated[float, Range(gt=0, lt=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _BenchmarkConfig(Settings, key="benchmarks"):
-    """What every benchmark but pairs has; its images have the size and the channels of the training images.
+class _TestSetConfig(Settings, key="test_sets"):
+    """What every test set but pairs has; its images have the size and the channels of the training images.
 
     Attributes:
-        title: what figures call the benchmark.
+        title: what figures call the test set.
         resident_limit_mib: images that are no larger once decoded are kept in memory.
     """
 
@@ -56,8 +56,8 @@ class _BenchmarkConfig(Settings, key="benchmarks"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BLUFRConfig(_BenchmarkConfig):
-    """LFW by BLUFR; see `ssl_sec.recipes.face.test_sets.OpenSetBenchmark`.
+class BLUFRConfig(_TestSetConfig):
+    """LFW by BLUFR; see `ssl_sec.recipes.face.test_sets.OpenSetTestSet`.
 
     Attributes:
         root: the folder of LFW's images, in folders of each person's.
@@ -77,9 +77,9 @@ class BLUFRConfig(_BenchmarkConfig):
     num_gallery: Count = 1000
     num_training_people: CountOrZero = 1500
 
-    def open(self, decoding: Decoding) -> OpenSetBenchmark:
+    def open(self, decoding: Decoding) -> OpenSetTestSet:
         """The images and the trials."""
-        root, where = Path(self.root).expanduser(), f"benchmarks.root of {self.title}, image"
+        root, where = Path(self.root).expanduser(), f"test_sets.root of {self.title}, image"
         if self.lists is None:
             # An image beside the folders is nobody's.
             paths = [path for path in image_paths(root) if "/" in path]
@@ -98,15 +98,15 @@ class BLUFRConfig(_BenchmarkConfig):
             paths, trials = paths_by_stem(protocol.images, root, where), protocol.trials
             numbers, labels = protocol.labels.unique(return_inverse=True)
             names = tuple(map(str, numbers.tolist()))
-        _require_known_and_unknown(trials, labels, f"benchmark {self.title}")
+        _require_known_and_unknown(trials, labels, f"test set {self.title}")
         people = frozenset(printable(path.rpartition("/")[0]) for path in paths) - {""}
         images = open_listed(paths, labels, names, root, where, self.title, decoding)
-        return OpenSetBenchmark(images=images, trials=trials, people=people)
+        return OpenSetTestSet(images=images, trials=trials, people=people)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MegaFaceConfig(_BenchmarkConfig):
-    """MegaFace's Challenge 1; see `ssl_sec.recipes.face.test_sets.MegaFaceBenchmark`.
+class MegaFaceConfig(_TestSetConfig):
+    """MegaFace's Challenge 1; see `ssl_sec.recipes.face.test_sets.MegaFaceTestSet`.
 
     Attributes:
         probes: the list of the images that are looked for, FaceScrub's, with their people.
@@ -126,7 +126,7 @@ class MegaFaceConfig(_BenchmarkConfig):
     sizes: Annotated[tuple[Count, ...], NotEmpty()] = (10**3, 10**4, 10**5, 10**6)
     seed: Seed = 0
 
-    def open(self, decoding: Decoding) -> MegaFaceBenchmark:
+    def open(self, decoding: Decoding) -> MegaFaceTestSet:
         """The probes and the distractors."""
         probes = read_megaface_list(Path(self.probes).expanduser())
         names, labels = _numbered(probes.ids)
@@ -137,10 +137,10 @@ class MegaFaceConfig(_BenchmarkConfig):
         distractors = read_megaface_list(Path(self.distractors).expanduser()).paths
         if len(distractors) < max(self.sizes):
             raise DataError(
-                f"{printable(self.distractors)}: {len(distractors)} images, but benchmarks.sizes asks for "
+                f"{printable(self.distractors)}: {len(distractors)} images, but test_sets.sizes asks for "
                 f"{max(self.sizes)}"
             )
-        return MegaFaceBenchmark(
+        return MegaFaceTestSet(
             probes=open_listed(
                 probes.paths,
                 labels,
@@ -165,8 +165,8 @@ class MegaFaceConfig(_BenchmarkConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TemplatesConfig(_BenchmarkConfig):
-    """IJB-C's verification, or IJB-B's; see `ssl_sec.recipes.face.test_sets.TemplatesBenchmark`.
+class TemplatesConfig(_TestSetConfig):
+    """IJB-C's verification, or IJB-B's; see `ssl_sec.recipes.face.test_sets.TemplatesTestSet`.
 
     Attributes:
         faces: the list of the images with their templates and media, `ijbc_face_tid_mid.txt`.
@@ -182,7 +182,7 @@ class TemplatesConfig(_BenchmarkConfig):
     root: Local
     fars: tuple[FalseAcceptRate, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
-    def open(self, decoding: Decoding) -> TemplatesBenchmark:
+    def open(self, decoding: Decoding) -> TemplatesTestSet:
         """The faces and the pairs."""
         faces = read_template_faces(Path(self.faces).expanduser())
         pairs = read_template_pairs(Path(self.pairs).expanduser())
@@ -203,12 +203,12 @@ class TemplatesConfig(_BenchmarkConfig):
             self.title,
             decoding,
         )
-        return TemplatesBenchmark(images=images, faces=faces, pairs=pairs, fars=self.fars)
+        return TemplatesTestSet(images=images, faces=faces, pairs=pairs, fars=self.fars)
 
 
 @dataclass(frozen=True, kw_only=True)
-class VideosConfig(_BenchmarkConfig):
-    """YouTube Faces; see `ssl_sec.recipes.face.test_sets.VideosBenchmark`.
+class VideosConfig(_TestSetConfig):
+    """YouTube Faces; see `ssl_sec.recipes.face.test_sets.VideosTestSet`.
 
     Attributes:
         splits: YouTube Faces' `splits.txt`.
@@ -220,7 +220,7 @@ class VideosConfig(_BenchmarkConfig):
     splits: Local
     root: Local
 
-    def open(self, decoding: Decoding) -> VideosBenchmark:
+    def open(self, decoding: Decoding) -> VideosTestSet:
         """The frames and the pairs."""
         pairs = read_video_pairs(Path(self.splits).expanduser())
         require_both_kinds(pairs.same, printable(self.splits))
@@ -239,14 +239,14 @@ class VideosConfig(_BenchmarkConfig):
             self.title,
             decoding,
         )
-        return VideosBenchmark(frames=frames, pairs=pairs)
+        return VideosTestSet(frames=frames, pairs=pairs)
 
 
-BenchmarkConfig = PairsConfig | BLUFRConfig | MegaFaceConfig | TemplatesConfig | VideosConfig
+TestSetConfig = PairsConfig | BLUFRConfig | MegaFaceConfig | TemplatesConfig | VideosConfig
 
 
-def open_benchmark(config: BenchmarkConfig, decoding: Decoding) -> Benchmark:
-    """Reads a benchmark's files; whether its images are kept in memory is up to the benchmark.
+def open_test_set(config: TestSetConfig, decoding: Decoding) -> FaceTestSet:
+    """Reads a test set's files; whether its images are kept in memory is up to the test set.
 
     Raises:
         MissingDataError: a list or a folder is not there.
@@ -254,8 +254,8 @@ def open_benchmark(config: BenchmarkConfig, decoding: Decoding) -> Benchmark:
     """
     opened = config.open(replace(decoding, resident_limit_mib=config.resident_limit_mib))
     if isinstance(opened, VerificationPairs):
-        _require_folds(opened.folds, f"benchmark {opened.name}")
-        return PairsBenchmark(pairs=opened)
+        _require_folds(opened.folds, f"test set {opened.name}")
+        return PairsTestSet(pairs=opened)
     return opened
 
 

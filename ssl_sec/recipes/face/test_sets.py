@@ -1,4 +1,4 @@
-"""Benchmarks of face recognition: which images each needs, and what it tells of their embeddings."""
+"""Test sets of face recognition: which images each needs, and what it tells of their embeddings."""
 
 import statistics
 from collections import defaultdict
@@ -33,7 +33,7 @@ Embed = Callable[[ImageSet, Int64[Tensor, " images"]], Float[Tensor, "images dim
 
 @dataclass(frozen=True, kw_only=True)
 class Protocols:
-    """How benchmarks are measured.
+    """How test sets are measured.
 
     Attributes:
         pca: to how many components embeddings of pairs are reduced; None for all.
@@ -45,8 +45,8 @@ class Protocols:
 
 
 @runtime_checkable
-class Benchmark(Protocol):
-    """A benchmark whose files were read."""
+class FaceTestSet(Protocol):
+    """A test set whose files were read."""
 
     @property
     def people(self) -> frozenset[str]:
@@ -65,7 +65,7 @@ class Benchmark(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairsBenchmark:
+class PairsTestSet:
     """Verification of pairs.
 
     Attributes:
@@ -98,7 +98,7 @@ class PairsBenchmark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenSetBenchmark:
+class OpenSetTestSet:
     """BLUFR: all pairs of the images of a trial, and probes whose person the gallery may lack (Liao et al. 2014).
 
     Attributes:
@@ -131,7 +131,7 @@ class OpenSetBenchmark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MegaFaceBenchmark:
+class MegaFaceTestSet:
     """Identification among distractors (Kemelmacher-Shlizerman et al. 2016; SEC, Table 4).
 
     Attributes:
@@ -161,14 +161,14 @@ class MegaFaceBenchmark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TemplatesBenchmark:
+class TemplatesTestSet:
     """Verification of templates, sets of images of one person (IJB-C, Maze et al. 2018; SFT, Table 4).
 
     Attributes:
         images: the faces.
         faces: the template and the medium of each, in the same order.
         pairs: of templates.
-        fars: the false accept rates at which true ones are told; those of the other benchmarks are far greater.
+        fars: the false accept rates at which true ones are told; those of the other test sets are far greater.
     """
 
     images: ImageSet
@@ -192,7 +192,7 @@ class TemplatesBenchmark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VideosBenchmark:
+class VideosTestSet:
     """Verification of videos (YouTube Faces, Wolf et al. 2011; NormFace, Table 5).
 
     Attributes:

@@ -84,7 +84,7 @@ ONLY_IN = {
     "face": {"optimiser": {"sgd_epochs"}, "augment": {"flip"}, "sampler": {"classes", "pairs", "shuffled"}},
 }
 # Values of these are chosen by their names, and have the defaults of their dataclasses.
-BY_NAME = ("benchmarks", "loss.first.", "loss.second.")
+BY_NAME = ("test_sets", "loss.first.", "loss.second.")
 
 
 @cache
@@ -232,8 +232,8 @@ def test_face_experiments_have_what_their_papers_share(name):
     assert config.optimiser.momentum == 0.9
     assert config.optimiser.decay_factor == 0.1 or name == "casia_softmax_wu"
     assert config.optimiser.weight_decay == 5e-4
-    assert [benchmark.figures_title for benchmark in config.benchmarks][0] == "lfw"
-    assert config.benchmarks[0].path == "x/lfw.bin"
+    assert [test_set.figures_title for test_set in config.test_sets][0] == "lfw"
+    assert config.test_sets[0].path == "x/lfw.bin"
 
 
 @pytest.mark.parametrize("name", load("sec").table(11).recipes())
@@ -254,7 +254,7 @@ def test_face_experiments_have_the_weights_of_table_11(name):
     assert (config.optimiser.learning_rate, config.optimiser.decay_at_epochs, config.epochs) == (0.1, (10, 14), 16)
     assert config.transform.name == "none"
     verified = {column.metric for column in load("sec").table(11).columns if column.group == "verification"}
-    assert {f"face/{benchmark.figures_title}_accuracy" for benchmark in config.benchmarks} == verified
+    assert {f"face/{test_set.figures_title}_accuracy" for test_set in config.test_sets} == verified
 
 
 @pytest.mark.parametrize("name", load("normface").table(2).recipes())
@@ -289,15 +289,15 @@ def test_face_experiments_are_normfaces(name):
     }.get(described, (None, None))
 
 
-def test_the_benchmarks_of_normfaces_tables_are_added_as_the_file_says():
+def test_the_test_sets_of_normfaces_tables_are_added_as_the_file_says():
     lines = (CONFIG_FOLDER / "table" / "normface.yaml").read_text().splitlines()
     told = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
-    (override,) = re.findall(r"'(benchmarks=.*?)'", told)
+    (override,) = re.findall(r"'(test_sets=.*?)'", told)
     values = composed("face", "experiment=casia_normface_wen", *given_for("casia_normface_wen"), override)
-    benchmarks = from_values(FaceConfig, values).benchmarks
-    assert benchmarks[0] == face_config("casia_normface_wen").benchmarks[0]
+    test_sets = from_values(FaceConfig, values).test_sets
+    assert test_sets[0] == face_config("casia_normface_wen").test_sets[0]
     columns = [column for number in (2, 3, 5) for column in load("normface").table(number).columns]
-    assert {one.figures_title for one in benchmarks} == {re.split("[/_]", column.metric)[1] for column in columns}
+    assert {one.figures_title for one in test_sets} == {re.split("[/_]", column.metric)[1] for column in columns}
 
 
 @pytest.mark.parametrize("name", load("normface").table(4).recipes())
@@ -352,7 +352,7 @@ def test_a_missing_folder_is_told_before_what_is_made_from_it():
     with pytest.raises(ConfigError, match="^data.root: missing; give it as data.root=<value>$"):
         compose("face", ["experiment=casia_arcface_sec"])
     with pytest.raises(
-        ConfigError, match=r"^benchmarks\[0\].path: made from data.root, which .*; give benchmarks=<value>$"
+        ConfigError, match=r"^test_sets\[0\].path: made from data.root, which .*; give test_sets=<value>$"
     ):
         compose("face", ["experiment=casia_arcface_sec", "data=parquet", "data.train=[x]"])
 
@@ -399,7 +399,8 @@ def test_overrides_win_over_the_experiment():
             ["sampler.images_per_class=2"],
             "sampler.images_per_class: unknown key; it is one of jobs.metric_learning and",
         ),
-        (["benchmarks=[]"], "benchmarks: unknown key; it is one of jobs.face"),
+        (["test_sets=[]"], "test_sets: unknown key; it is one of jobs.face"),
+        (["benchmarks=[]"], "benchmarks: unknown key; give test_sets, with the same values, to jobs.face"),
         (["data=parquet", "data.train=a,b"], "data.train: found several values, a,b, must be one list: 'data.train=[a"),
         (
             ["seed=0,1"],

@@ -38,7 +38,7 @@ def test_every_key_of_every_option_is_explained(job):
 
 
 def test_the_entries_of_a_list_are_explained():
-    kinds = listed_kinds(kind_of("face"), "benchmarks")
+    kinds = listed_kinds(kind_of("face"), "test_sets")
     assert len(kinds) == 7
     for kind in kinds:
         for key in keys_of_entry(kind):

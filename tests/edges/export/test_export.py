@@ -149,9 +149,9 @@ def test_the_job_tells_the_check_and_how_to_read(exported):
     assert f"folder: {exported['onnx'].folder}" in told
 
 
-def test_faces_are_exported_with_their_head_under_the_figures_of_their_benchmarks(finished, benchmarks, tmp_path: Path):
+def test_faces_are_exported_with_their_head_under_the_figures_of_their_test_sets(finished, digit_pairs, tmp_path: Path):
     output_dir = finished.folder.path.parent.parent
-    overrides = [*QUICK_FACE, "epochs=0", "runtime=local", f"output_dir={output_dir}", benchmarks]
+    overrides = [*QUICK_FACE, "epochs=0", "runtime=local", f"output_dir={output_dir}", digit_pairs]
     faces = run_training(FACE, from_values(FaceConfig, compose("face", overrides)))
     output = tmp_path / "faces"
     exported = run_export(export_config(faces, "torchscript", f"output={output}"))

@@ -25,7 +25,7 @@ METRICS = {
 }
 
 
-def test_the_summary_tells_figures_of_benchmarks_in_words(tmp_path):
+def test_the_summary_tells_figures_of_test_sets_in_words(tmp_path):
     finished = Finished(metrics=METRICS, folder=RunFolder(tmp_path), run_id=None, uri="http://a", experiment_id=None)
     assert summary(finished).split("\nfolder: ")[0].splitlines() == [
         "last loss: 1.5",
@@ -40,19 +40,27 @@ def test_the_summary_tells_figures_of_benchmarks_in_words(tmp_path):
     ]
 
 
-def test_pictures_of_what_benchmarks_kept(tmp_path):
+def test_pictures_of_what_test_sets_kept(tmp_path):
     folder = RunFolder(tmp_path)
     record = {"step": 0, "metrics": {"train/loss": 1.0, "face/lfw_accuracy": 50.0}}
     folder.metrics_path.write_text(json.dumps(record) + "\n")
     assert [*draw(folder)] == ["curves"]
     kept = {"scores": torch.tensor([0.1, 0.2, 0.7]), "same": torch.tensor([False, False, True]), "norms": torch.ones(5)}
-    torch.save({**kept, "norms": torch.full((5,), torch.nan)}, folder.benchmark_path("ijbc"))
+    torch.save({**kept, "norms": torch.full((5,), torch.nan)}, folder.test_set_path("ijbc"))
     pixels = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
     pairs = {f"{kind}_{side}": pixels for kind in ("different", "same") for side in ("first", "second")}
     shown = {**pairs, "different_scores": torch.tensor([0.2]), "same_scores": torch.tensor([0.7])}
-    torch.save({**kept, **shown}, folder.benchmark_path("lfw"))
+    torch.save({**kept, **shown}, folder.test_set_path("lfw"))
     figures = draw(folder)
-    assert [*figures] == ["curves", "roc", "scores", "benchmark_norms", "hardest_lfw"]
+    assert [*figures] == ["curves", "roc", "scores", "test_set_norms", "hardest_lfw"]
     for figure in figures.values():
         figure.savefig(written := io.BytesIO())
         assert written.getvalue().startswith(b"\x89PNG")
+
+
+def test_what_version_0_1_kept_of_its_test_sets_is_found(tmp_path):
+    folder, kept = RunFolder(tmp_path), tmp_path / "benchmarks" / "lfw.pt"
+    kept.parent.mkdir()
+    kept.touch()
+    assert folder.test_set_paths() == [kept]
+    assert folder.test_set_path("lfw").parent != kept.parent

@@ -27,10 +27,10 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def face_run(run, benchmarks):
+def face_run(run, digit_pairs):
     """A run of faces in the same store."""
     folder = run.folder.path.parents[1]
-    overrides = (*QUICK_FACE, "runtime=local", f"output_dir={folder}", "run_name=faces", benchmarks)
+    overrides = (*QUICK_FACE, "runtime=local", f"output_dir={folder}", "run_name=faces", digit_pairs)
     return run_training(FACE, from_values(FaceConfig, compose("face", overrides)))
 
 
@@ -61,7 +61,7 @@ def test_the_pages_of_a_run_show_what_it_is(ui, run, tmp_path, page, shown):
         ("/artifacts/plots/hardest_digits.png", ["plots", "hardest_digits.png", "head.safetensors"]),
     ],
 )
-def test_the_pages_of_a_face_run_show_its_benchmarks(ui, face_run, tmp_path, page, shown):
+def test_the_pages_of_a_face_run_show_its_test_sets(ui, face_run, tmp_path, page, shown):
     assert_shown(f"{ui}/#/experiments/{face_run.experiment_id}/runs/{face_run.run_id}{page}", shown, tmp_path)
 
 

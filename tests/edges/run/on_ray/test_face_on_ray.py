@@ -57,15 +57,15 @@ def config_of(folder: Path, *changes: str) -> FaceConfig:
 
 
 @pytest.fixture(scope="module")
-def whole(cluster, benchmarks, tmp_path_factory) -> RunFolder:
+def whole(cluster, digit_pairs, tmp_path_factory) -> RunFolder:
     """The run that nothing happens to."""
-    return run_training(FACE, config_of(tmp_path_factory.mktemp("whole"), benchmarks, EXACT)).folder
+    return run_training(FACE, config_of(tmp_path_factory.mktemp("whole"), digit_pairs, EXACT)).folder
 
 
 @pytest.fixture(scope="module")
-def alone(benchmarks, tmp_path_factory) -> RunFolder:
+def alone(digit_pairs, tmp_path_factory) -> RunFolder:
     """The same in one process, without Ray; it holds all templates."""
-    config = config_of(tmp_path_factory.mktemp("alone"), benchmarks)
+    config = config_of(tmp_path_factory.mktemp("alone"), digit_pairs)
     return run_training(FACE, replace(config, runtime=LocalConfig(device="cpu", precision="float64"))).folder
 
 
@@ -107,7 +107,7 @@ MOMENTS: dict[str, Callable[[RunFolder], bool]] = {
 
 
 @pytest.mark.parametrize(("moment", "rank"), list(zip(MOMENTS, (1, 0, 1), strict=True)))
-def test_a_killed_worker_changes_nothing(cluster, benchmarks, whole, tmp_path, moment, rank):
+def test_a_killed_worker_changes_nothing(cluster, digit_pairs, whole, tmp_path, moment, rank):
     run = folder_of(tmp_path)
 
     def kill() -> None:
@@ -115,14 +115,14 @@ def test_a_killed_worker_changes_nothing(cluster, benchmarks, whole, tmp_path, m
         os.kill(pid, signal.SIGKILL)
 
     with Once(lambda: MOMENTS[moment](run), kill) as killing:
-        run_training(FACE, config_of(tmp_path, benchmarks, EXACT))
+        run_training(FACE, config_of(tmp_path, digit_pairs, EXACT))
     assert killing.happened
     assert len(run.workers()) == 4  # both were started again, once
     assert_bit_equal(run, whole)
 
 
-def test_ctrl_c_stops_the_run_and_one_worker_goes_on_with_what_two_held(benchmarks, alone, tmp_path):
-    command = [sys.executable, "-m", "jobs.face", *RUN, benchmarks, EXACT, f"output_dir={tmp_path}"]
+def test_ctrl_c_stops_the_run_and_one_worker_goes_on_with_what_two_held(digit_pairs, alone, tmp_path):
+    command = [sys.executable, "-m", "jobs.face", *RUN, digit_pairs, EXACT, f"output_dir={tmp_path}"]
     run = folder_of(tmp_path)
     # A terminal sends Ctrl-C to all processes that the command has started.
     driver = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -160,8 +160,8 @@ def test_bad_input_is_one_line_and_an_exit_code(cluster, tmp_path, capfd, change
     table, images = write_digit_pairs(tmp_path)
     with table.open("a") as file:
         file.write("digit 0/none.png,digit 0/0.png,1,0\n")
-    benchmark = f"benchmarks=[{{name:pairs,pairs:{table},images:{images}}}]"
-    assert run_job("face", face, [*RUN, benchmark, f"output_dir={tmp_path / 'runs'}", *changes]) == code
+    test_set = f"test_sets=[{{name:pairs,pairs:{table},images:{images}}}]"
+    assert run_job("face", face, [*RUN, test_set, f"output_dir={tmp_path / 'runs'}", *changes]) == code
     (line,) = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("INFO: ")]
     assert line.startswith("error: ") and message in line
     assert not folder_of(tmp_path / "runs").path.exists()
