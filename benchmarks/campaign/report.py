@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.campaign.recipes import EXPERIMENTS
 from benchmarks.measure import RESULTS
 from ssl_sec.errors import ConfigError
-from ssl_sec.papers import reported
+from ssl_sec.papers import find_reported
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = RESULTS / "campaign"
@@ -144,7 +144,7 @@ def recipes(results: Results) -> str:
     rows = []
     for arm in ("ntxent", "sec"):
         runs, recipe = _runs(results, "resnet50", arm), EXPERIMENTS[arm]
-        paper = reported(recipe)["probe/top1"]
+        paper = find_reported(recipe)["probe/top1"]
         assert isinstance(paper, float)
         top1 = mean(run["probe/top1"] for run in runs) if runs else None
         rows.append(

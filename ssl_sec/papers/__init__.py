@@ -137,7 +137,7 @@ class Paper:
         return by_number[number]
 
 
-def names() -> tuple[str, ...]:
+def list_papers() -> tuple[str, ...]:
     """Returns the short names of the papers."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
 
@@ -149,12 +149,12 @@ def load(name: str) -> Paper:
     Raises:
         ConfigError: if there is no such paper.
     """
-    if name not in names():
-        raise ConfigError(f"paper: found {name!r}; {nearest(name, names())}")
+    if name not in list_papers():
+        raise ConfigError(f"paper: found {name!r}; {nearest(name, list_papers())}")
     return from_values(Paper, yaml.safe_load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")))
 
 
-def reported(recipe: str) -> dict[str, Value]:
+def find_reported(recipe: str) -> dict[str, Value]:
     """Returns metric -> value for one of our recipes, each from the first table that has it."""
     return {**_collect_reported().get(recipe, {})}
 
@@ -162,7 +162,7 @@ def reported(recipe: str) -> dict[str, Value]:
 @cache
 def _collect_reported() -> dict[str, dict[str, Value]]:
     reported: dict[str, dict[str, Value]] = {}
-    for table in (table for name in names() for table in load(name).tables):
+    for table in (table for name in list_papers() for table in load(name).tables):
         for recipe, metric, value in table.cells():
             if value is not None:
                 reported.setdefault(recipe, {}).setdefault(metric, value)

@@ -360,7 +360,7 @@ def test_a_slurm_job_is_stopped_before_its_time_limit_requeued_and_resumed(tmp_p
     assert first[:5] == ["python", "-m", "ssl_sec", "pretrain", "experiment=digits"]
     config = from_values(PretrainConfig, compose("pretrain", first[4:]))
     assert config.resume == "auto"
-    assert RunFolder(Path(config.output_dir) / config.recipe / str(config.run_name)) == slurm.run
+    assert Path(config.output_dir) / config.recipe / str(config.run_name) == slurm.run.path
 
     slurm.requeued.unlink()
     assert slurm.start(outcome="0").wait(timeout=60) == 0

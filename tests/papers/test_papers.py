@@ -4,7 +4,7 @@ import pytest
 
 from ssl_sec.edges.composition.compose import compose, experiments
 from ssl_sec.errors import ConfigError
-from ssl_sec.papers import Table, load, names, reported
+from ssl_sec.papers import Table, find_reported, list_papers, load
 from ssl_sec.settings import from_values
 
 TABLES = {"angular": range(1, 6), "normface": range(1, 6), "sec": range(1, 13), "sft": range(1, 7)}
@@ -26,7 +26,7 @@ def numbers_of(value):
 
 
 def test_every_table_of_every_paper_exists():
-    assert {name: [table.number for table in load(name).tables] for name in names()} == {
+    assert {name: [table.number for table in load(name).tables] for name in list_papers()} == {
         name: list(numbers) for name, numbers in TABLES.items()
     }
 
@@ -80,7 +80,7 @@ def test_a_cell_has_the_papers_value(paper, number, row, column, value):
 
 def test_results_are_percentages_and_metrics_have_valid_names():
     metric = re.compile(r"(probe|retrieval|face)/[a-z0-9_-]+")
-    for name in names():
+    for name in list_papers():
         for table in load(name).tables:
             for place, column in enumerate(table.columns):
                 if column.metric is None:
@@ -92,7 +92,7 @@ def test_results_are_percentages_and_metrics_have_valid_names():
 
 def test_recall_does_not_fall_with_more_neighbours():
     """A number in the wrong column would break the order."""
-    for name in names():
+    for name in list_papers():
         for table in load(name).tables:
             for row in table.rows:
                 by_data: dict[str | None, list[tuple[int, float]]] = {}
@@ -107,7 +107,7 @@ def test_recall_does_not_fall_with_more_neighbours():
 
 def test_a_recipe_belongs_to_one_paper():
     owners: dict[str, set[str]] = {}
-    for name in names():
+    for name in list_papers():
         for table in load(name).tables:
             for recipe in table.recipes():
                 assert "{" not in recipe
@@ -137,7 +137,7 @@ def test_table_5_and_its_experiments_have_the_same_recipes():
 def test_recipes_and_experiments_are_the_same(job, metrics, not_implemented, least):
     named = {
         recipe
-        for paper in names()
+        for paper in list_papers()
         for table in load(paper).tables
         for recipe, metric, _ in table.cells()
         if metric.startswith(metrics)
@@ -148,9 +148,9 @@ def test_recipes_and_experiments_are_the_same(job, metrics, not_implemented, lea
 
 
 def test_reported_values_of_a_recipe():
-    assert reported("cifar100_sec_ema_200") == {"probe/top1": 66.59, "probe/top5": 90.41}
-    assert reported("cars196_triplet")["retrieval/nmi"] == 56.66
-    assert reported("digits") == {}
+    assert find_reported("cifar100_sec_ema_200") == {"probe/top1": 66.59, "probe/top5": 90.41}
+    assert find_reported("cars196_triplet")["retrieval/nmi"] == 56.66
+    assert find_reported("digits") == {}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, ConfigFile, config_file, doubled, own_options
 from ssl_sec.edges.composition.options import EXPERIMENT, groups
 from ssl_sec.errors import ConfigError, nearest
-from ssl_sec.papers import Value, reported
+from ssl_sec.papers import Value, find_reported
 from ssl_sec.settings import flattened
 
 TABLES = "table"
@@ -105,7 +105,9 @@ def _packaged() -> dict[str, ConfigFile]:
 
 @cache
 def _papers_figures(name: str) -> str:
-    figures = ", ".join(f"{metric.rpartition('/')[2]} {in_words(value)}" for metric, value in reported(name).items())
+    figures = ", ".join(
+        f"{metric.rpartition('/')[2]} {in_words(value)}" for metric, value in find_reported(name).items()
+    )
     return f"the paper's: {figures}" if figures else "not in the paper's tables"
 
 

@@ -91,7 +91,7 @@ def _choices(job: str) -> str:
         told = {name: f"{_first(form.__doc__)} Needs {', '.join(form.packages)}." for name, form in FORMATS.items()}
         return "\n".join(["format=", *_listed(told)])
     if job == "report":
-        found = {name: papers.load(name) for name in papers.names()}
+        found = {name: papers.load(name) for name in papers.list_papers()}
         told = {
             name: f"{paper.title} ({paper.reference}); tables {', '.join(str(table.number) for table in paper.tables)}"
             for name, paper in found.items()
@@ -109,7 +109,7 @@ def _experiments(job: str) -> str:
         experiment = load(name)
         assert experiment is not None
         if experiment.is_row:
-            value = papers.reported(name).get(metric)
+            value = papers.find_reported(name).get(metric)
             tables.setdefault(experiment.file.explanation, []).append(
                 name if value is None else f"{name} {in_words(value)}".replace(" ", _FIXED)
             )

@@ -8,7 +8,7 @@ from ssl_sec.edges.composition.help_text import help_text
 from ssl_sec.edges.composition.keys import keys_of, keys_of_entry, kind_of, listed_kinds
 from ssl_sec.edges.composition.options import values_of_option
 from ssl_sec.exporting import FORMATS
-from ssl_sec.papers import names
+from ssl_sec.papers import list_papers
 from ssl_sec.settings import flattened
 
 JOBS = ("ablate", "align", "export", "face", "metric_learning", "pretrain", "probe", "replay", "report")
@@ -87,7 +87,7 @@ def test_help_of_an_export_says_a_line_of_each_format():
 
 def test_help_of_a_report_names_the_papers():
     text = help_text("report", [])
-    assert all(re.search(rf"^    {name} ", text, re.M) for name in names())
+    assert all(re.search(rf"^    {name} ", text, re.M) for name in list_papers())
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
