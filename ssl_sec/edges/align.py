@@ -36,16 +36,11 @@ class Aligned:
     num_unreadable: int
     num_without_landmarks: int
 
-    def told(self) -> str:
-        """The numbers, and where the images are."""
-        left_out = f"{self.num_unreadable} unreadable, {self.num_without_landmarks} without landmarks"
-        return "\n".join(
-            [
-                f"aligned: {self.num_aligned} images, {ALIGNED_SIZE_PX} x {ALIGNED_SIZE_PX} pixels; "
-                f"{self.num_kept} were there already",
-                f"left out: {left_out}",
-                f"folder: {self.folder}",
-            ]
+    def __str__(self) -> str:
+        return (
+            f"aligned: {self.num_aligned} images, {ALIGNED_SIZE_PX} x {ALIGNED_SIZE_PX} pixels; {self.num_kept} were "
+            f"there already\nleft out: {self.num_unreadable} unreadable, {self.num_without_landmarks} without landmarks"
+            f"\nfolder: {self.folder}"
         )
 
 

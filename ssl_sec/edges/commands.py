@@ -68,7 +68,7 @@ def export(overrides: Sequence[str]) -> str:
     config = from_values(ExportConfig, values)
     from ssl_sec.edges.export.export import run_export
 
-    return run_export(config).told()
+    return str(run_export(config))
 
 
 def align(overrides: Sequence[str]) -> str:
@@ -79,7 +79,7 @@ def align(overrides: Sequence[str]) -> str:
     config = from_values(AlignConfig, values)
     from ssl_sec.edges.align import run_align
 
-    return run_align(config).told()
+    return str(run_align(config))
 
 
 def replay(overrides: Sequence[str]) -> str:

@@ -8,8 +8,10 @@ from functools import cache
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
+
+from ssl_sec.errors import ConfigError, printable
 
 
 def understood(override: str) -> str:
@@ -35,11 +37,23 @@ def understood(override: str) -> str:
     return mended if text[0] not in "{'\"" and (is_list or text[0] != "[") and _parses(mended) else override
 
 
+def parsed(override: str) -> Override:
+    """An override in its parts.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    try:
+        return _parser().parse_override(override)
+    except (HydraException, ValueError, RecursionError) as error:  # too many digits, or brackets
+        raise ConfigError(f"{printable(repr(override))}: not understood; give key=value, or --help") from error
+
+
 def assigned(key: str, value: str) -> str:
     """The override that gives a key a string, whatever its characters."""
     override = f"{key}={value}"
-    parsed: Any = _parser().parse_override(override).value() if _parses(override) else None
-    return override if parsed == value else f"{key}={in_quotes(value)}"
+    read: Any = _parser().parse_override(override).value() if _parses(override) else None
+    return override if read == value else f"{key}={in_quotes(value)}"
 
 
 @cache

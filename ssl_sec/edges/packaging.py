@@ -16,9 +16,8 @@ TRAVELS = ("ssl_sec", "jobs", "configs", "pyproject.toml")
 _NEVER = ("__pycache__", ".git")
 LIMIT_MIB = 64.0
 
-# What a job is told of where it came from: its id and, as it has no checkout with it, the commit.
+# The environment's variable with the id of a job.
 JOB_ID_VARIABLE = "SSL_SEC_JOB_ID"
-COMMIT_VARIABLE = "SSL_SEC_COMMIT"
 # The file in which the commit and what differs from it travel; see `ssl_sec.edges.tracking.provenance`.
 CODE_STATE = "code_state.json"
 
@@ -36,11 +35,11 @@ def command(job: str) -> str:
     return f"ssl-sec {job}" if by_name or checkout() is None else f"python -m jobs.{job}"
 
 
-def commit(root: Path) -> str | None:
-    """The commit of a checkout, with a mark where files differ from it."""
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
+def git(root: Path, *arguments: str) -> str | None:
+    """What git prints in a folder; None if it fails, or is not there."""
+    command = ["git", "-C", str(root), *arguments]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -88,10 +87,9 @@ def packaged(
 
 def _files(path: Path) -> list[Path]:
     """The files below a path that git does not ignore, or all where there is no git."""
-    command = ["git", "-C", str(path.parent), "ls-files", "-z", "-co", "--exclude-standard", "--", path.name]
-    try:
-        listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split("\0")
-        found = [path.parent / name for name in listed if name]
-    except (OSError, subprocess.SubprocessError):
+    listed = git(path.parent, "ls-files", "-z", "-co", "--exclude-standard", "--", path.name)
+    if listed is not None:
+        found = [path.parent / name for name in listed.split("\0") if name]
+    else:
         found = [path] if path.is_file() else list(path.rglob("*"))
     return [file for file in found if file.is_file() and not any(part in _NEVER for part in file.parts)]

@@ -61,7 +61,7 @@ class Patience:
         """
         if self.is_over:
             raise NoAnswer(f"no answer for {self.limit_s:g} s")
-        call = _Call(do)
+        call = Call(do)
         started = time.monotonic()
         call.start()
         if not self.join(call):
@@ -73,21 +73,24 @@ class Patience:
 
 
 def _answered(ask: Callable[[], object], within_s: float) -> bool:
-    question = _Call(ask)
+    question = Call(ask)
     question.start()
     question.join(within_s)
     return not question.is_alive() and question.error is None
 
 
-class _Call(threading.Thread, Generic[T]):
+class Call(threading.Thread, Generic[T]):
+    """A call in a thread of its own, which ends with the process; once it has ended, its result or its error."""
+
     def __init__(self, do: Callable[[], T]) -> None:
         super().__init__(daemon=True)
         self._do = do
         self.results: list[T] = []
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def run(self) -> None:
+        """Calls."""
         try:
             self.results.append(self._do())
-        except Exception as error:
+        except BaseException as error:
             self.error = error

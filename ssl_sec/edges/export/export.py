@@ -55,15 +55,15 @@ class Exported:
     exportable: Exportable
     check: Check
 
-    def told(self) -> str:
-        """The check's result, and how the files are read."""
+    def __str__(self) -> str:
+        check = self.check
         loading = [*self.form.loading(self.exportable).splitlines(), self.form.use(self.exportable)]
         return "\n".join(
             [
                 f"exported: {self.exportable.architecture.title} as {self.form.name}",
-                f"check: read back without this package, {self.check.num_images} images; largest difference "
-                f"{self.check.largest_difference:.3g} ({self.exportable.output} up to {self.check.largest_value:.3g}, "
-                f"{self.check.allowed:.3g} allowed)",
+                f"check: read back without this package, {check.num_images} images; largest difference "
+                f"{check.largest_difference:.3g} ({self.exportable.output} up to {check.largest_value:.3g}, "
+                f"{check.allowed:.3g} allowed)",
                 f"folder: {self.folder}",
                 "",
                 *(f"    {line}".rstrip() for line in loading),

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ssl_sec.data.fingerprint import fingerprint
+from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.masking import HIDDEN
 
 
@@ -56,3 +58,16 @@ class DataDescription:
     image_shape: tuple[int, ...]
     class_names: tuple[str, ...]
     digest: str | None = None
+
+    @classmethod
+    def of(cls, image_set: ImageSet) -> "DataDescription":
+        """The description of a set that is open."""
+        return cls(
+            name=image_set.name,
+            description=image_set.description,
+            num_images=len(image_set),
+            num_bad_images=image_set.num_bad_images,
+            image_shape=image_set.image_shape,
+            class_names=image_set.class_names,
+            digest=fingerprint(image_set),
+        )

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import yaml
 
-from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.folder.descriptions import DataDescription, RunIdentity
 from ssl_sec.edges.folder.stored_config import training_config
@@ -221,16 +220,7 @@ class RunFolder:
 
     def describe_data(self, image_set: ImageSet) -> None:
         """Keeps what the driver tells of the set that was trained on, or of the one that a probe was tested on."""
-        about = DataDescription(
-            name=image_set.name,
-            description=image_set.description,
-            num_images=len(image_set),
-            num_bad_images=image_set.num_bad_images,
-            image_shape=image_set.image_shape,
-            class_names=image_set.class_names,
-            digest=fingerprint(image_set),
-        )
-        self._data_path.write_text(json.dumps(asdict(about)))
+        self._data_path.write_text(json.dumps(asdict(DataDescription.of(image_set))))
 
     @property
     def holds_data(self) -> bool:

@@ -7,7 +7,6 @@ network's architecture gives without training.
 
 import json
 import re
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from ssl_sec.edges.folder.names import new_name, own_tags
 from ssl_sec.edges.machine import announce
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.summary import Finished, how_to_look
-from ssl_sec.edges.run.sweeps import Sweep
+from ssl_sec.edges.run.sweeps import Sweep, mean_and_std
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.store import tracking_uri
 from ssl_sec.errors import ConfigError, nearest
@@ -116,15 +115,10 @@ def _table(results: Results) -> str:
     if not results:
         return ""
     of = "arm" if any("=" in arm for arm in results) else "constraint"
-    rows = [[arm, *(_cell([run[key] for run in runs]) for key in _COLUMNS)] for arm, runs in results.items()]
+    rows = [[arm, *(mean_and_std([run[key] for run in runs]) for key in _COLUMNS)] for arm, runs in results.items()]
     num_seeds = max(map(len, results.values()))
     table = in_table(rows, [of, *_COLUMNS.values()])
     return table if num_seeds == 1 else f"{table}\n(mean ± standard deviation over {num_seeds} seeds)"
-
-
-def _cell(values: Sequence[float]) -> str:
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.2f}{spread}"
 
 
 def _keep(results: Results, seeds: Sequence[int], folder: Path) -> None:

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 
 from ssl_sec.edges.composition.compose import compose, composed_yaml
 from ssl_sec.edges.composition.options import primary
 from ssl_sec.edges.folder.stored_config import stored_values, with_credentials
 from ssl_sec.edges.masking import HIDDEN
-from ssl_sec.edges.overrides import assigned
+from ssl_sec.edges.overrides import assigned, parsed
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.registry import PRETRAIN, PROBE, RECIPES, trainings
 from ssl_sec.settings import flattened, from_values, to_values
@@ -90,10 +88,7 @@ def _value_of(key: str, overrides: Sequence[str]) -> str | None:
 
 
 def _parsed(text: str) -> Override:
-    try:
-        override = OverridesParser.create().parse_override(text)
-    except HydraException as error:
-        raise ConfigError(f"{text!r}: not understood; give key=value, or --help") from error
+    override = parsed(text)
     if override.is_sweep_override() or override.is_delete():
         raise ConfigError(f"{text!r}: found several values or none, must be one: key=value")
     return override
@@ -136,18 +131,18 @@ def _refuse_hidden(values: dict[str, Any]) -> None:
 def _with_typed(job: str, stored: Mapping[str, Any], typed: Sequence[str]) -> dict[str, Any]:
     """Stored values with what was typed: options of groups whole, other keys one by one."""
     known = primary(job).options
-    parsed = {text: _parsed(text) for text in typed}
-    for text, override in parsed.items():
+    overrides = {text: _parsed(text) for text in typed}
+    for text, override in overrides.items():
         if override.get_key_element() == "experiment":
             raise ConfigError(
                 f"{text}: a resumed run has its own configuration; allowed: resume=... without experiment"
             )
-    chosen = [override.get_key_element() for override in parsed.values() if override.get_key_element() in known]
+    chosen = [override.get_key_element() for override in overrides.values() if override.get_key_element() in known]
     values = dict(stored)
     for group in chosen:
         of_group = [text for text in typed if text.startswith((f"{group}=", f"{group}."))]
         values[group] = compose(job, of_group)[group]
-    for override in parsed.values():
+    for override in overrides.values():
         path = override.get_key_element().lstrip("+").split(".")
         if path[0] not in chosen:
             _put(values, path, override.value())

@@ -59,26 +59,62 @@ def running(folder: RunFolder) -> Iterator[None]:
         ConfigError: if another process has it.
         StorageError: if the output folder cannot be written.
     """
-    path = _lock_path(folder)
-    record = {"folder": str(folder.path), **_this_process()}
-    descriptor, before = _taken(path, str(folder.path), folder.path, record)
+    lock = RunLock(_lock_path(folder), {"folder": str(folder.path)})
     try:
         yield
     except BaseException:
         # A run that was refused, because the folder holds another one, has not ended that one.
-        if before is not None:
-            _write_record(descriptor, before)
-        else:
-            path.unlink(missing_ok=True)
+        lock.release(lock.before)
         raise
-    else:
-        path.unlink(missing_ok=True)
-    finally:
-        _given_back(path, descriptor)
+    lock.release()
 
 
-class OpenRun:
-    """A run in MLflow without a folder, as a sweep has: if this process cannot end it, a later job does.
+class RunLock:
+    """A run that this process alone has; if the process cannot end it in MLflow, a later job does.
+
+    Args:
+        path: of the file that is locked.
+        run: how a later job finds it in MLflow: its folder, or the store's address and the run's id.
+
+    Attributes:
+        before: what an earlier process left in the file.
+
+    Raises:
+        ConfigError: if another process has it.
+        StorageError: if the file cannot be written.
+    """
+
+    def __init__(self, path: Path, run: Mapping[str, str]) -> None:
+        self._path = path
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._record = {**run, "host": socket.gethostname(), "pid": os.getpid(), "since": since}
+        try:
+            self._descriptor = _waited_for(path, run.get("folder") or run["run_id"])
+            _held.add(self._descriptor)
+            self.before = _record_of(self._descriptor)
+            _write_record(self._descriptor, self._record)
+        except OSError as error:
+            raise StorageError(f"output_dir: {path.parents[1]} cannot be written: {error.strerror}") from error
+        tell_supervisor(path)
+
+    def release(self, left: Mapping[str, Any] | None = None) -> None:
+        """Gives the run back.
+
+        Args:
+            left: how a later job ends the run in MLflow, beside what is known of it; None if there is nothing to end.
+        """
+        if left is None:
+            self._path.unlink(missing_ok=True)
+        else:
+            _write_record(self._descriptor, {**self._record, **left})
+        _held.discard(self._descriptor)
+        os.close(self._descriptor)
+        with contextlib.suppress(OSError):  # others run
+            self._path.parent.rmdir()
+
+
+def open_run(output_dir: Path, uri: str, run_id: str) -> RunLock:
+    """A run in MLflow without a folder, as a sweep has.
 
     Args:
         output_dir: whose later jobs look after it.
@@ -88,41 +124,7 @@ class OpenRun:
     Raises:
         StorageError: if the output folder cannot be written.
     """
-
-    def __init__(self, output_dir: Path, uri: str, run_id: str) -> None:
-        self._path = output_dir.resolve() / _FOLDER / run_id
-        self._record = {"uri": masked(uri), "run_id": run_id, **_this_process()}
-        self._descriptor, _ = _taken(self._path, run_id, output_dir, self._record)
-
-    def ended(self) -> None:
-        """Takes note that the run has ended in MLflow."""
-        self._path.unlink(missing_ok=True)
-        _given_back(self._path, self._descriptor)
-
-    def not_told(self, status: str, reason: str | None) -> None:
-        """Leaves it to a later job to tell MLflow how the run ended."""
-        _write_record(self._descriptor, {**self._record, "status": status, "reason": reason})
-        _given_back(self._path, self._descriptor)
-
-
-def _taken(path: Path, what: str, written_to: Path, record: Mapping[str, Any]) -> tuple[int, Mapping[str, Any] | None]:
-    """Locks a file and writes who holds it; returns its descriptor, and what an earlier process left in it."""
-    try:
-        descriptor = _waited_for(path, what)
-        _held.add(descriptor)
-        before = _record_of(descriptor)
-        _write_record(descriptor, record)
-    except OSError as error:
-        raise StorageError(f"output_dir: {written_to} cannot be written: {error.strerror}") from error
-    tell_supervisor(path)
-    return descriptor, before
-
-
-def _given_back(path: Path, descriptor: int) -> None:
-    _held.discard(descriptor)
-    os.close(descriptor)
-    with contextlib.suppress(OSError):  # others run
-        path.parent.rmdir()
+    return RunLock(output_dir.resolve() / _FOLDER / run_id, {"uri": masked(uri), "run_id": run_id})
 
 
 def close_abandoned(folder: RunFolder, client: MlflowClient, uri: str) -> threading.Thread:
@@ -271,10 +273,6 @@ def _write_record(descriptor: int, record: Mapping[str, Any]) -> None:
     content = json.dumps(record).encode()
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, content, 0)
-
-
-def _this_process() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
 
 
 def _holder(path: Path) -> str:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from mlflow.exceptions import MlflowException
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
-from ssl_sec.edges.run.running import OpenRun
+from ssl_sec.edges.run.running import RunLock, open_run
 from ssl_sec.edges.tracking.provenance import code_files, keep_code
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import Stopped, UserError, first_line
@@ -48,7 +48,7 @@ class Sweep:
         lock: by which a later job sees whether this process still runs it.
     """
 
-    def __init__(self, run: TrackedRun | None, lock: OpenRun | None = None) -> None:
+    def __init__(self, run: TrackedRun | None, lock: RunLock | None = None) -> None:
         self._run = run
         self._lock = lock
 
@@ -68,9 +68,9 @@ class Sweep:
             except (UserError, MlflowException, OSError) as error:
                 logger.warning("%s; the runs of the sweep have no parent", first_line(error))
                 return cls(None)
-            lock: OpenRun | None = None
+            lock: RunLock | None = None
             with contextlib.suppress(UserError):  # no run can be written there then, which the first one says
-                lock = OpenRun(Path(output_dir).expanduser(), identity.uri, run.run_id)
+                lock = open_run(Path(output_dir).expanduser(), identity.uri, run.run_id)
             try:
                 for path in code_files(Path(kept)):
                     run.log_file(path)
@@ -124,15 +124,14 @@ class Sweep:
                     run.log_file(path, "plots")
         except Exception as error:
             logger.warning("MLflow: %s", first_line(error))
+        left = None
         try:
             run.end(status, reason)
         except Exception as error:
             logger.warning("MLflow: %s", first_line(error))
-            if self._lock is not None:
-                self._lock.not_told(status, reason)
-        else:
-            if self._lock is not None:
-                self._lock.ended()
+            left = {"status": status, "reason": reason}
+        if self._lock is not None:
+            self._lock.release(left)
 
 
 def as_csv(results: Results) -> str:
@@ -149,7 +148,7 @@ def as_markdown(results: Results) -> str:
     told = _told(results)
     rows = [["arm", "runs", *(FIGURES[name] for name in told)], ["---"] * (2 + len(told))]
     for arm, runs in results.items():
-        rows.append([arm, str(len(runs)), *(_cell([run[name] for run in runs if name in run]) for name in told)])
+        rows.append([arm, str(len(runs)), *(mean_and_std([run[name] for run in runs if name in run]) for name in told)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -192,7 +191,8 @@ def _told(results: Results) -> list[str]:
     return [name for name in FIGURES if any(name in run for runs in results.values() for run in runs)]
 
 
-def _cell(values: Sequence[float]) -> str:
+def mean_and_std(values: Sequence[float]) -> str:
+    """For example 80.00 ± 1.50; empty without values."""
     if not values:
         return ""
     spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""

@@ -21,7 +21,7 @@ from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from ssl_sec.edges.masking import masked
-from ssl_sec.edges.packaging import COMMIT_VARIABLE, JOB_ID_VARIABLE, checkout, command, commit, packaged
+from ssl_sec.edges.packaging import JOB_ID_VARIABLE, checkout, command, packaged
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.provenance import write_code_state
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
@@ -118,8 +118,6 @@ class Cluster:
         if is_this_machine(self.address):
             # The Python that submits, as if its environment were activated; not there, if a port is forwarded.
             variables["PATH"] = f"{Path(sys.executable).parent}:${{PATH}}"
-        if root is not None and (found := commit(root)) is not None:
-            variables[COMMIT_VARIABLE] = found
         with packaged(root, files or {}) as folder:
             if root is not None and folder is not None:
                 write_code_state(root, folder)

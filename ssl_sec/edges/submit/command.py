@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from ssl_sec.edges.composition.config_folders import OPTION, own_configs
 from ssl_sec.edges.packaging import command
@@ -111,18 +112,17 @@ def _submit(options: argparse.Namespace) -> int:
     check(order)  # what is wrong is told before a cluster is looked for
     cluster = Cluster(options.address)
     sent = send(order, cluster)
-    print(f"job: {sent.job_id}")
-    print(f"dashboard: {sent.dashboard}")
-    print(f"MLflow: {sent.mlflow}", flush=True)
+    for what, value in sent.items():
+        print(f"{what}: {value}", flush=True)
     if options.follow:
-        return _follow(cluster, sent.job_id, options.detach)
-    print(f"follow it: {command('submit')} logs {sent.job_id} --follow")
+        return _follow(cluster, sent["job"], options.detach)
+    print(f"follow it: {command('submit')} logs {sent['job']} --follow")
     return 0
 
 
 def _follow(cluster: Cluster, job_id: str, detach: bool) -> int:
     try:
-        details = cluster.follow(job_id, _print)
+        details = cluster.follow(job_id, partial(print, end="", flush=True))
     except KeyboardInterrupt:
         if detach:
             print(f"\n{job_id} goes on; follow it: {command('submit')} logs {job_id} --follow", file=sys.stderr)
@@ -131,7 +131,3 @@ def _follow(cluster: Cluster, job_id: str, detach: bool) -> int:
         details = cluster.stop(job_id)
     print(f"{job_id}: {details.status.value.lower()}", file=sys.stderr)
     return exit_code(details)
-
-
-def _print(text: str) -> None:
-    print(text, end="", flush=True)

@@ -19,6 +19,7 @@ from types import FrameType
 from mlflow.exceptions import MlflowException
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
+from ssl_sec.edges.folder.names import own_tags
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.submit.cluster import Cluster, entrypoint, exit_code
@@ -70,9 +71,7 @@ class Plan:
         name: of the sweep's run in MLflow.
         recipe: of its runs.
         output_dir: where run folders are made.
-        uri: of the tracking store; None takes the environment's, or sqlite in the output folder.
-        experiment: in MLflow; None takes the recipe's name.
-        tags: of the sweep's run, besides its own.
+        tracking: of the sweep's run; its experiment is that of all runs.
         parallel: chains that run at once.
         points: one for a mere chain.
     """
@@ -80,9 +79,7 @@ class Plan:
     name: str
     recipe: str
     output_dir: str
-    uri: str | None
-    experiment: str | None
-    tags: dict[str, str]
+    tracking: TrackingConfig
     parallel: int
     points: tuple[Point, ...]
 
@@ -123,7 +120,7 @@ class _Pipeline:
         self._plan = plan
         self._cluster = cluster
         self._job_id = job_id
-        self._uri = tracking_uri(TrackingConfig(uri=plan.uri), plan.output_dir)
+        self._uri = tracking_uri(plan.tracking, plan.output_dir)
         self._stopping = threading.Event()
         self._running: set[str] = set()
         self._lock = threading.Lock()
@@ -164,9 +161,9 @@ class _Pipeline:
         }
         identity = RunIdentity(
             uri=self._uri,
-            experiment=plan.experiment or plan.recipe,
+            experiment=plan.tracking.experiment or plan.recipe,
             name=plan.name,
-            tags={**plan.tags, "recipe": plan.recipe, "job": "sweep"},
+            tags={**own_tags(plan.tracking), "recipe": plan.recipe, "job": "sweep"},
         )
         return Sweep.start(identity, values, plan.output_dir)
 
@@ -224,7 +221,7 @@ class _Pipeline:
         """The id and the last metrics of the MLflow run of a job."""
         try:
             client = connected(self._uri)
-            experiment = client.get_experiment_by_name(self._plan.experiment or self._plan.recipe)
+            experiment = client.get_experiment_by_name(self._plan.tracking.experiment or self._plan.recipe)
             if experiment is None:
                 return None, {}
             found = client.search_runs([experiment.experiment_id], f"tags.`{JOB_ID_TAG}` = {json.dumps(job_id)}")

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from mlflow.exceptions import MlflowException
 
 from ssl_sec.edges.composition.compose import chooses_own, compose
@@ -22,7 +20,7 @@ from ssl_sec.edges.composition.config_folders import OPTION
 from ssl_sec.edges.composition.options import own_texts
 from ssl_sec.edges.folder.names import new_name, own_tags, run_name_of
 from ssl_sec.edges.masking import masked
-from ssl_sec.edges.overrides import assigned, understood
+from ssl_sec.edges.overrides import assigned, parsed, understood
 from ssl_sec.edges.run.job_values import quoted, resumed_run, values_of
 from ssl_sec.edges.submit.cluster import Cluster, entrypoint, is_this_machine
 from ssl_sec.edges.submit.pipeline import Plan, Point, Stage
@@ -66,21 +64,6 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sent:
-    """A job that the cluster has.
-
-    Attributes:
-        job_id: of the job.
-        dashboard: its page there.
-        mlflow: where its run is, or will be.
-    """
-
-    job_id: str
-    dashboard: str
-    mlflow: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
     """A job and its overrides, checked.
 
@@ -108,8 +91,11 @@ def check(order: Order) -> None:
         _then(order.then, checked(order.job, overrides, order.name, is_local=True))
 
 
-def send(order: Order, cluster: Cluster) -> Sent:
+def send(order: Order, cluster: Cluster) -> dict[str, str]:
     """Starts the order's job, or the pipeline of its jobs.
+
+    Returns:
+        The id of the job, its page in the dashboard, and where its run in MLflow is, or will be.
 
     Raises:
         UserError: if it is wrong, or the cluster refuses it.
@@ -140,17 +126,15 @@ def send(order: Order, cluster: Cluster) -> Sent:
             name=name,
             recipe=first.recipe,
             output_dir=str(values["output_dir"]),
-            uri=tracking.uri,
-            experiment=tracking.experiment,
-            tags=_shared_tags([each for each, _ in points]),
+            tracking=replace(tracking, tags=_shared_tags([each for each, _ in points])),
             parallel=order.parallel,
             points=tuple(
                 Point(
                     name=each.name,
                     swept=swept,
                     stages=tuple(
-                        replace(stage, overrides=(*with_own, *stage.overrides))
-                        for stage in (_stage(each), *_then(order.then, each))
+                        Stage(job=stage.job, overrides=(*with_own, *stage.overrides))
+                        for stage in (each, *_then(order.then, each))
                     ),
                 )
                 for each, swept in points
@@ -160,22 +144,15 @@ def send(order: Order, cluster: Cluster) -> Sent:
         files |= {_PLAN: json.dumps(to_values(plan), indent=1)}
     cluster.submit(line, job_id, {"job_name": name, "recipe": first.recipe, "job": first.job}, environment, files)
     uri = tracking.uri or environment.get("MLFLOW_TRACKING_URI") or f"sqlite:///{values['output_dir']}/mlflow.db"
-    return Sent(
-        job_id=job_id,
-        dashboard=f"{cluster.address}/#/jobs/{job_id}",
-        mlflow=mlflow_page(uri, tracking.experiment or first.recipe, job_id),
-    )
+    page = mlflow_page(uri, tracking.experiment or first.recipe, job_id)
+    return {"job": job_id, "dashboard": f"{cluster.address}/#/jobs/{job_id}", "MLflow": page}
 
 
-def _shared_tags(commands: Sequence[Command]) -> dict[str, str]:
+def _shared_tags(commands: Sequence[Command]) -> dict[str, str | bool | int | float]:
     """The tags of the user's own that all the runs have."""
     tracked = [from_values(TrackingConfig, _values(each.job, each.overrides)["tracking"]) for each in commands]
     first, *others = [own_tags(tracking) for tracking in tracked]
     return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
-
-
-def _stage(command: Command) -> Stage:
-    return Stage(job=command.job, overrides=command.overrides)
 
 
 def checked(job: str, overrides: Sequence[str], name: str | None, is_local: bool) -> Command:
@@ -267,13 +244,9 @@ def points_of(overrides: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[str
     Raises:
         ConfigError: for an override that is none.
     """
-    parser = OverridesParser.create()
     choices: list[list[str]] = []
     for text in map(understood, quoted(overrides)):
-        try:
-            override = parser.parse_override(text)
-        except HydraException as error:
-            raise ConfigError(f"{text!r}: not understood; give key=value") from error
+        override = parsed(text)
         if override.is_sweep_override():
             choices.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
         else:

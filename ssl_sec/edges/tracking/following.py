@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from io import TextIOBase
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -27,27 +28,6 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Takes note that no more will come."""
-        ...
-
-
-@runtime_checkable
-class Stream(Protocol):
-    """A text file that may be a terminal."""
-
-    def write(self, text: str, /) -> object:
-        """Writes text."""
-        ...
-
-    def flush(self) -> object:
-        """Hands on what is buffered."""
-        ...
-
-    def isatty(self) -> bool:
-        """Whether it is a terminal."""
-        ...
-
-    def fileno(self) -> int:
-        """The number of its file."""
         ...
 
 
@@ -210,10 +190,10 @@ class Progress:
         total: int | float,
         name: str,
         unit: Literal["epoch", "step"] = "epoch",
-        stream: Stream | None = None,
+        stream: TextIOBase | None = None,
         said: Iterable[tuple[float, str]] = (),
     ) -> None:
-        self._stream: Stream = stream or sys.stderr
+        self._stream: Any = stream or sys.stderr
         self._total = total
         self._unit = unit
         self._name = name
@@ -366,7 +346,7 @@ def _shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _columns(stream: Stream) -> int:
+def _columns(stream: Any) -> int:
     """The width of a terminal; 80 where it does not say."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80

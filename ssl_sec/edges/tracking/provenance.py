@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,7 +11,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from ssl_sec.edges.masking import masked, masked_code, masked_command
-from ssl_sec.edges.packaging import CODE_STATE, COMMIT_VARIABLE, JOB_ID_VARIABLE, TRAVELS, checkout
+from ssl_sec.edges.packaging import CODE_STATE, JOB_ID_VARIABLE, TRAVELS, checkout, git
 
 COMMIT_TAG = "mlflow.source.git.commit"  # MLflow's own; importing it would take seconds
 DIRTY_TAG = "git.dirty"
@@ -54,12 +53,12 @@ def code_state(root: Path | None = None) -> CodeState | None:
     sent = root / CODE_STATE
     if sent.is_file():
         return CodeState(**json.loads(sent.read_text()))
-    top = _git(root, "rev-parse", "--show-toplevel")
-    commit = _git(root, "rev-parse", "HEAD")
+    top = git(root, "rev-parse", "--show-toplevel")
+    commit = git(root, "rev-parse", "HEAD")
     if not commit or not top or Path(top.strip()).resolve() != root.resolve():
         return None  # unpacked or installed below some other repository, whose commit says nothing of this code
-    changed = _git(root, "diff", "HEAD", "--no-color", "--no-ext-diff") or ""
-    listed = _git(root, "ls-files", "-z", "-o", "--exclude-standard", "--", *TRAVELS) or ""
+    changed = git(root, "diff", "HEAD", "--no-color", "--no-ext-diff") or ""
+    listed = git(root, "ls-files", "-z", "-o", "--exclude-standard", "--", *TRAVELS) or ""
     new = [name for name in listed.split("\0") if name.endswith(_CODE_SUFFIXES)]
     diff = masked_code(changed + "".join(_new_file(root, name) for name in new))
     if len(diff) > _DIFF_LIMIT:
@@ -74,19 +73,12 @@ def write_code_state(root: Path, folder: Path) -> None:
         (folder / CODE_STATE).write_text(json.dumps(asdict(state)))
 
 
-def process_tags(state: CodeState | None = None) -> dict[str, str]:
-    """What MLflow is to know of this process: its command line without secrets, where it runs, and its code.
-
-    Args:
-        state: of the code; None looks.
-    """
+def process_tags(state: CodeState | None) -> dict[str, str]:
+    """What MLflow is to know of this process: its command line without secrets, where it runs, and its code."""
     program, *arguments = sys.orig_argv
     tags = {COMMAND_TAG: masked_command([Path(program).name, *arguments]), WHERE_TAG: _place()}
-    state = state or code_state()
-    if state is not None:
-        return {**tags, COMMIT_TAG: state.commit, DIRTY_TAG: str(state.is_dirty).lower()}
-    commit = os.environ.get(COMMIT_VARIABLE, "")
-    return {**tags, COMMIT_TAG: commit} if commit else tags
+    code = {} if state is None else {COMMIT_TAG: state.commit, DIRTY_TAG: str(state.is_dirty).lower()}
+    return {**tags, **code}
 
 
 def keep_code(folder: Path) -> dict[str, str]:
@@ -134,11 +126,3 @@ def _new_file(root: Path, name: str) -> str:
         f"diff --git a/{name} b/{name}\nnew file mode 100644\n--- /dev/null\n+++ b/{name}\n@@ -0,0 +1,{len(lines)} @@\n"
     )
     return head + "".join(f"+{line}\n" for line in lines)
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    command = ["git", "-C", str(root), *arguments]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -37,7 +37,7 @@ from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.tracking.following import Record
 from ssl_sec.edges.tracking.notes import description, how_it_ended, resumed, with_end
 from ssl_sec.edges.tracking.pages import scores_view
-from ssl_sec.edges.tracking.provenance import DIRTY_TAG, process_tags
+from ssl_sec.edges.tracking.provenance import DIRTY_TAG
 from ssl_sec.edges.tracking.store import connected, is_unknown, sqlite_file, store_errors
 from ssl_sec.settings import flattened
 
@@ -87,7 +87,6 @@ class TrackedRun:
                 MLFLOW_SOURCE_NAME: f"jobs.{identity.job}",
                 MLFLOW_SOURCE_TYPE: SourceType.to_string(SourceType.JOB),
                 "ssl_sec.version": __version__,
-                **process_tags(),
                 **({JOB_ID_TAG: os.environ[JOB_ID_VARIABLE]} if JOB_ID_VARIABLE in os.environ else {}),
                 **identity.tags,
                 **({} if identity.parent_run_id is None else {MLFLOW_PARENT_RUN_ID: identity.parent_run_id}),

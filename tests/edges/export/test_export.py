@@ -143,7 +143,7 @@ def test_a_folder_is_exported_while_its_store_is_away(finished, exported, tmp_pa
 
 
 def test_the_job_tells_the_check_and_how_to_read(exported):
-    told = exported["onnx"].told()
+    told = str(exported["onnx"])
     assert f"{exported['onnx'].check.largest_difference:.3g}" in told
     assert 'encoder = onnxruntime.InferenceSession("encoder.onnx")' in told
     assert f"folder: {exported['onnx'].folder}" in told

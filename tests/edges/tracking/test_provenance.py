@@ -65,9 +65,8 @@ def test_a_very_long_patch_is_cut_off(checkout, monkeypatch):
 
 def test_the_commit_of_a_repository_around_the_package_says_nothing(checkout, monkeypatch):
     monkeypatch.setattr(provenance, "checkout", lambda: checkout / "ssl_sec")
-    monkeypatch.delenv("SSL_SEC_COMMIT", raising=False)
     assert code_state() is None
-    assert "mlflow.source.git.commit" not in process_tags()
+    assert "mlflow.source.git.commit" not in process_tags(code_state())
 
 
 def test_what_a_cluster_runs_knows_the_code_that_was_sent(checkout, tmp_path, monkeypatch):
@@ -78,7 +77,7 @@ def test_what_a_cluster_runs_knows_the_code_that_was_sent(checkout, tmp_path, mo
     expected = code_state()
     assert json.loads((sent / CODE_STATE).read_text())["commit"] == expected.commit
     monkeypatch.setattr(provenance, "checkout", lambda: sent)
-    assert code_state() == expected and process_tags()["git.dirty"] == "true"
+    assert code_state() == expected and process_tags(code_state())["git.dirty"] == "true"
 
 
 def test_the_command_line_is_kept_without_secrets(checkout, monkeypatch):
@@ -91,7 +90,7 @@ def test_the_command_line_is_kept_without_secrets(checkout, monkeypatch):
         "tracking.uri=http://a:b@host",
     ]
     monkeypatch.setattr(sys, "orig_argv", words)
-    command = process_tags()["command"]
+    command = process_tags(code_state())["command"]
     assert command == "python -m jobs.pretrain 'seeds=[0, 1]' 'my.token=***' 'tracking.uri=http://***@host'"
 
 

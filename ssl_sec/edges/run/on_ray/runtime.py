@@ -23,6 +23,7 @@ from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from ssl_sec.data.samplers import worker_counts, worker_rows
 from ssl_sec.edges.environment import require_files_for_ray
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.patience import Call
 from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.on_ray.policies import ElasticPolicy, ElasticTrainer, FailureWatch
 from ssl_sec.edges.run.spec import RunSpec
@@ -107,19 +108,18 @@ def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig) -> Torch
 
 def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | None:
     """Trains in a thread of its own, so that the main one keeps its signals: Ray would abort without a checkpoint."""
-    failures: list[BaseException] = []
-    thread = threading.Thread(target=_fit, args=(trainer, failures), daemon=True)
-    thread.start()
+    training = Call(trainer.fit)
+    training.start()
     is_short, next_look = False, time.monotonic() + _SHORTAGE_LOOKS_S
-    while thread.is_alive():
-        thread.join(0.2)
+    while training.is_alive():
+        training.join(0.2)
         if time.monotonic() > next_look:
             next_look = time.monotonic() + _SHORTAGE_LOOKS_S
             was_short, lack = is_short, shortage(trainer.scaling_config, ray.cluster_resources())
             is_short = lack is not None
             if lack is not None and not was_short:
                 folder.tell("WARNING", f"{lack}; training goes on when there are more")
-    return failures[0] if failures else None
+    return training.error
 
 
 def shortage(scaling: ScalingConfig, resources: Mapping[str, float]) -> str | None:
@@ -131,13 +131,6 @@ def shortage(scaling: ScalingConfig, resources: Mapping[str, float]) -> str | No
         if (found := int(resources.get(kind, 0))) < needed:
             return f"the cluster has {found} {kind}s, and the workers need {needed}"
     return None
-
-
-def _fit(trainer: TorchTrainer, failures: list[BaseException]) -> None:
-    try:
-        trainer.fit()
-    except BaseException as error:
-        failures.append(error)
 
 
 def _died_at_start(failure: BaseException) -> bool:
