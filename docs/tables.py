@@ -95,7 +95,7 @@ def _of_table(rows: Sequence[Experiment]) -> str:
 
 
 def _reported(recipe: str) -> str:
-    figures = papers.reported(recipe).items()
+    figures = papers.find_reported(recipe).items()
     return ", ".join(f"{metric.rpartition('/')[2]} {in_words(value)}" for metric, value in figures)
 
 
@@ -117,7 +117,7 @@ def formats() -> str:
 
 def paper_tables() -> str:
     """The papers whose tables are kept as data."""
-    found = {name: papers.load(name) for name in papers.names()}
+    found = {name: papers.load(name) for name in papers.list_papers()}
     rows = [
         [f"`{name}`", paper.title, paper.reference, ", ".join(str(table.number) for table in paper.tables)]
         for name, paper in found.items()
