@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ssl_sec import losses, papers
 from ssl_sec.edges.commands import run_command
-from ssl_sec.edges.composition.compose import experiments, job_of, options
+from ssl_sec.edges.composition import options
+from ssl_sec.edges.composition.compose import experiments, job_of
 from ssl_sec.edges.composition.experiments import Experiment, in_words, load
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
 from ssl_sec.exporting import FORMATS
@@ -46,8 +47,8 @@ def groups() -> str:
     tables = [
         f"### {group}\n\n"
         + _table([[f"`{name}`", _text(explained)] for name, explained in sorted(names.items())], _TITLES)
-        for group, names in sorted(options().items())
-        if group not in _APART and names
+        for group in sorted(options.groups().difference(_APART))
+        if (names := options.options(group))
     ]
     return "\n\n".join(tables)
 

@@ -48,9 +48,12 @@ def run_recipe(job: str, overrides: Sequence[str]) -> str:
 def ablate(overrides: Sequence[str]) -> str:
     """One recipe under several constraints and seeds, in one table."""
     compose("ablate", overrides)  # a misspelled key is found before the imports
+    from ssl_sec.edges.run.arms import read_arms
+
+    configs = read_arms(overrides)
     from ssl_sec.edges.run.ablation import run_ablation
 
-    return run_ablation(overrides)
+    return run_ablation(configs)
 
 
 def report(overrides: Sequence[str]) -> str:
@@ -63,7 +66,7 @@ def report(overrides: Sequence[str]) -> str:
 def export(overrides: Sequence[str]) -> str:
     """The encoder of a run in a format that other programs load."""
     values = values_of("export", overrides)
-    from ssl_sec.edges.config import ExportConfig
+    from ssl_sec.edges.export_config import ExportConfig
 
     config = from_values(ExportConfig, values)
     from ssl_sec.edges.export.export import run_export

@@ -1,11 +1,10 @@
-"""The jobs without a registry row, as values: an ablation, an export, an alignment, a replay, a report."""
+"""The jobs without a registry row, as values read without torch: an ablation, an alignment, a replay, a report."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from ssl_sec.data.config import DataConfig
-from ssl_sec.exporting import FormatName
-from ssl_sec.recipes.config import TrackingConfig
+from ssl_sec.errors import ConfigError
+from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.settings import (
     Local,
     NotEmpty,
@@ -27,28 +26,6 @@ class AblateConfig(Settings):
 
     arms: Annotated[tuple[str, ...], NotEmpty()]
     seeds: Annotated[tuple[Seed, ...], NotEmpty()]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportConfig(Settings):
-    """The encoder of a run that MLflow knows, in files that others read; with its head if embeddings were trained.
-
-    Attributes:
-        run: the training's MLflow run id, its name, the beginning of one, or its folder.
-        format: of the files; see `ssl_sec.exporting`.
-        output: a folder that is made; None takes one in output_dir/exports.
-        overwrite: whether an export that is there is replaced.
-        data: where the images of the check come from; None takes the data set of the run.
-        output_dir: where MLflow's sqlite lies, unless tracking names a store.
-    """
-
-    run: str
-    format: FormatName
-    output: Local | None = None
-    overwrite: bool = False
-    data: DataConfig | None = None
-    output_dir: Local = "runs"
-    tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +61,10 @@ class ReplayConfig(Settings):
     output_dir: str = "runs"
 
 
+# The papers' figures that can be drawn from runs.
+FIGURES = (("sec", "1"), ("sec", "4"), ("sec", "5a"), ("sec", "6"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig(Settings):
     """Results beside a paper's, or two runs side by side; one of table, figure and compare.
@@ -115,5 +96,8 @@ class ReportConfig(Settings):
         asked = [self.table, self.figure, self.compare]
         one = sum(what is not None for what in asked) == 1
         check(one, "table, figure, compare", asked, "one of them: table=5, figure=6 or compare <run> <run>")
+        if self.figure is not None and (self.paper, str(self.figure)) not in FIGURES:
+            allowed = ", ".join(f"paper={name} figure={one}" for name, one in FIGURES)
+            raise ConfigError(f"figure: found paper={self.paper} figure={self.figure}; allowed: {allowed}")
         if self.compare is not None:
             check(len(self.compare) == 2, "compare", list(self.compare), "two runs: compare <run> <run>")

@@ -14,7 +14,7 @@ import yaml
 
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.submit.submission import points_of
+from ssl_sec.edges.submit.orders import points_of
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.settings import from_values

@@ -26,7 +26,7 @@ def built(config):
 
 
 def test_every_loss_is_an_option_and_every_option_a_loss():
-    assert options()["loss"].keys() == set(PAIR) | set(CLASS)
+    assert options("loss").keys() == set(PAIR) | set(CLASS)
     kinds = {type(built(from_values(kind, values_of(name)))) for name, kind in (PAIR | CLASS).items()}
     exported = [getattr(losses, name) for name in losses.__all__ if name.endswith("Loss") and name != "Loss"]
     assert kinds == set(exported)

@@ -6,8 +6,8 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.composition.keys import kind_of
-from ssl_sec.edges.config import ExportConfig
 from ssl_sec.edges.export.export import run_export
+from ssl_sec.edges.export_config import ExportConfig
 from ssl_sec.edges.run.driver import run_recipe
 from ssl_sec.edges.run.summary import summary
 from ssl_sec.edges.tracking.pages import scores_view

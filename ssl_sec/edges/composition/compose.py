@@ -79,11 +79,10 @@ def as_values(config: DictConfig) -> dict[str, Any]:
 
 def options_of(job: str) -> dict[str, dict[str, str]]:
     """Group -> option -> its explanation: the groups of a job, with the options and experiments that it can use."""
-    known = options()
     return {
         group: experiments(job)
         if group == EXPERIMENT
-        else {name: text for name, text in known[group].items() if usable(job, group, name)}
+        else {name: text for name, text in options(group).items() if usable(job, group, name)}
         for group in sorted(primary(job).options)
     }
 

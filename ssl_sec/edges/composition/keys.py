@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from ssl_sec.edges import config
 from ssl_sec.errors import nearest
 from ssl_sec.recipes.registry import PRETRAIN, RECIPES
 from ssl_sec.settings import to_values
@@ -37,20 +38,16 @@ class Key:
 @cache
 def kind_of(job: str) -> type[Any]:
     """The dataclass of a job's configuration."""
-    # Imported when asked for: the edges that look for no keys have no need of torch.
-    from ssl_sec.edges import config
-
     if job in RECIPES:
         return RECIPES[job].config
     if job == "ablate":
         bases = (config.AblateConfig, PRETRAIN.config)
         return dataclasses.make_dataclass("Ablation", [], bases=bases, frozen=True, kw_only=True)
-    return {
-        "align": config.AlignConfig,
-        "export": config.ExportConfig,
-        "replay": config.ReplayConfig,
-        "report": config.ReportConfig,
-    }[job]
+    if job == "export":
+        from ssl_sec.edges.export_config import ExportConfig  # with torch
+
+        return ExportConfig
+    return {"align": config.AlignConfig, "replay": config.ReplayConfig, "report": config.ReportConfig}[job]
 
 
 def keys_of(kind: type[Any], values: Mapping[str, Any], path: str = "") -> Iterator[Key]:

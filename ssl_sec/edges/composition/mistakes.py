@@ -80,7 +80,7 @@ def _meaning(
     group = key.partition(".")[0]
     if having := _usable_ones(job, elsewhere.get(key, ())):
         now = choice.options[group]
-        explained = options()[group].get(now, "").partition(";")[0].rstrip(".")
+        explained = options(group).get(now, "").partition(";")[0].rstrip(".")
         return f" with {group}={now}{f' ({explained})' if explained else ''}; {in_words(having)} has it"
     for possible in [] if meant(key, keys) else meant(key, elsewhere):
         if having := _usable_ones(job, elsewhere[possible]):
@@ -111,7 +111,7 @@ def _elsewhere(job: str) -> dict[str, list[tuple[str, str]]]:
     """The keys of all options of a job's groups -> the groups and options that have them."""
     found: dict[str, list[tuple[str, str]]] = {}
     for group in primary(job).options.keys() - {EXPERIMENT}:
-        for name in options()[group]:
+        for name in options(group):
             for key in flattened({group: values_of_option(group, name) or {}}):
                 found.setdefault(key, []).append((group, name))
     return found

@@ -104,14 +104,13 @@ def _packaged(group: str) -> dict[str, ConfigFile]:
     return dict(sorted({**_declared(group), **files}.items()))
 
 
-def options() -> dict[str, dict[str, str]]:
-    """Group -> option -> its explanation, but for the experiments'."""
-    found: dict[str, dict[str, str]] = {}
-    for group in groups() - {EXPERIMENT}:
-        own = {name: file for name, file in own_options(group).items() if name not in _packaged(group)}
-        found[group] = {name: option.explanation for name, option in _packaged(group).items()}
-        found[group] |= {name: f"yours, {file.shown}: {file.explanation}" for name, file in own.items()}
-    return found
+def options(group: str) -> dict[str, str]:
+    """The options of a group with their explanations."""
+    own = {name: file for name, file in own_options(group).items() if name not in _packaged(group)}
+    return {
+        **{name: option.explanation for name, option in _packaged(group).items()},
+        **{name: f"yours, {file.shown}: {file.explanation}" for name, file in own.items()},
+    }
 
 
 def option(group: str, name: str) -> ConfigFile | None:
@@ -157,7 +156,7 @@ def _merged(group: str, file: ConfigFile, within: tuple[ConfigFile, ...]) -> dic
             continue
         base = option(group, name) if isinstance(name, str) else None
         if base is None or base in (*within, file):
-            raise ConfigError(f"{file.shown}: defaults: found {name!r}; {nearest(str(name), options()[group])}")
+            raise ConfigError(f"{file.shown}: defaults: found {name!r}; {nearest(str(name), options(group))}")
         merged |= _merged(group, base, (*within, file))
     return {**merged, **own}
 

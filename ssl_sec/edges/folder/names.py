@@ -8,7 +8,8 @@ from pathlib import Path
 from ssl_sec.edges.masking import masked_values
 from ssl_sec.errors import StorageError
 from ssl_sec.networks.config import TimmConfig
-from ssl_sec.recipes.config import TrackingConfig, TrainingConfig
+from ssl_sec.recipes.config import TrainingConfig
+from ssl_sec.recipes.tracking import TrackingConfig
 
 UNTRAINED = "random"
 

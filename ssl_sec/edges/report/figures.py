@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ssl_sec.edges.config import FIGURES
 from ssl_sec.edges.report.files import Report
 from ssl_sec.edges.report.table import remove_probe
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, newest_of_each_seed
@@ -17,27 +18,21 @@ from ssl_sec.figures.training import Curve, compared_curves_figure, norm_distrib
 Arms = Mapping[str, Sequence[ArchivedRun]]
 
 
-def make_figure_report(
-    paper: str, number: str, open_archive: Callable[[], RunArchive], recipes: Sequence[str] | None
-) -> Report:
+def make_figure_report(paper: str, number: str, archive: RunArchive, recipes: Sequence[str] | None) -> Report:
     """Makes a report with a figure of a paper, drawn from our runs.
 
     Args:
         paper: the paper's short name.
-        number: the figure's number.
-        open_archive: opens the store with our runs.
+        number: the figure's number, one of `FIGURES`.
+        archive: the store with our runs.
         recipes: the recipes whose runs are shown; None for those of the experiment with the newest run.
 
     Raises:
-        ConfigError: for a figure that is not supported, or a recipe without runs.
+        ConfigError: for a recipe without runs.
         StorageError: if the store cannot be used.
     """
-    if (paper, number) not in _FIGURES:
-        allowed = ", ".join(f"paper={name} figure={one}" for name, one in _FIGURES)
-        raise ConfigError(f"figure: found paper={paper} figure={number}; allowed: {allowed}")
-    archive = open_archive()
     arms = _find_arms(archive, recipes)
-    return _FIGURES[paper, number](f"{paper}-figure-{number}", f"{paper}, Fig. {number}", archive, arms)
+    return _DRAW[paper, number](f"{paper}-figure-{number}", f"{paper}, Fig. {number}", archive, arms)
 
 
 def _find_arms(archive: RunArchive, recipes: Sequence[str] | None) -> Arms:
@@ -116,12 +111,7 @@ def _draw_norm_statistics(name: str, title: str, archive: RunArchive, arms: Arms
 
 
 Points = list[tuple[int, float]]
-_FIGURES: Mapping[tuple[str, str], Callable[[str, str, RunArchive, Arms], Report]] = {
-    ("sec", "1"): _draw_norms,
-    ("sec", "4"): _draw_accuracy,
-    ("sec", "5a"): _draw_norms,
-    ("sec", "6"): _draw_norm_statistics,
-}
+_DRAW = dict(zip(FIGURES, (_draw_norms, _draw_accuracy, _draw_norms, _draw_norm_statistics), strict=True))
 
 
 def _load_points(archive: RunArchive, run: ArchivedRun, metric: str) -> Points:

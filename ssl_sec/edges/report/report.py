@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ssl_sec import papers
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config import ReportConfig
 from ssl_sec.edges.overrides import in_quotes
-from ssl_sec.edges.report.compare import compare_runs
-from ssl_sec.edges.report.figures import make_figure_report
-from ssl_sec.edges.report.files import Report
-from ssl_sec.edges.report.table import make_table_report
-from ssl_sec.edges.tracking.runs import RunArchive, beside
 from ssl_sec.errors import StorageError
 from ssl_sec.settings import from_values
+
+if TYPE_CHECKING:
+    from ssl_sec.edges.report.files import Report
+    from ssl_sec.edges.tracking.runs import RunArchive
 
 
 def run_report(arguments: Sequence[str]) -> str:
@@ -36,7 +36,7 @@ def run_report(arguments: Sequence[str]) -> str:
     return "\n".join([report.text, "", *map(str, paths)])
 
 
-def make_report(config: ReportConfig) -> Report:
+def make_report(config: ReportConfig) -> "Report":
     """Makes a report without writing it.
 
     Raises:
@@ -44,17 +44,25 @@ def make_report(config: ReportConfig) -> Report:
         StorageError: for a store that cannot be used.
     """
     paper = papers.load(config.paper)
+    table = None if config.table is None else paper.table(config.table)
+    # What is wrong so far is found before MLflow and matplotlib are imported.
+    from ssl_sec.edges.tracking.runs import RunArchive, beside
 
-    def open_archive() -> RunArchive:
+    def open_archive() -> "RunArchive":
         return RunArchive.open(config.tracking, Path(config.output_dir).expanduser().resolve())
 
-    if config.table is not None:
-        table = paper.table(config.table)
+    if table is not None:
+        from ssl_sec.edges.report.table import make_table_report
+
         # A table of settings has no results of ours.
         return make_table_report(config.paper, table, open_archive() if table.recipes() else None)
     if config.figure is not None:
-        return make_figure_report(config.paper, str(config.figure), open_archive, config.recipes)
+        from ssl_sec.edges.report.figures import make_figure_report
+
+        return make_figure_report(config.paper, str(config.figure), open_archive(), config.recipes)
     assert config.compare is not None
+    from ssl_sec.edges.report.compare import compare_runs
+
     first, second = config.compare
     store = RunArchive.open(beside(first, config.tracking), Path(config.output_dir).expanduser().resolve())
     return compare_runs(store, first, second, shows_all=config.all)

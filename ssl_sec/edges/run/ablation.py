@@ -6,14 +6,10 @@ network's architecture gives without training.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ssl_sec.edges.composition.compose import compose
-from ssl_sec.edges.composition.options import options
-from ssl_sec.edges.config import AblateConfig
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.names import new_name, own_tags
 from ssl_sec.edges.machine import announce
@@ -22,34 +18,24 @@ from ssl_sec.edges.run.summary import Finished, how_to_look
 from ssl_sec.edges.run.sweeps import Sweep, mean_and_std
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.store import tracking_uri
-from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
-from ssl_sec.settings import from_values
 
 _COLUMNS = {"probe/top1": "probe top-1 %", "probe/top5": "probe top-5 %", "probe/knn_top1": "kNN top-1 %"}
-_RANDOM = "random"
-# Keys that each run of the sweep has its own values of.
-_OURS = {"seed": "seeds=[...]", "run_name": "recipe=<name>", "arms": "one list", "seeds": "one list"}
 
 Results = Mapping[str, Sequence[Mapping[str, float]]]
 
 
-def run_ablation(overrides: Sequence[str]) -> str:
+def run_ablation(configs: Mapping[tuple[str, int], PretrainConfig]) -> str:
     """Runs every arm with every seed and returns the table.
 
     Args:
-        overrides: of the pretraining, and `arms=[...]` and `seeds=[...]`.
+        configs: of each arm and seed, as `read_arms` gives them.
 
     Raises:
-        UserError: for what the user can mend; no run is started if the arms or the recipe are wrong.
+        UserError: for what the user can mend.
     """
-    values = compose("ablate", overrides)
-    asked = from_values(AblateConfig, {key: values[key] for key in ("arms", "seeds")})
-    arms, seeds = asked.arms, asked.seeds
-    shared = [override for override in overrides if override.partition("=")[0] not in ("arms", "seeds")]
-    from_values(PretrainConfig, compose("pretrain", shared))  # what is wrong without the arms is none of theirs
-    configs = {(arm, seed): _config(shared, arm, seed) for seed in seeds for arm in arms}
+    arms, seeds = (list(dict.fromkeys(each)) for each in zip(*configs, strict=True))
     announce(next(iter(configs.values())).runtime)
     results: dict[str, list[Mapping[str, float]]] = {arm: [] for arm in arms}
     finished: Finished | None = None
@@ -79,36 +65,6 @@ def _sweep(config: PretrainConfig, arms: Sequence[str], seeds: Sequence[int]) ->
         },
     )
     return Sweep.start(identity, {"arms": list(arms), "seeds": list(seeds)}, config.output_dir)
-
-
-def _config(shared: Sequence[str], arm: str, seed: int) -> PretrainConfig:
-    changes = [change for part in re.split(r"\+(?!\d)", arm) for change in _changes(arm, part)]  # 1e+5 is a number
-    try:
-        return from_values(
-            PretrainConfig,
-            compose("pretrain", [*shared, *changes, f"seed={seed}", "run_name=null", "probe.enabled=true"]),
-        )
-    except ConfigError as error:
-        raise ConfigError(f"arms: {arm}: {error}") from None
-
-
-def _changes(arm: str, part: str) -> list[str]:
-    """The overrides of a part of an arm.
-
-    Raises:
-        ConfigError: if it is none.
-    """
-    key, is_override, _ = part.partition("=")
-    if key in _OURS:
-        raise ConfigError(f"arms: found {arm!r}; {key} is no arm's: give {_OURS[key]}")
-    if is_override:
-        return [part]
-    allowed = {_RANDOM, *options()["constraint"]}
-    if part not in allowed:
-        raise ConfigError(
-            f"arms: found {part!r}; {nearest(part, allowed)}, or an override of any group or key, such as loss=triplet"
-        )
-    return ["constraint=none", "epochs=0"] if part == _RANDOM else [f"constraint={part}"]
 
 
 def _table(results: Results) -> str:

@@ -25,7 +25,7 @@ from ssl_sec.recipes.registry import PRETRAIN, PROBE, RECIPES, trainings
 from ssl_sec.settings import flattened, from_values, to_values
 
 if TYPE_CHECKING:
-    from ssl_sec.recipes.config import TrackingConfig
+    from ssl_sec.recipes.tracking import TrackingConfig
 
 logger = logging.getLogger("ssl_sec")
 

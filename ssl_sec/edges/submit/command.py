@@ -4,12 +4,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ssl_sec.edges.composition.config_folders import OPTION, own_configs
 from ssl_sec.edges.packaging import command
-from ssl_sec.edges.submit.cluster import Cluster, as_table, exit_code
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.registry import RECIPES
+
+if TYPE_CHECKING:
+    from ssl_sec.edges.submit.cluster import Cluster
 
 _VERBS = ("status", "logs", "stop", "list")
 _EPILOG = """\
@@ -36,12 +39,14 @@ def submit(arguments: Sequence[str]) -> int:
             return _submit(options)
     if options.what not in _VERBS:
         raise ConfigError(f"found {options.what!r}; {nearest(options.what, (*RECIPES, *_VERBS))}")
+    if options.what != "list" and len(options.overrides) != 1:
+        raise ConfigError(f"{options.what}: found {len(options.overrides)} job ids, must be one; `list` shows them")
+    from ssl_sec.edges.submit.cluster import Cluster, as_table
+
     cluster = Cluster(options.address)
     if options.what == "list":
         print(as_table(cluster.jobs()))
         return 0
-    if len(options.overrides) != 1:
-        raise ConfigError(f"{options.what}: found {len(options.overrides)} job ids, must be one; `list` shows them")
     (job_id,) = options.overrides
     if options.what == "status":
         details = cluster.details(job_id)
@@ -98,8 +103,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _submit(options: argparse.Namespace) -> int:
-    # What sending needs takes ten times as long to import as a look at the jobs.
-    from ssl_sec.edges.submit.submission import Order, check, send
+    from ssl_sec.edges.submit.orders import Order, check
 
     order = Order(
         job=options.what,
@@ -109,7 +113,10 @@ def _submit(options: argparse.Namespace) -> int:
         parallel=options.parallel,
         python=options.python,
     )
-    check(order)  # what is wrong is told before a cluster is looked for
+    check(order)  # what is wrong is told before Ray and MLflow are imported
+    from ssl_sec.edges.submit.cluster import Cluster
+    from ssl_sec.edges.submit.submission import send
+
     cluster = Cluster(options.address)
     sent = send(order, cluster)
     for what, value in sent.items():
@@ -120,7 +127,9 @@ def _submit(options: argparse.Namespace) -> int:
     return 0
 
 
-def _follow(cluster: Cluster, job_id: str, detach: bool) -> int:
+def _follow(cluster: "Cluster", job_id: str, detach: bool) -> int:
+    from ssl_sec.edges.submit.cluster import exit_code
+
     try:
         details = cluster.follow(job_id, partial(print, end="", flush=True))
     except KeyboardInterrupt:

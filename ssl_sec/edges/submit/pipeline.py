@@ -23,29 +23,17 @@ from ssl_sec.edges.folder.names import own_tags
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.submit.cluster import Cluster, entrypoint, exit_code
+from ssl_sec.edges.submit.orders import Stage
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.store import connected, tracking_uri
 from ssl_sec.edges.tracking.tracker import JOB_ID_TAG
 from ssl_sec.errors import Stopped, first_line
-from ssl_sec.recipes.config import TrackingConfig
 from ssl_sec.recipes.registry import RECIPES
+from ssl_sec.recipes.tracking import TrackingConfig
 
 logger = logging.getLogger("ssl_sec")
 
 _TOLD = ("probe/top1", "probe/top5", "probe/knn_top1", "val/knn_top1", "train/loss")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
-    """One job of a chain.
-
-    Attributes:
-        job: names the module `jobs.<job>`.
-        overrides: of its configuration; a probe's lack the run, which the stage before makes.
-    """
-
-    job: str
-    overrides: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,8 +25,9 @@ from ssl_sec.edges.packaging import command
 from ssl_sec.edges.patience import ANSWER_S, Patience
 from ssl_sec.edges.tracking.store import all_pages, connected, quoted, sqlite_file, store_errors, tracking_uri
 from ssl_sec.errors import ConfigError, StorageError, nearest
-from ssl_sec.recipes.config import TrackingConfig, TrainingConfig
+from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import PROBE, RECIPES
+from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.training.norms import NormHistogram
 
 logger = logging.getLogger("ssl_sec")

@@ -21,7 +21,7 @@ from mlflow.tracking import MlflowClient
 from ssl_sec.edges.masking import masked
 from ssl_sec.errors import ConfigError, StorageError, UserError, first_line
 from ssl_sec.locking import locked
-from ssl_sec.recipes.config import TrackingConfig
+from ssl_sec.recipes.tracking import TrackingConfig
 
 # MLflow logs the tables of each new database.
 logging.getLogger("mlflow").setLevel(logging.ERROR)

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from ssl_sec.data.config import DataConfig
 from ssl_sec.evaluation.config import ProbeConfig
-from ssl_sec.recipes.config import RunConfig, TrackingConfig
+from ssl_sec.recipes.config import RunConfig
+from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.settings import (
     Local,
     Name,

@@ -11,7 +11,7 @@ import pytest
 from ssl_sec.edges.composition.compose import compose, composed_yaml, experiments, job_of
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER
 from ssl_sec.edges.composition.experiments import explanations
-from ssl_sec.edges.composition.options import options, primary
+from ssl_sec.edges.composition.options import groups, options, primary
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses.config import CONFIGS, ClassLossConfig, CombinedConfig
 from ssl_sec.papers import load
@@ -40,6 +40,7 @@ CIFAR_ROWS = [
     for constraint, epochs in PAPER
 ]
 
+EVERY_OPTION = {**{group: options(group) for group in groups()}, "experiment": explanations()}
 CLASS_LOSSES = {kind.name for kind in get_args(ClassLossConfig)}
 
 
@@ -118,7 +119,7 @@ def test_the_keys_of_every_config_are_those_of_its_dataclass(job, kind):
     primary = compose(job, [])
     # Rows of one table have the same keys.
     some_experiments = [name for place, name in enumerate(experiments(job)) if place % 12 == 0 or name in _FILES]
-    for group, names in {**options(), "experiment": some_experiments}.items():
+    for group, names in {**EVERY_OPTION, "experiment": some_experiments}.items():
         for name in ONLY_IN[job].get(group, names):
             if group not in (*primary, "experiment") or (job != "face" and group == "loss" and name in CLASS_LOSSES):
                 continue  # neither self-supervision nor retrieval has classes of its own
@@ -461,7 +462,7 @@ def test_cfg_shows_what_a_job_would_run():
 
 def test_every_option_is_explained():
     assert explanations()["casia_c_triplet_wen"] == "the paper's: lfw_accuracy 99.11 ± 0.008"
-    for group, found in {**options(), "experiment": explanations()}.items():
+    for group, found in EVERY_OPTION.items():
         for name, explanation in found.items():
             assert len(explanation) > 10, (group, name)
 

@@ -18,7 +18,7 @@ from ssl_sec.edges.composition.compose import (
 )
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, own_configs
 from ssl_sec.edges.composition.experiments import load
-from ssl_sec.edges.composition.options import options, own_texts, primary
+from ssl_sec.edges.composition.options import groups, options, own_texts, primary
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.settings import flattened, from_values
@@ -165,7 +165,7 @@ def test_a_row_of_a_table_can_be_built_on(own):
 def test_ones_own_are_listed_and_among_the_nearest_names(own):
     assert experiments("pretrain")["mine"] == "yours, configs/experiment/mine.yaml: Digits, a little longer."
     assert "mine" not in experiments("face")
-    assert options()["data"]["photos"] == "yours, configs/data/photos.yaml: My photos."
+    assert options("data")["photos"] == "yours, configs/data/photos.yaml: My photos."
     with pytest.raises(ConfigError, match="^experiment: found 'mime'; did you mean 'mine'"):
         compose("pretrain", ["experiment=mime"])
     with pytest.raises(ConfigError, match="^data: found 'photo'; did you mean 'photos'"):
@@ -184,22 +184,22 @@ def test_a_folder_that_is_given_counts_as_long_as_it_is(own, tmp_path, monkeypat
 
 
 def test_the_packages_own_folder_doubles_nothing(monkeypatch):
-    before = options()
+    before = {group: options(group) for group in groups()}
     monkeypatch.chdir(CONFIG_FOLDER.parent)
-    assert options() == before
+    assert {group: options(group) for group in groups()} == before
     assert own_texts() == {}
 
 
 def test_a_copy_of_the_packages_files_doubles_nothing(own):
     (own / "head").mkdir()
     (own / "head" / "mlp3.yaml").write_bytes((CONFIG_FOLDER / "head" / "mlp3.yaml").read_bytes())
-    assert "yours" not in options()["head"]["mlp3"]
+    assert "yours" not in options("head")["mlp3"]
     assert compose("pretrain", ["head=mlp3"])["head"]["num_layers"] == 3
 
 
 def test_a_file_that_says_the_same_as_a_dataclass_doubles_nothing(own):
     (own / "data" / "digits.yaml").write_text("name: digits\nmax_images: null  # all\nnum_train_classes: null\n")
-    assert "yours" not in options()["data"]["digits"]
+    assert "yours" not in options("data")["digits"]
     assert compose("pretrain", ["data=digits"])["data"]["name"] == "digits"
     assert not chooses_own("pretrain", ["data=digits"])
 

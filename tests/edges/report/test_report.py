@@ -19,10 +19,10 @@ from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.tracking import runs as report_runs
 from ssl_sec.edges.tracking.store import connected
 from ssl_sec.errors import ConfigError, StorageError
-from ssl_sec.recipes.config import TrackingConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import PRETRAIN
+from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.settings import flattened, from_values, to_values
 
 

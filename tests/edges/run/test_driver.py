@@ -34,10 +34,10 @@ from ssl_sec.edges.tracking.runs import tracked_beside
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
 from ssl_sec.networks import resnet
-from ssl_sec.recipes.config import TrackingConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import PRETRAIN
+from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.settings import from_values
 from ssl_sec.training.step import Request
 from tests.data.test_fingerprint import write_image

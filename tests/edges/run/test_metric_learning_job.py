@@ -8,8 +8,9 @@ from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
-from ssl_sec.edges.config import ExportConfig, ReplayConfig
+from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.export.export import run_export
+from ssl_sec.edges.export_config import ExportConfig
 from ssl_sec.edges.folder.encoder import load_network
 from ssl_sec.edges.run.driver import run_probe, run_replay, run_training
 from ssl_sec.edges.run.summary import summary

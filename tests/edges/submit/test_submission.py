@@ -18,8 +18,9 @@ from ssl_sec.edges.packaging import JOB_ID_VARIABLE, checkout, packaged
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.submit.cluster import Cluster, as_table, entrypoint, exit_code, is_this_machine
 from ssl_sec.edges.submit.command import submit
+from ssl_sec.edges.submit.orders import Order, checked, passed_on, points_of, stages_after
 from ssl_sec.edges.submit.pipeline import Plan, _Pipeline
-from ssl_sec.edges.submit.submission import Order, _point_name, _then, checked, job_id_for, passed_on, points_of, send
+from ssl_sec.edges.submit.submission import _point_name, job_id_for, send
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.config import TrackingConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
@@ -215,17 +216,17 @@ def test_the_probe_after_a_pretraining_is_the_one_that_its_configuration_describ
     command = checked(
         "pretrain", (*DIGITS, "runtime.num_workers=2", "tracking.uri=http://mlflow"), "mine", is_local=False
     )
-    (stage,) = _then("probe probe.epochs=7", command)
+    (stage,) = stages_after("probe probe.epochs=7", command)
     trained = from_values(PretrainConfig, compose("pretrain", command.overrides))
     probed = from_values(ProbeJobConfig, compose("probe", [*stage.overrides, "run=abc"]))
     assert probed.probe.labels_per_class == trained.probe.labels_per_class == 10
     assert (probed.probe.epochs, probed.run_name, probed.output_dir) == (7, "mine-probe", "/shared/runs")
     assert (probed.runtime.num_workers, probed.tracking.uri) == (2, "http://mlflow")
-    assert _then(None, command) == ()
+    assert stages_after(None, command) == ()
     with pytest.raises(ConfigError, match="--then: found 'ablate'; allowed: probe"):
-        _then("ablate", command)
+        stages_after("ablate", command)
     with pytest.raises(ConfigError, match="probe.epoch: unknown key"):
-        _then("probe probe.epoch=7", command)
+        stages_after("probe probe.epoch=7", command)
 
 
 def test_a_plan_survives_the_way_to_the_cluster():

@@ -1,0 +1,30 @@
+"""An export as values."""
+
+from dataclasses import dataclass, field
+
+from ssl_sec.data.config import DataConfig
+from ssl_sec.exporting import FormatName
+from ssl_sec.recipes.tracking import TrackingConfig
+from ssl_sec.settings import Local, Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig(Settings):
+    """The encoder of a run that MLflow knows, in files that others read; with its head if embeddings were trained.
+
+    Attributes:
+        run: the training's MLflow run id, its name, the beginning of one, or its folder.
+        format: of the files; see `ssl_sec.exporting`.
+        output: a folder that is made; None takes one in output_dir/exports.
+        overwrite: whether an export that is there is replaced.
+        data: where the images of the check come from; None takes the data set of the run.
+        output_dir: where MLflow's sqlite lies, unless tracking names a store.
+    """
+
+    run: str
+    format: FormatName
+    output: Local | None = None
+    overwrite: bool = False
+    data: DataConfig | None = None
+    output_dir: Local = "runs"
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)

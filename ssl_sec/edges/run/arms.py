@@ -1,0 +1,61 @@
+"""The arms of an ablation: from a command line to the configuration of each run, checked without MLflow."""
+
+import re
+from collections.abc import Sequence
+
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.composition.options import options
+from ssl_sec.edges.config import AblateConfig
+from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.settings import from_values
+
+_RANDOM = "random"
+# Keys that each run of the sweep has its own values of.
+_OURS = {"seed": "seeds=[...]", "run_name": "recipe=<name>", "arms": "one list", "seeds": "one list"}
+
+
+def read_arms(overrides: Sequence[str]) -> dict[tuple[str, int], PretrainConfig]:
+    """The configuration of each arm and seed.
+
+    Args:
+        overrides: of the pretraining, and `arms=[...]` and `seeds=[...]`.
+
+    Raises:
+        ConfigError: if the arms or the recipe are wrong.
+    """
+    values = compose("ablate", overrides)
+    asked = from_values(AblateConfig, {key: values[key] for key in ("arms", "seeds")})
+    shared = [override for override in overrides if override.partition("=")[0] not in ("arms", "seeds")]
+    from_values(PretrainConfig, compose("pretrain", shared))  # what is wrong without the arms is none of theirs
+    return {(arm, seed): _config(shared, arm, seed) for seed in asked.seeds for arm in asked.arms}
+
+
+def _config(shared: Sequence[str], arm: str, seed: int) -> PretrainConfig:
+    changes = [change for part in re.split(r"\+(?!\d)", arm) for change in _changes(arm, part)]  # 1e+5 is a number
+    try:
+        return from_values(
+            PretrainConfig,
+            compose("pretrain", [*shared, *changes, f"seed={seed}", "run_name=null", "probe.enabled=true"]),
+        )
+    except ConfigError as error:
+        raise ConfigError(f"arms: {arm}: {error}") from None
+
+
+def _changes(arm: str, part: str) -> list[str]:
+    """The overrides of a part of an arm.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    key, is_override, _ = part.partition("=")
+    if key in _OURS:
+        raise ConfigError(f"arms: found {arm!r}; {key} is no arm's: give {_OURS[key]}")
+    if is_override:
+        return [part]
+    allowed = {_RANDOM, *options("constraint")}
+    if part not in allowed:
+        raise ConfigError(
+            f"arms: found {part!r}; {nearest(part, allowed)}, or an override of any group or key, such as loss=triplet"
+        )
+    return ["constraint=none", "epochs=0"] if part == _RANDOM else [f"constraint={part}"]
