@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from ssl_sec.edges.commands import align, export, replay, run_recipe
+from ssl_sec.edges.commands import ablate, align, export, replay, report, run_recipe
 
-__all__ = ["align", "export", "face", "metric_learning", "pretrain", "probe", "replay"]
+__all__ = ["ablate", "align", "export", "face", "metric_learning", "pretrain", "probe", "replay", "report"]
 
 pretrain = partial(run_recipe, "pretrain")
 probe = partial(run_recipe, "probe")

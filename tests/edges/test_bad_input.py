@@ -10,17 +10,16 @@ from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.report.report import run_report
-from ssl_sec.edges.run.ablation import run_ablation
 from ssl_sec.edges.run.worker import Worker, work
 from ssl_sec.errors import UserError
 from ssl_sec.networks.config import ResNetConfig
-from tests.jobs import align, export, face, metric_learning, pretrain, probe, replay
+from tests.jobs import ablate, align, export, face, metric_learning, pretrain, probe, replay
 
 JOBS = {
     "pretrain": pretrain,
     "metric_learning": metric_learning,
     "face": face,
-    "ablate": run_ablation,
+    "ablate": ablate,
     "probe": probe,
     "export": export,
     "align": align,

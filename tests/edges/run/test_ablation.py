@@ -7,15 +7,15 @@ from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run import ablation
-from ssl_sec.edges.run.ablation import run_ablation
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import RecipeRow
+from tests.jobs import ablate
 
 
 def test_arms_and_seeds_make_one_table(quick, tmp_path: Path):
-    table = run_ablation([*quick, "runtime=local", "arms=[random,sec]", "seeds=[0,1]"])
+    table = ablate([*quick, "runtime=local", "arms=[random,sec]", "seeds=[0,1]"])
     lines = table.strip().splitlines()
     assert lines[0].split() == ["constraint", "probe", "top-1", "%", "probe", "top-5", "%", "kNN", "top-1", "%"]
     assert lines[2].startswith("random")
@@ -62,7 +62,7 @@ def trained(monkeypatch, tmp_path: Path) -> list[PretrainConfig]:
 
 def test_arms_are_options_of_any_group_or_values_of_any_key(quick, trained):
     arms = "arms=[random,sec,loss=ntxent,loss=triplet+constraint=sec_ema,constraint.eta=1e+1,random+encoder=resnet34]"
-    table = run_ablation([*quick, "runtime=local", arms])
+    table = ablate([*quick, "runtime=local", arms])
     rows = [line.split() for line in table.strip().splitlines()]
     assert [rows[0][0], *(row[0] for row in rows[2:8])] == [
         "arm",
@@ -95,11 +95,11 @@ def test_arms_are_options_of_any_group_or_values_of_any_key(quick, trained):
 )
 def test_a_wrong_arm_is_one_line_before_anything_runs(quick, trained, overrides, message):
     with pytest.raises(ConfigError, match=message):
-        run_ablation([*quick, "runtime=local", *overrides])
+        ablate([*quick, "runtime=local", *overrides])
     assert trained == []
 
 
 def test_an_unknown_arm_is_refused_before_anything_runs(quick, tmp_path: Path):
     with pytest.raises(ConfigError, match="arms: found 'sce'; did you mean 'sec'"):
-        run_ablation([*quick, "runtime=local", "arms=[random,sce]"])
+        ablate([*quick, "runtime=local", "arms=[random,sce]"])
     assert not (tmp_path / "runs").exists()
