@@ -67,6 +67,8 @@ class ConfigFile:
         Raises:
             ConfigError: if it cannot be read, or is no YAML of keys and values.
         """
+        if not self.is_own:  # OmegaConf reads the same, twenty times slower
+            return yaml.load(self.path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         try:
             node = OmegaConf.load(self.path)
         except yaml.MarkedYAMLError as error:

@@ -15,8 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, ConfigFile, config_file, doubled, own_options
 from ssl_sec.edges.composition.options import EXPERIMENT, groups
 from ssl_sec.errors import ConfigError, nearest
@@ -83,7 +81,9 @@ def load(name: str) -> Experiment | None:
     """
     if name not in _rows():
         file = config_file(EXPERIMENT, name)
-        return None if file is None else _of_file(name, file, ())
+        if file is None:
+            return None
+        return _of_file(name, file, ()) if file.is_own else _of_package(name, file)
     if name in (own := own_options(EXPERIMENT)):
         raise doubled(EXPERIMENT, name, own[name])
     return _row(name)
@@ -114,6 +114,11 @@ def _papers_figures(name: str) -> str:
 def in_words(value: Value) -> str:
     """A figure of a paper as people write it."""
     return f"{value[0]} ± {value[1]}" if isinstance(value, tuple) else str(value)
+
+
+@cache
+def _of_package(name: str, file: ConfigFile) -> Experiment:
+    return _of_file(name, file, ())
 
 
 def _of_file(name: str, file: ConfigFile, within: tuple[Path, ...]) -> Experiment:
@@ -164,9 +169,13 @@ def _over(
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """Choices and values over others, whose values hold for the options chosen there."""
     kept = {key: value for key, value in values.items() if new_choices.get(key, choices.get(key)) == choices.get(key)}
-    merged = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(kept), OmegaConf.create(dict(new_values))))
-    assert isinstance(merged, dict)
-    return {**choices, **new_choices}, {str(key): value for key, value in merged.items()}
+    return {**choices, **new_choices}, merged(kept, new_values)
+
+
+def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values with others over them; a list replaces a list."""
+    both = {key for key in over if isinstance(over[key], Mapping) and isinstance(values.get(key), Mapping)}
+    return {**values, **over, **{key: merged(values[key], over[key]) for key in both}}
 
 
 @cache

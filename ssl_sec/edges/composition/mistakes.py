@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import OmegaConf
 
-from ssl_sec.edges.composition.experiments import Experiment
+from ssl_sec.edges.composition.experiments import Experiment, merged
 from ssl_sec.edges.composition.hints import in_words, is_plain, meant, suggestion, swept
 from ssl_sec.edges.composition.keys import keys_of, kind_of
 from ssl_sec.edges.composition.options import EXPERIMENT, is_in_files, options, primary, usable, values_of_option
@@ -95,10 +94,7 @@ def _values(job: str, choice: Choice, in_files: bool = False) -> dict[str, Any]:
     values = {**primary(job).values, **{group: values_of_option(group, name) or {} for group, name in options.items()}}
     unread = choice.options.keys() - options.keys()
     over = {} if choice.experiment is None else choice.experiment.values
-    over = {key: value for key, value in over.items() if key not in unread}
-    merged = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(values), OmegaConf.create(over)))
-    assert isinstance(merged, dict)
-    return {str(key): value for key, value in merged.items()}
+    return merged(values, {key: value for key, value in over.items() if key not in unread})
 
 
 def _groups_of_keys(values: Mapping[str, Any], path: str = "") -> set[str]:

@@ -16,7 +16,7 @@ from ssl_sec.edges.composition.compose import (
     experiments,
     options_of,
 )
-from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, own_configs
+from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, ConfigFile, own_configs
 from ssl_sec.edges.composition.experiments import load
 from ssl_sec.edges.composition.options import groups, options, own_texts, primary
 from ssl_sec.errors import ConfigError
@@ -188,6 +188,12 @@ def test_the_packages_own_folder_doubles_nothing(monkeypatch):
     monkeypatch.chdir(CONFIG_FOLDER.parent)
     assert {group: options(group) for group in groups()} == before
     assert own_texts() == {}
+
+
+def test_the_packages_files_are_read_as_omegaconf_reads_them():
+    for path in CONFIG_FOLDER.rglob("*.yaml"):
+        read = ConfigFile(path=path, is_own=False).read()
+        assert repr(read) == repr(ConfigFile(path=path, is_own=True).read()), path
 
 
 def test_a_copy_of_the_packages_files_doubles_nothing(own):
