@@ -46,6 +46,7 @@ from benchmarks.measure import (
 from benchmarks.simclr import draw_images
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
+from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.linear_probe import shuffled, top_k_accuracy, train_linear_probes
@@ -207,9 +208,8 @@ def _compare_probes(num_images: int, device: torch.device, num_classes: int = 10
 
     def ours() -> float:
         batches = shuffled(features[train], labels[train], 256, seed=0)
-        probes = train_linear_probes(
-            batches, num_classes=num_classes, dim=DIM, learning_rates=RATES, epochs=PROBE_EPOCHS, device=device
-        )
+        config = ProbeConfig(epochs=PROBE_EPOCHS)
+        probes = train_linear_probes(batches, config, RATES, num_classes=num_classes, dim=DIM, device=device)
         return max(100 * top_k_accuracy(logits, labels[test], 1) for logits in probes.logits(features[test]))
 
     def fit(make: Callable[[float], Any]) -> float:

@@ -31,6 +31,7 @@ from ssl_sec.errors import ConfigError, DataError, first_line, printable
 
 OnBadImage = Literal["raise", "skip"]
 
+# Pillow's own limit of about 179 million stays in force above it.
 MAX_PIXELS = 2**26
 
 # Pillow can open more, some of it by starting other programs (EPS runs Ghostscript).
@@ -90,12 +91,7 @@ AS_THEY_ARE = Decoding()
 
 
 def decode_image(
-    source: Path | bytes,
-    name: str,
-    num_channels: int,
-    crop: Crop | None = None,
-    draw: int | None = None,
-    max_pixels: int = MAX_PIXELS,
+    source: Path | bytes, name: str, num_channels: int, crop: Crop | None = None, draw: int | None = None
 ) -> UInt8[Tensor, "channels height width"]:
     """The pixels of one encoded image.
 
@@ -105,8 +101,6 @@ def decode_image(
         num_channels: 3 for RGB, 1 for grey (ITU-R 601 luma of colours).
         crop: what is cut out of the upright image; None keeps the image as it is.
         draw: what a random crop is drawn from.
-        max_pixels: largest height · width that is decoded. Pillow's own limit of about 179 million
-            pixels stays in force above it.
 
     Returns:
         Pixels, 0-255, of shape [num_channels, crop.size_px, crop.size_px] if there is a crop.
@@ -119,8 +113,8 @@ def decode_image(
     try:
         with Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS) as image:
             width, height = image.size
-            if width * height > max_pixels:
-                raise DataError(f"{name}: {width} x {height} pixels found, at most {max_pixels} allowed")
+            if width * height > MAX_PIXELS:
+                raise DataError(f"{name}: {width} x {height} pixels found, at most {MAX_PIXELS} allowed")
             image.load()
             orientation = _orientation(image)
             pixels = _to_8_bit(image, name).convert("L" if num_channels == 1 else "RGB")
@@ -130,7 +124,7 @@ def decode_image(
         raise DataError(f"{name}: not an image; allowed: {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError as error:
         found = re.findall(r"\d+", str(error))[0]
-        raise DataError(f"{name}: {found} pixels found, at most {max_pixels} allowed") from None
+        raise DataError(f"{name}: {found} pixels found, at most {MAX_PIXELS} allowed") from None
     # Pillow's plugins raise whatever a malformed file trips them into: OSError, SyntaxError, struct.error,
     # ValueError, IndexError, …; nothing but Pillow runs above.
     except Exception as error:

@@ -1,7 +1,5 @@
 """Features of a data set by an encoder, its images shared out among the workers."""
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
@@ -21,7 +19,6 @@ def extract_features(
     *,
     batch_size: int = 512,
     num_loader_workers: int = 0,
-    on_batch: Callable[[int], None] = lambda done: None,
 ) -> tuple[Float[Tensor, "images dim"], Int64[Tensor, " images"]]:
     """Features and labels of the images at `indices`, in that order, on every worker.
 
@@ -32,7 +29,6 @@ def extract_features(
         device: where the encoder is; None looks at its parameters.
         batch_size: images of a forward pass on one worker.
         num_loader_workers: processes that decode a streamed set.
-        on_batch: told how many images this worker has done.
 
     Returns:
         Features in float32 or the encoder's float64, and labels, both on `device`.
@@ -48,13 +44,10 @@ def extract_features(
     dtype = next((p.dtype for p in encoder.parameters()), torch.float32)
     features: list[Tensor] = []
     labels: list[Tensor] = []
-    done = 0
     for batch in batches(image_set, list(own.split(batch_size)), device, num_loader_workers):
         rows = encoder(unit_range(batch.images).to(dtype))
         features.append(rows if rows.dtype == torch.float64 else rows.float())
         labels.append(batch.labels)
-        done += len(rows)
-        on_batch(done)
     encoder.train(was_training)
     gathered = gather_rows(torch.cat(features)), gather_rows(torch.cat(labels))
     return gathered[0][: len(indices)], gathered[1][: len(indices)]

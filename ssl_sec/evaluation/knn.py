@@ -3,8 +3,6 @@
 Wu et al. 2018, "Unsupervised Feature Learning via Non-Parametric Instance Discrimination", section 3.4.
 """
 
-from collections.abc import Iterator
-
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -38,42 +36,29 @@ def knn_top1(
         temperature: a neighbour at cosine s votes with weight exp(s / temperature), > 0.
         chunk_size: queries compared at once; memory grows with chunk_size · bank.
     """
-    scores = _scores(bank, bank_labels, queries, num_classes, k, temperature, chunk_size)
-    return top_k_accuracy(torch.cat(list(scores)), query_labels, 1)
+    votes = knn_votes(bank, bank_labels, queries, num_classes, k, temperature, chunk_size)
+    return top_k_accuracy(votes, query_labels, 1)
 
 
-def knn_predict(
+@torch.no_grad()
+def knn_votes(
     bank: Float[Tensor, "bank dim"],
     bank_labels: Int64[Tensor, " bank"],
     queries: Float[Tensor, "queries dim"],
-    *,
     num_classes: int,
     k: int = 200,
     temperature: float = 0.1,
     chunk_size: int = 256,
-) -> Int64[Tensor, " queries"]:
-    """The class for which the nearest neighbours of each query vote; arguments as for `knn_top1`."""
-    scores = _scores(bank, bank_labels, queries, num_classes, k, temperature, chunk_size)
-    return torch.cat([chunk.argmax(1) for chunk in scores])
-
-
-@torch.no_grad()
-def _scores(
-    bank: Tensor,
-    bank_labels: Tensor,
-    queries: Tensor,
-    num_classes: int,
-    k: int,
-    temperature: float,
-    chunk_size: int,
-) -> Iterator[Tensor]:
-    """The votes for each class, with shape (chunk, classes), one chunk of queries after the other."""
+) -> Float[Tensor, "queries classes"]:
+    """The votes of each query's nearest neighbours for each class; arguments as for `knn_top1`."""
     bank = functional.normalize(bank.float(), dim=1)
     bank_labels = bank_labels.to(bank.device)
+    scores: list[Tensor] = []
     for chunk in queries.split(chunk_size):
         similarities = functional.normalize(chunk.to(bank), dim=1) @ bank.T
         nearest, indices = similarities.topk(min(k, len(bank)), dim=1)
         # Relative to the nearest neighbour: the classes' order is the same, and a low temperature cannot
         # overflow.
         votes = ((nearest - nearest[:, :1]) / temperature).exp()
-        yield votes.new_zeros(len(chunk), num_classes).scatter_add_(1, bank_labels[indices], votes)
+        scores.append(votes.new_zeros(len(chunk), num_classes).scatter_add_(1, bank_labels[indices], votes))
+    return torch.cat(scores)

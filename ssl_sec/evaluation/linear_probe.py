@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ssl_sec.errors import DataError
+from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.splits import stratified_split
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.schedules import epochs_at
@@ -79,35 +80,31 @@ class ProbeResult:
 def linear_probe(
     train: tuple[Float[Tensor, "train dim"], Int64[Tensor, " train"]],
     test: tuple[Float[Tensor, "test dim"], Int64[Tensor, " test"]],
-    *,
-    learning_rates: Sequence[float] = (1.0, 2.0, 5.0, 10.0),
-    batch_size: int = 256,
-    seed: int = 0,
-    **training: Any,
+    **settings: Any,
 ) -> ProbeResult:
     """The whole protocol on features: a learning rate is chosen on held-out training images, the test set seen once.
 
     Args:
         train: features and labels of the training images.
         test: likewise of the test images.
-        learning_rates: one is chosen.
-        batch_size: of training.
-        seed: of the order and of the images held out.
-        training: further arguments of `train_linear_probes`, `epochs` for example.
+        settings: fields of `ProbeConfig`: learning_rates, epochs, batch_size, momentum, decay_at, decay_factor, seed.
 
     Raises:
+        ConfigError: a setting is outside its range.
         DataError: every classifier diverged.
     """
+    config = ProbeConfig(**settings)
     features, labels = train
     num_classes = int(torch.cat([labels, test[1].to(labels)]).max()) + 1
-    kept, held_out = stratified_split(labels, HELD_OUT_SHARE, seed=seed)
+    kept, held_out = stratified_split(labels, HELD_OUT_SHARE, seed=config.seed)
 
     def trained(images: Tensor, rates: Sequence[float]) -> LinearProbes:
-        batches = shuffled(features[images], labels[images], batch_size, derived_seed(seed, "probe"))
-        common = {"num_classes": num_classes, "dim": features.shape[1], "device": features.device}
-        return train_linear_probes(batches, learning_rates=rates, **common, **training)
+        batches = shuffled(features[images], labels[images], config.batch_size, derived_seed(config.seed, "probe"))
+        dim, device = features.shape[1], features.device
+        return train_linear_probes(batches, config, rates, num_classes=num_classes, dim=dim, device=device)
 
-    rate, held_out_top1 = select_learning_rate(trained(kept, learning_rates), features[held_out], labels[held_out])
+    probes = trained(kept, config.learning_rates)
+    rate, held_out_top1 = select_learning_rate(probes, features[held_out], labels[held_out])
     return evaluate_probe(trained(torch.cat([kept, held_out]), (rate,)), rate, held_out_top1, *test)
 
 
@@ -138,14 +135,11 @@ def shuffled(
 @torch.no_grad()
 def train_linear_probes(
     feature_batches: Callable[[int], Iterable[FeatureBatch]],
+    config: ProbeConfig,
+    learning_rates: Sequence[float],
     *,
     num_classes: int,
     dim: int,
-    learning_rates: Sequence[float] = (1.0, 2.0, 5.0, 10.0),
-    epochs: int = 100,
-    momentum: float = 0.9,
-    decay_at: Sequence[float] = (0.6, 0.75, 0.9),
-    decay_factor: float = 5.0,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
     on_epoch: Callable[[int, Tensor], None] | None = None,
@@ -158,14 +152,10 @@ def train_linear_probes(
     Args:
         feature_batches: gives the batches of an epoch, counted from 0: `shuffled` for cached features, or
             the encodings of freshly augmented images. It runs without gradients.
+        config: epochs, momentum (without dampening) and decays, which take place at the nearest epochs.
+        learning_rates: base learning rates, distinct, > 0.
         num_classes: labels are below it.
         dim: columns of the features.
-        learning_rates: base learning rates, distinct, > 0.
-        epochs: passes over the training images.
-        momentum: of SGD, without dampening.
-        decay_at: the learning rate is divided after each of these shares of the epochs, in (0, 1), to the
-            nearest epoch.
-        decay_factor: by how much it is divided.
         device: where the classifiers are trained; the CPU by default. Batches are brought there.
         dtype: of the classifiers; batches are converted to it.
         on_epoch: called after each epoch with its number and the mean training loss of each learning
@@ -179,9 +169,9 @@ def train_linear_probes(
     weight = torch.zeros(rates * num_classes, dim, device=device, dtype=dtype)
     bias = torch.zeros(rates * num_classes, device=device, dtype=dtype)
     weight_velocity, bias_velocity = torch.zeros_like(weight), torch.zeros_like(bias)
-    decay_epochs = epochs_at(decay_at, epochs)
-    for epoch in range(epochs):
-        step_size = base / decay_factor ** sum(epoch >= decayed for decayed in decay_epochs)
+    decay_epochs = epochs_at(config.decay_at, config.epochs)
+    for epoch in range(config.epochs):
+        step_size = base / config.decay_factor ** sum(epoch >= decayed for decayed in decay_epochs)
         total_loss, num_images = torch.zeros(rates, device=device, dtype=dtype), 0
         for batch, batch_labels in feature_batches(epoch):
             features, labels = batch.to(weight), batch_labels.to(weight.device)
@@ -189,8 +179,8 @@ def train_linear_probes(
             log_probabilities = logits.log_softmax(dim=2)
             onehot = functional.one_hot(labels, num_classes).to(dtype).unsqueeze(1)
             gradient = (log_probabilities.exp() - onehot).flatten(1) / len(labels)
-            weight_velocity.mul_(momentum).addmm_(gradient.T, features)
-            bias_velocity.mul_(momentum).add_(gradient.sum(0))
+            weight_velocity.mul_(config.momentum).addmm_(gradient.T, features)
+            bias_velocity.mul_(config.momentum).add_(gradient.sum(0))
             weight.addcmul_(weight_velocity, step_size.unsqueeze(1), value=-1)
             bias.addcmul_(bias_velocity, step_size, value=-1)
             right = labels.view(-1, 1, 1).expand(-1, rates, 1)

@@ -58,6 +58,27 @@ def add_grid(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def small_plots(
+    count: int, size_inches: tuple[float, float], least_width: float = 0.0, margin: float = 0.0
+) -> tuple[Figure, list[Axes]]:
+    """A figure of small plots, three in a row.
+
+    Args:
+        count: of the plots.
+        size_inches: width and height of each.
+        least_width: of the figure, in inches.
+        margin: its height beyond that of the plots, in inches.
+    """
+    columns = min(count, 3)
+    rows = -(-count // columns)
+    width, height = size_inches
+    figure = Figure(figsize=(max(width * columns, least_width), height * rows + margin), layout="constrained")
+    every = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes in every[count:]:
+        axes.remove()
+    return figure, list(every[:count])
+
+
 def message(text: str) -> Figure:
     """A figure that says why there is nothing to see."""
     figure = Figure(figsize=(5, 2))

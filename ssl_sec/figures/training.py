@@ -17,7 +17,16 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from torch import Tensor
 from torch.nn import functional
 
-from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid, arm_look, draw_distribution, message, percentages_between
+from ssl_sec.figures.drawing import (
+    BLUE,
+    VERMILION,
+    add_grid,
+    arm_look,
+    draw_distribution,
+    message,
+    percentages_between,
+    small_plots,
+)
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.norms import NormHistogram
 
@@ -84,7 +93,7 @@ class Curve:
         assert len(self.steps) == len(self.values), "a curve has one value for each step"
 
 
-def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]], title: str = "") -> Figure:
+def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
     """A small plot for each metric over the global steps.
 
     `train/norm_mean` is drawn with `train/norm_std` as a band around it.
@@ -92,18 +101,13 @@ def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]], title: str
     Args:
         history: the points (step, value) of each metric; a metric without points is left out, and a value
             that is not finite leaves a gap.
-        title: written above all of them.
     """
     shown = {name: dict(points) for name, points in history.items() if points}
     deviations = shown.pop("train/norm_std", {}) if "train/norm_mean" in shown else {}
     if not shown:
         return message("no metric was recorded")
-    columns = min(len(shown), 3)
-    rows = -(-len(shown) // columns)
-    figure = Figure(figsize=(4.2 * columns, 2.8 * rows), layout="constrained")
-    figure.suptitle(title)
-    all_axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axes, (name, points) in zip(all_axes, shown.items(), strict=False):
+    figure, all_axes = small_plots(len(shown), (4.2, 2.8))
+    for axes, (name, points) in zip(all_axes, shown.items(), strict=True):
         steps = np.array(sorted(points))
         values = np.array([points[step] for step in steps])
         axes.plot(steps, values, color=BLUE, linewidth=1.5, label="mean")
@@ -116,8 +120,6 @@ def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]], title: str
             axes.sharex(all_axes[0])
         _label_steps(axes)
         add_grid(axes)
-    for axes in all_axes[len(shown) :]:
-        axes.remove()
     return figure
 
 
@@ -227,13 +229,10 @@ def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str
     if not shown:
         return message("the runs have no curves")
     arms = list(dict.fromkeys(arm for curves in shown.values() for arm in curves))
-    columns = min(len(shown), 3)
-    rows = -(-len(shown) // columns)
-    figure = Figure(figsize=(max(4.2 * columns, 6.0), 2.8 * rows + 0.6), layout="constrained")
+    figure, all_axes = small_plots(len(shown), (4.2, 2.8), least_width=6.0, margin=0.6)
     figure.suptitle(title)
-    all_axes = figure.subplots(rows, columns, squeeze=False).flatten()
     handles = {}
-    for axes, (metric, curves) in zip(all_axes, shown.items(), strict=False):
+    for axes, (metric, curves) in zip(all_axes, shown.items(), strict=True):
         for arm, curve in curves.items():
             colour, style = arm_look(arms.index(arm))
             # Few points are marked, since a single one would not show as a line.
@@ -247,10 +246,8 @@ def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str
         axes.set_ylabel(_AXIS_LABELS.get(metric, metric))
         _label_steps(axes)
         add_grid(axes)
-    for axes in all_axes[len(shown) :]:
-        axes.remove()
     shown_arms = [arm for arm in arms if arm in handles]
-    legend = {"loc": "outside lower center", "frameon": False, "ncols": min(len(shown_arms), columns + 1)}
+    legend = {"loc": "outside lower center", "frameon": False, "ncols": min(len(shown_arms), len(shown) + 1, 4)}
     figure.legend([handles[arm] for arm in shown_arms], shown_arms, **legend)
     return figure
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image, ImageFile
 
+from ssl_sec.data import decode
 from ssl_sec.data.crops import CentreCrop, CentreSquare, RandomResizedCrop
 from ssl_sec.data.decode import MAX_PIXELS, decode_image
 from ssl_sec.errors import DataError, printable
@@ -164,14 +165,16 @@ def test_missing_file(tmp_path):
     assert "No such file" in error_line(tmp_path / "x.png")
 
 
-def test_bombs_are_refused_from_the_header():
+def test_bombs_are_refused_from_the_header(monkeypatch):
     message = error_line(bomb())
     assert "400000000" in message and str(MAX_PIXELS) in message
     # Below Pillow's own limit, ours names the size.
     message = error_line(bomb(9_000, 9_000))
     assert "9000 x 9000" in message and str(MAX_PIXELS) in message
-    assert "at most 63 allowed" in error_line(plain(0), max_pixels=63)
-    assert decode_image(plain(0), "x", 3, max_pixels=64).shape == (3, 8, 8)
+    monkeypatch.setattr(decode, "MAX_PIXELS", 64)
+    assert decode_image(plain(0), "x", 3).shape == (3, 8, 8)
+    monkeypatch.setattr(decode, "MAX_PIXELS", 63)
+    assert "at most 63 allowed" in error_line(plain(0))
 
 
 def test_errors_stay_on_one_line():

@@ -58,12 +58,6 @@ def test_an_encoder_without_parameters_gets_single_precision():
     assert torch.equal(features, images().images[:3].float().flatten(1) / 255)
 
 
-def test_progress_is_told_in_images():
-    told = []
-    extract_features(encoder(), images(), torch.arange(11), CPU, batch_size=4, on_batch=told.append)
-    assert told == [4, 8, 11]
-
-
 @pytest.mark.distributed
 @pytest.mark.parametrize("num_workers", [2, 4])
 @pytest.mark.parametrize("indices", [[5], [3, 1], [9, 8, 7, 1, 0], list(range(11))])

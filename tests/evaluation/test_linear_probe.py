@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from ssl_sec.errors import DataError
+from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.linear_probe import (
     LinearProbes,
     evaluate_probe,
@@ -28,10 +29,9 @@ def draw(count, seed=0, spread=1.0):
 
 
 def train(feature_batches, learning_rates=RATES, **settings):
-    settings = {"epochs": 8, "decay_at": (3 / 8, 6 / 8), "dtype": torch.float64} | settings
-    return train_linear_probes(
-        feature_batches, num_classes=NUM_CLASSES, dim=DIM, learning_rates=learning_rates, **settings
-    )
+    how = {"dtype": settings.pop("dtype", torch.float64), "on_epoch": settings.pop("on_epoch", None)}
+    config = ProbeConfig(**{"epochs": 8, "decay_at": (3 / 8, 6 / 8), **settings})
+    return train_linear_probes(feature_batches, config, learning_rates, num_classes=NUM_CLASSES, dim=DIM, **how)
 
 
 def by_torch(feature_batches, learning_rate, epochs=8, decay_epochs=(3, 6), momentum=0.9):

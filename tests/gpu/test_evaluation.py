@@ -8,7 +8,7 @@ from ssl_sec.evaluation.faces.identification import (
     all_pairs_tar_at_far,
     open_set_identification,
     random_open_set_trials,
-    rank_k_identification,
+    rank_1_identification,
 )
 from ssl_sec.evaluation.retrieval import nearest, recall_at_k
 
@@ -43,8 +43,8 @@ def test_identification(device):
     here = rows.to(device)
     assert all_pairs_tar_at_far(here, labels, FARS) == all_pairs_tar_at_far(rows, labels, FARS)
     assert open_set_identification(here, labels, trial, FARS) == open_set_identification(rows, labels, trial, FARS)
-    found = rank_k_identification(here, labels, distractors.split(700), [100, 5000], [1, 10])
-    assert found == rank_k_identification(rows, labels, distractors.split(700), [100, 5000], [1, 10])
+    found = rank_1_identification(here, labels, distractors.split(700), [100, 5000])
+    assert found == rank_1_identification(rows, labels, distractors.split(700), [100, 5000])
 
 
 def test_clusters(device):

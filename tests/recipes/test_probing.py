@@ -111,9 +111,9 @@ def test_with_all_labels_the_chosen_probe_is_trained_again_on_the_whole_training
     trained_on = []
     train = probing.train_linear_probes
 
-    def spy(feature_batches, **options):
-        trained_on.append((sum(len(labels) for _, labels in feature_batches(0)), options["learning_rates"]))
-        return train(feature_batches, **options)
+    def spy(feature_batches, config, learning_rates, **options):
+        trained_on.append((sum(len(labels) for _, labels in feature_batches(0)), learning_rates))
+        return train(feature_batches, config, learning_rates, **options)
 
     monkeypatch.setattr(probing, "train_linear_probes", spy)
     findings = probe()
@@ -150,9 +150,9 @@ def test_augmented_images_are_drawn_anew_in_every_epoch(monkeypatch):
     batches = []
     train = probing.train_linear_probes
 
-    def spy(feature_batches, **options):
+    def spy(feature_batches, *arguments, **options):
         batches.append([torch.cat([rows for rows, _ in feature_batches(epoch)]) for epoch in (0, 1, 0)])
-        return train(feature_batches, **options)
+        return train(feature_batches, *arguments, **options)
 
     monkeypatch.setattr(probing, "train_linear_probes", spy)
     probe(config=dataclasses.replace(QUICK, epochs=1, decay_at=(), augment=True, labels_per_class=3))

@@ -143,13 +143,10 @@ def use(config: Any) -> None:
     if isinstance(config, ProbeConfig):
         train_linear_probes(
             lambda epoch: [(torch.rand(3, 2), torch.tensor([0, 1, 1]))],
+            dataclasses.replace(config, epochs=2),
+            config.learning_rates,
             num_classes=2,
             dim=2,
-            learning_rates=config.learning_rates,
-            epochs=2,
-            momentum=config.momentum,
-            decay_at=config.decay_at,
-            decay_factor=config.decay_factor,
         )
     if isinstance(config, PairLossConfig):
         config.build()

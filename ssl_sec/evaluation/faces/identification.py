@@ -110,7 +110,7 @@ def open_set_identification(
 
 
 def random_open_set_trials(
-    labels: Labels, seed: int, *, num_trials: int = 10, num_gallery: int = 1000, num_training_people: int = 1500
+    labels: Labels, seed: int, *, num_trials: int, num_gallery: int, num_training_people: int
 ) -> list[OpenSetTrial]:
     """Trials drawn as those of BLUFR were, where the published lists are not at hand.
 
@@ -150,22 +150,16 @@ def random_open_set_trials(
 
 
 @torch.no_grad()
-def rank_k_identification(
-    probes: Embeddings,
-    labels: Labels,
-    distractors: Iterable[Rows],
-    sizes: Iterable[int] = (10**3, 10**4, 10**5, 10**6),
-    ks: Iterable[int] = (1,),
-    *,
-    tile_size: int = 2048,
-) -> dict[int, dict[int, float]]:
-    """Rank-k identification rates of MegaFace, in [0, 1]: {number of distractors: {k: rate}}.
+def rank_1_identification(
+    probes: Embeddings, labels: Labels, distractors: Iterable[Rows], sizes: Iterable[int], *, tile_size: int = 2048
+) -> dict[int, float]:
+    """Rank-1 identification rates of MegaFace, in [0, 1]: {number of distractors: rate}.
 
     For every ordered pair of images of one person, the second is put among the distractors and the first looks for it:
-    it is found at rank k if fewer than k distractors are at least as similar. The rate is the share of these pairs.
+    it is found if no distractor is at least as similar. The rate is the share of these pairs.
 
-    The distractors are read once, and of each probe its `max(ks)` nearest are kept. They are compared in float32; what
-    its rounding leaves undecided is compared again in float64. A collapsed encoder leaves all of it undecided.
+    The distractors are read once. They are compared in float32; what its rounding leaves undecided is compared again in
+    float64. A collapsed encoder leaves all of it undecided.
 
     Args:
         probes: one row for each image of the people who are looked for (FaceScrub), of any norm.
@@ -173,22 +167,20 @@ def rank_k_identification(
         distractors: chunks of embeddings, of other people. The first `size` of them are those of that size, so the
             subsets are nested; `shuffled` draws an order.
         sizes: numbers of distractors, each ≥ 1.
-        ks: each ≥ 1.
         tile_size: probes compared with twice as many distractors at once.
 
     Raises:
-        ConfigError: a size or a k is below 1.
+        ConfigError: a size is below 1.
         DataError: the numbers of probes differ, no person has two images, or there are too few distractors.
     """
-    ks, sizes = list(ks), sorted(set(sizes))
-    for name, values in (("k", ks), ("the number of distractors", sizes)):
-        if not values or min(values) < 1:
-            raise ConfigError(f"identification: {name} is {min(values, default='not given')}; allowed: 1 or more")
+    sizes = sorted(set(sizes))
+    if not sizes or sizes[0] < 1:
+        raise ConfigError(f"identification: found {sizes} distractors, must be one number or more, each ≥ 1")
     rows, labels = _rows(probes, labels)
     if len(labels.unique()) == len(labels):
         raise DataError(f"identification: {len(labels)} probes, no two of one person")
-    nearest = rows.new_full((len(rows), max(ks)), -torch.inf, dtype=torch.float32)
-    rates: dict[int, dict[int, float]] = {}
+    nearest = rows.new_full((len(rows),), -torch.inf, dtype=torch.float32)
+    rates: dict[int, float] = {}
     stream, pending, seen = iter(distractors), rows[:0], 0
     for size in sizes:
         while seen < size:
@@ -201,7 +193,7 @@ def rank_k_identification(
             seen += len(taken)
             for columns in taken.split(2 * tile_size):
                 _keep_nearest(nearest, rows, unit_rows(columns.to(rows)), tile_size)
-        rates[size] = _rates(rows, labels, nearest, ks, tile_size)
+        rates[size] = _rate(rows, labels, nearest, tile_size)
     return rates
 
 
@@ -224,39 +216,35 @@ def _similarities(rows: Float[Tensor, "rows dim"], others: Float[Tensor, "others
 
 
 def _keep_nearest(
-    nearest: Float[Tensor, "probes k"],
+    nearest: Float[Tensor, " probes"],
     rows: Float[Tensor, "probes dim"],
     distractors: Float[Tensor, "distractors dim"],
     tile_size: int,
 ) -> None:
-    """Merges the similarities of more distractors into those of the k nearest, descending, of each probe."""
+    """Raises the similarity of each probe's nearest distractor, where one of these is nearer."""
     rough = distractors.float()
     # As in retrieval: what the rounding of an inner product in float32, and of its rows, may move it by.
     margin = (rows.shape[1] + 4) * torch.finfo(torch.float32).eps
     for tile in tiles(len(rows), tile_size):
         closest = (rows[tile].float() @ rough.T).amax(1)
         # NaN is open, as it comes no closer than anything.
-        is_open = (~(closest < nearest[tile, -1] - margin)).nonzero().squeeze(1) + tile.start
+        is_open = (~(closest < nearest[tile] - margin)).nonzero().squeeze(1) + tile.start
         if len(is_open):
             similarities = _similarities(rows[is_open], distractors).nan_to_num(nan=torch.inf)
-            similarities = torch.cat([nearest[is_open], similarities], dim=1)
-            nearest[is_open] = similarities.topk(nearest.shape[1], dim=1).values
+            nearest[is_open] = nearest[is_open].maximum(similarities.amax(1))
 
 
-def _rates(
+def _rate(
     rows: Float[Tensor, "probes dim"],
     labels: Int64[Tensor, " probes"],
-    nearest: Float[Tensor, "probes k"],
-    ks: list[int],
+    nearest: Float[Tensor, " probes"],
     tile_size: int,
-) -> dict[int, float]:
-    num_found, num_pairs = dict.fromkeys(ks, 0), 0
+) -> float:
+    num_found, num_pairs = 0, 0
     for tile in tiles(len(rows), tile_size):
         similarities = _similarities(rows[tile], rows)
         is_mate = labels[tile].unsqueeze(1) == labels
         is_mate[:, tile].fill_diagonal_(False)
         num_pairs += int(is_mate.sum())
-        for k in ks:
-            is_found = is_mate & (similarities > nearest[tile, k - 1].unsqueeze(1))
-            num_found[k] += int(is_found.sum())
-    return {k: found / num_pairs for k, found in num_found.items()}
+        num_found += int((is_mate & (similarities > nearest[tile].unsqueeze(1))).sum())
+    return num_found / num_pairs

@@ -125,15 +125,6 @@ def equal_error_rate(scores: Scores, same: Same) -> float:
     return torch.lerp(fpr[before], fpr[after], weight).item()
 
 
-def roc_auc(scores: Scores, same: Same) -> float:
-    """The area under the ROC, in [0, 1]: how often a genuine pair beats an impostor, where a tie counts one half.
-
-    Arguments and errors as for `roc`.
-    """
-    fpr, tpr, _ = roc(scores, same)
-    return torch.trapezoid(tpr, fpr).item()
-
-
 def _num_accepted(far: float, num_impostors: int) -> int:
     if not 0 <= far <= 1:
         raise ConfigError(f"TAR at FAR = {far}; allowed: 0 to 1")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ssl_sec.evaluation.faces.roc import equal_error_rate, tar_at_far
 from ssl_sec.evaluation.faces.verification import best_threshold
-from ssl_sec.figures.drawing import add_grid, arm_look, draw_distribution, message
+from ssl_sec.figures.drawing import add_grid, arm_look, draw_distribution, message, small_plots
 from ssl_sec.figures.runs import RunRecord, training_figures
 from ssl_sec.figures.training import norm_distributions, norm_distributions_figure
 from ssl_sec.training.norms import norm_histogram
@@ -102,16 +102,13 @@ def scores_figure(test_sets: Mapping[str, Verification], title: str, num_bins: i
         title: written above all of them.
         num_bins: equal bins from the least score of all to the greatest.
     """
-    columns = min(len(test_sets), 3)
-    rows = -(-len(test_sets) // columns)
-    figure = Figure(figsize=(max(4.6 * columns, 6.5), 3.4 * rows + 0.4), layout="constrained")
+    figure, all_axes = small_plots(len(test_sets), (4.6, 3.4), least_width=6.5, margin=0.4)
     figure.suptitle(title)
-    all_axes = figure.subplots(rows, columns, squeeze=False).flatten()
     held = torch.cat([scores[scores.isfinite()] for scores, _ in test_sets.values()])
     low, high = (float(held.min()), float(held.max())) if len(held) else (-1.0, 1.0)
     # Scores that are all the same still need bins with a width.
     edges = np.linspace(low, max(high, low + 1e-3), num_bins + 1)
-    for axes, (name, (scores, same)) in zip(all_axes, test_sets.items(), strict=False):
+    for axes, (name, (scores, same)) in zip(all_axes, test_sets.items(), strict=True):
         is_finite = scores.isfinite()
         scores, same = scores[is_finite].double(), same[is_finite]
         for place, (kind, chosen) in enumerate((("two people", scores[~same]), ("one person", scores[same]))):
@@ -129,8 +126,6 @@ def scores_figure(test_sets: Mapping[str, Verification], title: str, num_bins: i
         axes.set(xlim=(edges[0] - 0.02, edges[-1] + 0.02), ylim=(0, axes.get_ylim()[1] * 1.35))
         axes.legend(loc="upper left", frameon=False, fontsize=8)
         add_grid(axes)
-    for axes in all_axes[len(test_sets) :]:
-        axes.remove()
     return figure
 
 

@@ -18,7 +18,7 @@ from ssl_sec.evaluation.arrays import rounded, unit_rows
 from ssl_sec.evaluation.faces.identification import (
     all_pairs_tar_at_far,
     open_set_identification,
-    rank_k_identification,
+    rank_1_identification,
     shuffled,
 )
 from ssl_sec.evaluation.faces.roc import equal_error_rate, tar_at_far
@@ -156,8 +156,8 @@ class MegaFaceTestSet:
         probes = embed(self.probes, torch.arange(len(self.probes)))
         chosen = shuffled(len(self.distractors), self.seed)[: max(self.sizes)]
         chunks = (embed(self.distractors, indices) for indices in chosen.split(_DISTRACTORS_AT_ONCE))
-        rates = rank_k_identification(probes, self.probes.labels, chunks, self.sizes)
-        return {f"{power_of_ten(size)}_rank1": 100 * by_rank[1] for size, by_rank in rates.items()}
+        rates = rank_1_identification(probes, self.probes.labels, chunks, self.sizes)
+        return {f"{power_of_ten(size)}_rank1": 100 * rate for size, rate in rates.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

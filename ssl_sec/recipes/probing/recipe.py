@@ -191,13 +191,10 @@ class _Training:
         )
         return train_linear_probes(
             feature_batches,
+            config,
+            rates,
             num_classes=self.num_classes,
             dim=features.shape[1],
-            learning_rates=rates,
-            epochs=config.epochs,
-            momentum=config.momentum,
-            decay_at=config.decay_at,
-            decay_factor=config.decay_factor,
             device=self.runtime.device,
             on_epoch=lambda epoch, losses: self._report(first_epoch + epoch, losses),
         )

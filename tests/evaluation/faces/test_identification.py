@@ -11,7 +11,7 @@ from ssl_sec.evaluation.faces.identification import (
     all_pairs_tar_at_far,
     open_set_identification,
     random_open_set_trials,
-    rank_k_identification,
+    rank_1_identification,
     shuffled,
 )
 from ssl_sec.evaluation.faces.roc import tar_at_far
@@ -125,14 +125,14 @@ def test_open_set_rates_of_ordinary_embeddings():
     assert open_set_identification(rows.numpy(), labels.numpy(), trial, FARS) == expected
 
 
-def slow_rank(probes, labels, distractors, size, k):
+def slow_rate(probes, labels, distractors, size):
     found, pairs = 0, 0
     for i, probe in enumerate(probes):
         ranks = [cosine(probe, d) for d in distractors[:size]]
         for j, mate in enumerate(probes):
             if i != j and labels[i] == labels[j]:
                 pairs += 1
-                found += sum(s >= cosine(probe, mate) for s in ranks) < k
+                found += not any(s >= cosine(probe, mate) for s in ranks)
     return found / pairs
 
 
@@ -141,11 +141,10 @@ def slow_rank(probes, labels, distractors, size, k):
 def test_identification_is_that_of_the_slow_loop(case, others, chunk, tile_size):
     rows, labels = case
     distractors = torch.nn.functional.pad(others[0], (0, 3))[:, : rows.shape[1]]
-    sizes, ks = [1, 3, len(distractors)], [1, 2, 20]
-    found = rank_k_identification(rows, labels, distractors.split(chunk), sizes, ks, tile_size=tile_size)
+    sizes = [1, 3, len(distractors)]
+    found = rank_1_identification(rows, labels, distractors.split(chunk), sizes, tile_size=tile_size)
     for size in sizes:
-        for k in ks:
-            assert found[size][k] == slow_rank(rows.tolist(), labels.tolist(), distractors.tolist(), size, k)
+        assert found[size] == slow_rate(rows.tolist(), labels.tolist(), distractors.tolist(), size)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -153,14 +152,13 @@ def test_identification_of_ordinary_embeddings(dtype):
     rows, labels = people(2, dim=16)
     distractors = torch.randn(500, 16, generator=torch.Generator().manual_seed(3))
     rows, distractors = rows.to(dtype), distractors.to(dtype)
-    found = rank_k_identification(rows, labels, distractors.split(70), [500, 10, 100], [1, 5], tile_size=32)
+    found = rank_1_identification(rows, labels, distractors.split(70), [500, 10, 100], tile_size=32)
     assert list(found) == [10, 100, 500]
-    assert 0.2 < found[500][1] < found[100][1] < found[10][1] <= 1
-    for size, rates in found.items():
-        for k, rate in rates.items():
-            assert rate == slow_rank(rows.tolist(), labels.tolist(), distractors.tolist(), size, k)
+    assert 0.2 < found[500] < found[100] < found[10] <= 1
+    for size, rate in found.items():
+        assert rate == slow_rate(rows.tolist(), labels.tolist(), distractors.tolist(), size)
     chunks = (chunk.numpy() for chunk in distractors.split(501))
-    assert rank_k_identification(rows.numpy(), labels.numpy(), chunks, [500, 10, 100], [1, 5]) == found
+    assert rank_1_identification(rows.numpy(), labels.numpy(), chunks, [500, 10, 100]) == found
 
 
 def test_a_difference_that_float32_rounding_hides_decides():
@@ -176,8 +174,8 @@ def test_a_difference_that_float32_rounding_hides_decides():
             return torch.stack([angle.cos(), angle.sin()], 1) @ basis
 
         # The mate lies beside the distractors and never finds the other before them.
-        found = rank_k_identification(at(0.0, 0.5), labels, at(0.5 + step, 0.5).split(1), [1, 2])
-        assert found == {1: {1: 0.5}, 2: {1: 0}}
+        found = rank_1_identification(at(0.0, 0.5), labels, at(0.5 + step, 0.5).split(1), [1, 2])
+        assert found == {1: 0.5, 2: 0}
 
 
 @pytest.mark.parametrize("dim", [1, 512])
@@ -190,8 +188,8 @@ def test_collapsed_embeddings_are_never_identified(dim):
             rows = row * norms
             assert set(all_pairs_tar_at_far(rows[:60], labels, [0.5, 0.1], tile_size=7).values()) == {0}
             assert open_set_identification(rows[:60], labels, trial, [1.0], tile_size=7) == {1.0: 0}
-            found = rank_k_identification(rows[:60], labels, rows[60:].split(9), [1, 100], [1], tile_size=8)
-            assert found == {1: {1: 0}, 100: {1: 0}}
+            found = rank_1_identification(rows[:60], labels, rows[60:].split(9), [1, 100], tile_size=8)
+            assert found == {1: 0, 100: 0}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -201,13 +199,13 @@ def test_what_is_not_finite_speaks_against_the_probe(bad):
     distractors = torch.full((2, 3), 0.1)
     assert open_set_identification(rows, labels, trial, [0.5]) == {0.5: 1}
     assert all_pairs_tar_at_far(rows, labels, [0.0]) == {0.0: 1}
-    assert rank_k_identification(rows, labels, [distractors], [2]) == {2: {1: 1}}
+    assert rank_1_identification(rows, labels, [distractors], [2]) == {2: 1}
     distractors[0] = bad
-    assert rank_k_identification(rows, labels, [distractors], [2], [1, 2]) == {2: {1: 0, 2: 1}}
+    assert rank_1_identification(rows, labels, [distractors], [2]) == {2: 0}
     rows[4] = bad
     assert open_set_identification(rows, labels, trial, [0.0, 0.5]) == {0.0: 0, 0.5: 1}
     assert all_pairs_tar_at_far(rows, labels, [0.0, 0.5]) == {0.0: 0, 0.5: 2 / 3}
-    assert rank_k_identification(rows, labels, [torch.full((1, 3), 0.1)], [1]) == {1: {1: 4 / 6}}
+    assert rank_1_identification(rows, labels, [torch.full((1, 3), 0.1)], [1]) == {1: 4 / 6}
     rows[1] = bad
     assert open_set_identification(rows, labels, trial, [0.5]) == {0.5: 0.5}
 
@@ -215,7 +213,7 @@ def test_what_is_not_finite_speaks_against_the_probe(bad):
 def test_trials_are_drawn_as_blufrs():
     sizes = torch.tensor([1, 2, 3, 5, 1, 4] * 10)
     labels = 7 * torch.arange(60).repeat_interleave(sizes)
-    trials = random_open_set_trials(labels, 5, num_gallery=20, num_training_people=15)
+    trials = random_open_set_trials(labels, 5, num_trials=10, num_gallery=20, num_training_people=15)
     assert len(trials) == 10
     for gallery, probes in trials:
         known, looked_up = labels[gallery], labels[probes]
@@ -247,11 +245,13 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(ConfigError, match="FAR = -0.1; allowed: 0 to 1"):
         all_pairs_tar_at_far(rows, labels, [-0.1])
     with pytest.raises(DataError, match="a gallery of 2 people; 1 have two images or more, beside the 1 of 2"):
-        random_open_set_trials(labels, 0, num_gallery=2, num_training_people=1)
-    for sizes, ks, message in (([0], [1], "distractors is 0"), ([1], [0], "k is 0"), ([], [1], "is not given")):
-        with pytest.raises(ConfigError, match=message):
-            rank_k_identification(rows, labels, [rows], sizes, ks)
+        random_open_set_trials(labels, 0, num_trials=1, num_gallery=2, num_training_people=1)
+    for sizes in ([0], []):
+        with pytest.raises(
+            ConfigError, match=rf"found \[{sizes[0] if sizes else ''}\] distractors, must be one number"
+        ):
+            rank_1_identification(rows, labels, [rows], sizes)
     with pytest.raises(DataError, match="8 distractors; 10 are asked for"):
-        rank_k_identification(rows, labels, [rows, rows], [10])
+        rank_1_identification(rows, labels, [rows, rows], [10])
     with pytest.raises(DataError, match="4 probes, no two of one person"):
-        rank_k_identification(rows, torch.arange(4), [rows], [1])
+        rank_1_identification(rows, torch.arange(4), [rows], [1])
