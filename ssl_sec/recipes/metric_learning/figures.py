@@ -7,7 +7,8 @@ direction and are refused with a `DataError`.
 
 import itertools
 import logging
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -28,15 +29,7 @@ from ssl_sec.evaluation.directions import (
     cosine_distributions,
     direction_changes,
 )
-from ssl_sec.figures.drawing import (
-    GREEN,
-    VERMILION,
-    add_grid,
-    draw_distribution,
-    message,
-    percentages_between,
-    small_plots,
-)
+from ssl_sec.figures.drawing import GREEN, add_grid, arm_look, draw_distribution, message, percentages_between
 from ssl_sec.figures.runs import RunRecord, training_figures
 from ssl_sec.figures.training import features_figure
 
@@ -54,93 +47,112 @@ def draw(run: RunRecord) -> dict[str, Figure]:
     """
     saved = torch.load(run.features_path, weights_only=True)
     embeddings, labels = saved["features"], saved["labels"]
+    name = run.path.name
     figures = training_figures(run)
     figures["features"] = features_figure(embeddings, labels, tuple(map(str, labels.unique().tolist())), seed=0)
     examples = torch.load(run.examples_path, weights_only=True)
     figures["retrieved"] = retrieved_figure(examples["queries"], examples["neighbours"], examples["correct"])
     try:
         cosines = cosine_distributions(embeddings, labels, seed=0)
-        figures["cosines"] = cosine_distributions_figure(cosines, "Test images: cosines of pairs")
-        figures["cosine_differences"] = cosine_difference_figure(cosines, "Test images: triplets")
+        figures["cosines"] = cosine_distributions_figure({name: cosines}, "Test images: cosines of pairs")
+        figures["cosine_differences"] = cosine_difference_figure({name: cosines}, "Test images: triplets")
         spread = class_spread(embeddings, labels)
-        figures["divergences"] = class_divergences_figure(spread, "Test classes: divergence")
-        changes = _direction_changes(run)
+        figures["divergences"] = class_divergences_figure({name: spread}, "Test classes: divergence")
+        changes = {name: _direction_changes(run)}
         figures["direction_changes"] = direction_changes_figure(changes, "Change of direction of the watched images")
     except DataError as error:  # an embedding of length 0 has no direction
         logger.warning("some pictures cannot be drawn: %s", error)
     return figures
 
 
-def cosine_distributions_figure(cosines: CosineDistributions, title: str) -> Figure:
-    """Cosines of positive and of negative pairs (SEC, Fig. 5b and c).
+def cosine_distributions_figure(arms: Mapping[str, CosineDistributions], title: str) -> Figure:
+    """Cosines of positive and of negative pairs, a panel for each arm over common axes (SEC, Fig. 5b and c).
 
     Args:
-        cosines: their distributions.
-        title: written above.
+        arms: the distributions of each run, by what it is called; one or more.
+        title: written above all of them.
     """
-    figure = Figure(figsize=(6.5, 4.0), layout="constrained")
-    axes = figure.subplots()
-    for place, (kind, pairs) in enumerate((("negative", cosines.negatives), ("positive", cosines.positives))):
-        _draw(axes, pairs, pairs.edges, place, f"{kind} pairs{_mean_and_std(pairs)}")
-    bounds = _occupied([cosines.positives, cosines.negatives])
-    axes.set(xlabel="cosine of the pair (no unit)", ylabel="share of pairs in a bin (%)", title=title, xlim=bounds)
-    axes.legend(title="mean ± standard deviation", frameon=False)
-    add_grid(axes)
+    figure = Figure(figsize=(max(4.6 * len(arms), 6.5), 4.0), layout="constrained")
+    figure.suptitle(title)
+    all_axes = figure.subplots(1, len(arms), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, (arm, cosines) in zip(all_axes, arms.items(), strict=True):
+        for place, (pairs, shown) in enumerate((("negative", cosines.negatives), ("positive", cosines.positives))):
+            _draw(axes, shown, shown.edges, place, f"{pairs} pairs{_mean_and_std(shown)}")
+        axes.set(xlabel="cosine of the pair (no unit)", title=arm)
+        axes.legend(title="mean ± standard deviation", frameon=False)
+        add_grid(axes)
+    shown = [pairs for one in arms.values() for pairs in (one.positives, one.negatives)]
+    all_axes[0].set(ylabel="share of pairs in a bin (%)", xlim=_occupied(shown))
     return figure
 
 
-def cosine_difference_figure(cosines: CosineDistributions, title: str) -> Figure:
-    """The differences cos θ_ap − cos θ_an over triplets, which ought to be above 0 (SEC, Fig. 5d).
+def cosine_difference_figure(arms: Mapping[str, CosineDistributions], title: str) -> Figure:
+    """The differences cos θ_ap − cos θ_an over triplets, which ought to be above 0, of several arms (SEC, Fig. 5d).
 
     Args:
-        cosines: their distributions.
+        arms: the distributions of each run, by what it is called; one or more.
         title: written above.
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    share = "no triplet" if cosines.violations is None else f"{100 * cosines.violations:.1f} % not above 0"
-    _draw(axes, cosines.differences, cosines.differences.edges, 0, share)
+    for place, (arm, cosines) in enumerate(arms.items()):
+        told = "no triplet" if cosines.violations is None else f"{100 * cosines.violations:.1f} % not above 0"
+        _draw(axes, cosines.differences, cosines.differences.edges, place, f"{arm}: {told}")
     axes.axvline(0, color="0.3", linewidth=1)
     axes.set(
         xlabel=r"$\cos\theta_{ap} - \cos\theta_{an}$ (no unit)",
         ylabel="share of triplets in a bin (%)",
         title=title,
-        xlim=_occupied([cosines.differences]),
+        xlim=_occupied([one.differences for one in arms.values()]),
     )
     axes.legend(frameon=False)
     add_grid(axes)
     return figure
 
 
-def direction_changes_figure(changes: Sequence[DirectionChanges], title: str, num_bins: int = 40) -> Figure:
+def direction_changes_figure(arms: Mapping[str, Sequence[DirectionChanges]], title: str, num_bins: int = 40) -> Figure:
     """How far directions moved from one step to another, a panel for each pair of steps (SEC, Fig. 7).
 
-    A panel ends where it holds 99 % of the images, since a few move much farther than the others; the variance is of
-    all of them.
+    A panel ends where it holds 99 % of each arm's images, since a few move much farther than the others; the
+    variance is of all of them.
 
     Args:
-        changes: those of each pair of steps.
+        arms: the changes of each run, by what it is called; a panel shows the arms that have its two steps.
         title: written above all of them.
-        num_bins: of a panel.
+        num_bins: common bins of the arms in a panel.
     """
-    if not changes:
+    panels = sorted({(one.first_step, one.last_step) for changes in arms.values() for one in changes})
+    if not panels:
         return message("no embeddings of two steps were kept")
-    figure, all_axes = small_plots(len(changes), (4.4, 3.0), least_width=6.0, margin=0.4)
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(max(4.4 * columns, 6.0), 3.0 * rows + 0.4), layout="constrained")
     figure.suptitle(title)
+    all_axes = figure.subplots(rows, columns, squeeze=False).flatten()
     in_thousands = EngFormatter(sep="")
-    in_order = sorted(changes, key=lambda one: (one.first_step, one.last_step))
-    for axes, one in zip(all_axes, in_order, strict=True):
-        edges = np.linspace(one.changes.edges[0], _edge_above(one.changes, 0.99), num_bins + 1)
-        variance = "no image" if one.changes.variance is None else f"variance {one.changes.variance:.2g}"
-        _draw(axes, one.changes, edges.tolist(), 0, variance)
+    for axes, panel in zip(all_axes, panels, strict=False):
+        shown = {
+            place: (arm, one.changes)
+            for place, (arm, changes) in enumerate(arms.items())
+            for one in changes
+            if (one.first_step, one.last_step) == panel
+        }
+        low = min(one.edges[0] for _, one in shown.values())
+        high = max(_edge_above(one, 0.99) for _, one in shown.values())
+        edges = np.linspace(low, high, num_bins + 1)
+        for place, (arm, one) in shown.items():
+            told = "no image" if one.variance is None else f"variance {one.variance:.2g}"
+            _draw(axes, one, edges.tolist(), place, f"{arm}: {told}")
         axes.set(
             xlabel=r"direction change $1 - \cos\theta$ (no unit), 99 % of images", ylabel="share of images in a bin (%)"
         )
-        axes.set_title(f"step {in_thousands(one.first_step)} → {in_thousands(one.last_step)}")
+        axes.set_title("step " + " → ".join(in_thousands(step) for step in panel))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
-        axes.set_ylim(top=axes.get_ylim()[1] * 1.15)  # room for the legend
-        axes.legend(loc="upper right", frameon=False)
+        axes.set_ylim(top=axes.get_ylim()[1] * (1.05 + 0.1 * len(shown)))  # room for the legend
+        axes.legend(loc="upper right", frameon=False, fontsize="small").set_in_layout(False)  # long names fit
         add_grid(axes)
+    for axes in all_axes[len(panels) :]:
+        axes.remove()
     return figure
 
 
@@ -148,6 +160,7 @@ def retrieved_figure(
     query_images: UInt8[Tensor, "queries channels height width"],
     retrieved_images: UInt8[Tensor, "queries k channels height width"],
     correct: Bool[Tensor, "queries k"],
+    query_names: Sequence[str] | None = None,
 ) -> Figure:
     """A row for each query: its image and those retrieved for it, nearest first (SEC, Fig. 9).
 
@@ -157,17 +170,23 @@ def retrieved_figure(
         query_images: grey or RGB, 0-255.
         retrieved_images: of each query, nearest first.
         correct: whether a retrieved image has its query's class.
+        query_names: written beside each query, for example its class.
     """
     num_queries, num_retrieved = correct.shape
+    assert query_names is None or len(query_names) == num_queries, f"{num_queries} queries, {query_names} as names"
     if not correct.numel():
         return message("no images were retrieved")
     height, width = query_images.shape[2:]
     cell_inches = 1.35
-    size = (cell_inches * (1 + num_retrieved), cell_inches * height / width * num_queries + 0.3)
+    names_inches = 0.0 if query_names is None else 1.4
+    size = (cell_inches * (1 + num_retrieved) + names_inches, cell_inches * height / width * num_queries + 0.3)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(num_queries, 1 + num_retrieved, squeeze=False)
     for row in range(num_queries):
         _show_image(grid[row, 0], query_images[row], "0.35", 1.5)
+        if query_names is not None:
+            label = {"rotation": 0, "ha": "right", "va": "center", "fontsize": 9}
+            grid[row, 0].set_ylabel(textwrap.fill(query_names[row], 18), **label)
         for place in range(num_retrieved):
             axes, is_correct = grid[row, 1 + place], bool(correct[row, place])
             colour = GREEN if is_correct else _RED
@@ -181,33 +200,38 @@ def retrieved_figure(
     return figure
 
 
-def class_divergences_figure(spread: ClassSpread, title: str, max_classes: int = 100) -> Figure:
-    """The divergence of each class, sorted, with their mean; their standard deviation, and r_w (SFT, Fig. 4a, Eq. 8).
+def class_divergences_figure(arms: Mapping[str, ClassSpread], title: str, max_classes: int = 100) -> Figure:
+    """The divergence of each class, its standard deviation over classes, and r_w (SFT, Fig. 4a and Eq. 8).
+
+    Classes are sorted by their divergence in the first arm, whose mean over classes is a dashed line.
 
     Args:
-        spread: of the classes.
+        arms: the spread of each run's classes, by what it is called; one or more, all of the same classes.
         title: written above all of them.
         max_classes: of more than that, every second, third, … one is shown; the other numbers are of all of them.
     """
-    if not spread.classes:
+    baseline, first = next(iter(arms.items()))
+    assert all(one.classes == first.classes for one in arms.values()), "the arms have different classes"
+    if not first.classes:
         return message("there is no image of any class")
-    places = np.arange(0, len(spread.classes), -(-len(spread.classes) // max_classes))
+    places = np.arange(0, len(first.classes), -(-len(first.classes) // max_classes))
+    shown = np.argsort(first.divergences, kind="stable")[places]
     figure = Figure(figsize=(10, 4.4), layout="constrained")
     figure.suptitle(title)
     class_axes, deviation_axes, energy_axes = figure.subplots(1, 3, width_ratios=(4, 1, 1))
-    class_axes.plot(
-        places, np.sort(spread.divergences)[places], color=VERMILION, marker="o", markersize=4, linestyle="none"
-    )
-    mean = float(np.mean(spread.divergences))
-    class_axes.axhline(mean, label=f"mean {mean:.2g}", color="0.3", linestyle="dashed", linewidth=1)
-    class_axes.legend(frameon=False)
-    class_axes.set(xlabel="classes, sorted by divergence", ylabel="divergence (no unit)", ylim=(0, None))
+    for number, (arm, spread) in enumerate(arms.items()):
+        look = {"color": arm_look(number)[0], "marker": "o^s"[number % 3], "markersize": 4, "linestyle": "none"}
+        class_axes.plot(places, np.array(spread.divergences)[shown], label=arm, **look)
+    mean_look = {"color": "0.3", "linestyle": "dashed", "linewidth": 1}
+    class_axes.axhline(float(np.mean(first.divergences)), label=f"mean, {baseline}", **mean_look)
+    class_axes.set(xlabel=f"classes, sorted by divergence ({baseline})", ylabel="divergence (no unit)", ylim=(0, None))
     class_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     add_grid(class_axes)
-    _draw_bar(deviation_axes, float(np.std(spread.divergences)))
+    _draw_bars(deviation_axes, [float(np.std(one.divergences)) for one in arms.values()])
     deviation_axes.set(ylabel="standard deviation of the divergences")
-    _draw_bar(energy_axes, spread.within_class_energy)
+    _draw_bars(energy_axes, [one.within_class_energy for one in arms.values()])
     energy_axes.set(ylabel="$r_w$ (no unit)", ylim=(0, 1.1))
+    figure.legend(loc="outside lower center", frameon=False, ncols=min(len(arms) + 1, 4))
     return figure
 
 
@@ -247,9 +271,11 @@ def _show_image(axes: Axes, image: Tensor, frame: str, frame_points: float) -> N
     axes.spines[:].set(color=frame, linewidth=frame_points)
 
 
-def _draw_bar(axes: Axes, value: float) -> None:
+def _draw_bars(axes: Axes, values: Sequence[float]) -> None:
+    """A bar for each arm, in the order and the colours of the legend."""
     axes.margins(x=0.2, y=0.1)
-    axes.bar_label(axes.bar([0], [value], color=VERMILION), fmt="%.2g", padding=2, fontsize=8)
+    bars = axes.bar(range(len(values)), values, color=[arm_look(place)[0] for place in range(len(values))])
+    axes.bar_label(bars, fmt="%.2g", padding=2, fontsize=8)
     axes.set_xticks([])
     add_grid(axes)
 
