@@ -182,7 +182,7 @@ def _with_hydra(job: str, given: Sequence[Override], choice: Choice) -> DictConf
     try:
         with _registered(nodes), hydra.initialize(None, version_base="1.3", job_name=job):
             return hydra.compose(job, [_line(override) for override in given])
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:  # no file can have that name
         raise ConfigError(unknown_key(job, given, choice) or _first_line(error)) from error
 
 
