@@ -251,7 +251,9 @@ def test_an_encoder_that_a_format_cannot_hold_is_one_line(tmp_path):
         image_shape=(3, 8, 8),
         dim=3,
     )
-    with pytest.raises(ConfigError, match="cannot hold timm's odd: no such operator; try: safetensors, onnx, timm$"):
+    with pytest.raises(
+        ConfigError, match="does not support timm's odd: no such operator; try: safetensors, onnx, timm$"
+    ):
         FORMATS["torchscript"].write(exportable, some_images(exportable), tmp_path)
 
 

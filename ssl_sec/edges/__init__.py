@@ -1,5 +1,5 @@
-"""What knows the frameworks: Hydra, Ray, MLflow, and how they meet in a run."""
+"""The code that uses Hydra, Ray and MLflow, and joins them in a run."""
 
 from ssl_sec.edges.environment import complete
 
-complete()  # before anything imports MLflow, which looks for a home at once
+complete()  # before MLflow is imported, which needs a home folder

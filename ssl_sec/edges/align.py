@@ -20,14 +20,14 @@ logger = logging.getLogger("ssl_sec.align")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Aligned:
-    """What a job of alignment leaves.
+    """The result of an alignment.
 
     Attributes:
         folder: with the aligned images.
-        num_aligned: how many it made.
-        num_kept: how many were there already.
-        num_unreadable: how many images could not be read or had points that are no face's.
-        num_without_landmarks: how many had no points.
+        num_aligned: images that were written.
+        num_kept: images that already existed.
+        num_unreadable: images that could not be read, or whose landmarks cannot be those of a face.
+        num_without_landmarks: images without landmarks.
     """
 
     folder: Path
@@ -38,18 +38,19 @@ class Aligned:
 
     def __str__(self) -> str:
         return (
-            f"aligned: {self.num_aligned} images, {ALIGNED_SIZE_PX} x {ALIGNED_SIZE_PX} pixels; {self.num_kept} were "
-            f"there already\nleft out: {self.num_unreadable} unreadable, {self.num_without_landmarks} without landmarks"
-            f"\nfolder: {self.folder}"
+            f"aligned: {self.num_aligned} images, {ALIGNED_SIZE_PX} x {ALIGNED_SIZE_PX} pixels; "
+            f"{self.num_kept} already existed\n"
+            f"left out: {self.num_unreadable} unreadable, {self.num_without_landmarks} without landmarks\n"
+            f"folder: {self.folder}"
         )
 
 
 def run_align(config: AlignConfig) -> Aligned:
-    """Aligns every image that has landmarks and is not there yet; the others are named in the log.
+    """Aligns every image that has landmarks and is not aligned yet; images without landmarks are logged.
 
     Raises:
         ConfigError: if the output is among the images.
-        DataError: if the landmarks cannot be read, or not one image can be aligned.
+        DataError: if the landmarks cannot be read, or no image can be aligned.
         StorageError: if an image cannot be written.
     """
     images, output = (Path(folder).expanduser().resolve() for folder in (config.images, config.output))
@@ -82,7 +83,7 @@ def run_align(config: AlignConfig) -> Aligned:
 
 
 class _Alignments(Dataset[DataError | StorageError | None]):
-    """What runs in a worker: makes an image, and gives what went wrong."""
+    """Aligns an image in a worker; returns its error, if there is one."""
 
     def __init__(self, images: Path, output: Path, landmarks: Landmarks, paths: list[str]) -> None:
         self.images, self.output, self.landmarks, self.paths = images, output, landmarks, paths
@@ -93,7 +94,7 @@ class _Alignments(Dataset[DataError | StorageError | None]):
     def __getitem__(self, index: int) -> DataError | StorageError | None:
         path = self.paths[index]
         points = self.landmarks.points[self.landmarks.rows[path]]
-        # Returned rather than raised: the data loader would wrap it in a traceback of many lines.
+        # Returned, as the data loader would turn a raised error into a long traceback.
         try:
             align_file(self.images / path, self.output / aligned_path(path), points)
         except (DataError, StorageError) as error:
@@ -101,7 +102,7 @@ class _Alignments(Dataset[DataError | StorageError | None]):
 
 
 def _align_all(alignments: _Alignments, num_workers: int | None) -> int:
-    """How many images could not be read; each is named in the log."""
+    """Returns how many images could not be read; each is logged."""
     if num_workers is None:
         num_workers = os.cpu_count() or 1
     loader = DataLoader(

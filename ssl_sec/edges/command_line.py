@@ -1,4 +1,4 @@
-"""From a command line to a job, and from an error to one line and an exit code."""
+"""Runs a job from its command line; errors become one line and an exit code."""
 
 import contextlib
 import logging
@@ -23,20 +23,20 @@ _Output = Literal["stdout", "stderr"]
 def run_job(
     job: str, run: Callable[[Sequence[str]], str], arguments: Sequence[str] | None = None, supervise: bool = False
 ) -> int:
-    """Runs a job with the overrides of the command line and prints what it says.
+    """Runs a job with the overrides of the command line and prints its result.
 
     Args:
-        job: names the primary config.
-        run: does the job and returns what is to be printed.
+        job: name of the primary config.
+        run: runs the job and returns the text to print.
         arguments: of the command line.
-        supervise: whether it runs in a process of its own, whose death by a signal is reported; for jobs that train.
+        supervise: whether it runs in a child process, whose death by a signal is reported; for jobs that train.
 
     Returns:
         The exit code: 0, 2 (configuration), 3 (data), 4 (storage), 130 (stopped), 1 (a bug).
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
 
-    def told() -> int:
+    def run_and_print() -> int:
         folder, rest = without_folder(arguments)
         with own_configs(folder):
             if any(argument in ("--help", "-h") for argument in rest):
@@ -45,19 +45,19 @@ def run_job(
                 place = rest.index("--cfg")
                 found = " ".join(rest[place : place + 2])
                 check(found == "--cfg job", "--cfg", found, "--cfg job")
-                from ssl_sec.edges.run.job_values import shown_values  # a run may have to be looked up, with MLflow
+                from ssl_sec.edges.run.job_values import format_values  # may import MLflow
 
-                say(shown_values(job, [*rest[:place], *rest[place + 2 :]]).rstrip("\n"))
+                say(format_values(job, [*rest[:place], *rest[place + 2 :]]).rstrip("\n"))
             else:
                 say(masked(run(rest)))
         return 0
 
     _open_standard_streams()
-    return supervised(lambda: exit_code_of(told)) if supervise else exit_code_of(told)
+    return supervised(lambda: exit_code_of(run_and_print)) if supervise else exit_code_of(run_and_print)
 
 
 def exit_code_of(run: Callable[[], int]) -> int:
-    """Runs a command; what a user can mend becomes one line and an exit code, without secrets."""
+    """Runs a command; a mistake of the user becomes one line without secrets, and an exit code."""
     logging.basicConfig(level=logging.INFO, handlers=[_AboveTheBar()])
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_WithoutSecrets("%(levelname)s: %(message)s"))
@@ -89,14 +89,14 @@ def exit_code_of(run: Callable[[], int]) -> int:
 
 
 def say(text: str, on: _Output = "stdout") -> None:
-    """Prints a line; that nobody reads it any more, as after `| head -1`, is no error."""
+    """Prints a line; a closed pipe, as after `| head -1`, is not an error."""
     with contextlib.suppress(OSError):
         print(text, file=getattr(sys, on))
     _flush(on)
 
 
 def _flush(output: _Output) -> None:
-    """Writes out what is buffered, or drops it where it cannot be written."""
+    """Flushes a stream; output that cannot be written is dropped."""
     stream = getattr(sys, output)
     if stream is None:
         return
@@ -108,7 +108,7 @@ def _flush(output: _Output) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Has streams that were closed from the start lead nowhere; else the next file would take their place."""
+    """Opens standard streams that were closed at the start on /dev/null; else the next file would take their number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

@@ -1,6 +1,6 @@
 """The commands: `ssl-sec <command> ...`, and in a checkout `python -m jobs.<command> ...`.
 
-A command reads its configuration before it imports what does the work, so that help and mistakes are shown at once.
+A command reads its configuration before slow imports, so that help and mistakes are shown at once.
 """
 
 import argparse
@@ -28,11 +28,11 @@ def run_recipe(job: str, overrides: Sequence[str]) -> str:
     """Trains or measures as a recipe of `recipes/registry.py` does.
 
     Args:
-        job: the recipe, by its name.
+        job: name of the recipe.
         overrides: in Hydra's grammar.
 
     Returns:
-        What is to be printed.
+        The text to print.
     """
     values = values_of(job, overrides)
     from ssl_sec.edges.machine import announce
@@ -111,7 +111,7 @@ def pipeline(arguments: Sequence[str]) -> int:
         description="Jobs of a Ray cluster that wait for one another: a pretraining and its probe, or a sweep of them.",
         epilog=f"{command('submit')} writes the plan and starts this on the cluster, with --then or for a sweep.",
     )
-    parser.add_argument("plan", metavar="PLAN", help="the file that says what is done, in JSON")
+    parser.add_argument("plan", metavar="PLAN", help="the JSON file with the plan")
     path = Path(parser.parse_args(list(arguments)).plan)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))

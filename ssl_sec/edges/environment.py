@@ -1,7 +1,7 @@
-"""What a job does where its environment lacks something, as in containers and services.
+"""Completes a poor environment, as in containers and services.
 
-A user id may have no name and no home, a home may not be writable, a process may open few files, and a locale may
-not know every character.
+A user id may have no name and no home, a home may not be writable, the limit of open files may be low, and a locale may
+lack characters.
 """
 
 import contextlib
@@ -15,43 +15,43 @@ from pathlib import Path
 
 from ssl_sec.errors import ConfigError
 
-# Ray and its services were seen to hang with 256 and to work with 384; more workers take more.
+# Ray and its services hung with 256 and worked with 384; more workers need more.
 RAY_NEEDS_FILES = 512
-# A job in one process was seen to hang with 40 and to work with 64.
+# A job in one process hung with 40 and worked with 64.
 _JOB_NEEDS_FILES = 64
 _ENOUGH_FILES = 65536
 
 
 def complete() -> None:
-    """Gives this process, and those that it starts, a user's name, a home and a place for matplotlib's files."""
+    """Gives this process and its children a user name, a home and a folder for matplotlib's files."""
     try:
         getpass.getuser()
     except (KeyError, OSError):  # Python 3.13 changed which
         os.environ["LOGNAME"] = str(os.getuid())
     home = os.path.expanduser("~")
-    if home == "~":  # neither HOME nor the system's list of users has it
+    if home == "~":  # neither HOME nor the user database has it
         os.environ["HOME"] = str(_own_folder())
     elif not _can_write(home):
         os.environ.setdefault("MPLCONFIGDIR", str(_own_folder()))
 
 
 def prepare() -> None:
-    """Lets this process print any character and open as many files as it may.
+    """Lets this process print any character and open as many files as it is allowed to.
 
     Raises:
-        ConfigError: if those are too few for any job.
+        ConfigError: if the limit of open files is too low for any job.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
-    if (found := allow_open_files()) < _JOB_NEEDS_FILES:
+    if (found := raise_file_limit()) < _JOB_NEEDS_FILES:
         raise ConfigError(
             f"this process may open {found} files (ulimit -n), and a job needs {_JOB_NEEDS_FILES} or more"
         )
 
 
-def allow_open_files() -> int:
-    """Lets this process open as many files as it may, up to what anybody needs; returns how many."""
+def raise_file_limit() -> int:
+    """Raises the limit of open files of this process as far as needed and allowed; returns the limit."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _ENOUGH_FILES if most == resource.RLIM_INFINITY else min(most, _ENOUGH_FILES)
     if now != resource.RLIM_INFINITY and now < wanted:
@@ -61,12 +61,12 @@ def allow_open_files() -> int:
 
 
 def require_files_for_ray() -> None:
-    """Refuses to start Ray where it could not open enough files: it dies or hangs then, without a word.
+    """Checks that Ray can open enough files, without which it dies or hangs silently.
 
     Raises:
-        ConfigError: if it could not.
+        ConfigError: if it cannot.
     """
-    if (found := allow_open_files()) < RAY_NEEDS_FILES:
+    if (found := raise_file_limit()) < RAY_NEEDS_FILES:
         raise ConfigError(
             f"runtime: found 'ray', but this process may open {found} files (ulimit -n), and Ray needs "
             f"{RAY_NEEDS_FILES} or more; allowed: a higher limit, or runtime=local"
@@ -82,7 +82,7 @@ def _can_write(folder: str) -> bool:
 
 
 def _own_folder() -> Path:
-    """A folder for temporary files that is this user's alone, the same each time."""
+    """A folder for temporary files that only this user can use, the same each time."""
     folder = Path(tempfile.gettempdir()) / f"ssl_sec-{os.getuid()}"
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""An export as values."""
+"""The configuration of an export."""
 
 from dataclasses import dataclass, field
 
@@ -10,15 +10,15 @@ from ssl_sec.settings import Local, Settings
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig(Settings):
-    """The encoder of a run that MLflow knows, in files that others read; with its head if embeddings were trained.
+    """The export of a run's encoder; with its head if embeddings were trained.
 
     Attributes:
-        run: the training's MLflow run id, its name, the beginning of one, or its folder.
+        run: the training's MLflow run id, its name, a prefix of one, or its folder.
         format: of the files; see `ssl_sec.exporting`.
-        output: a folder that is made; None takes one in output_dir/exports.
-        overwrite: whether an export that is there is replaced.
+        output: a new folder; None makes one in output_dir/exports.
+        overwrite: whether an existing export is replaced.
         data: where the images of the check come from; None takes the data set of the run.
-        output_dir: where MLflow's sqlite lies, unless tracking names a store.
+        output_dir: of the run, with MLflow's sqlite file unless tracking names a store.
     """
 
     run: str

@@ -1,4 +1,4 @@
-"""What a run runs on, in words."""
+"""Describes what a run runs on."""
 
 import logging
 import os
@@ -11,17 +11,17 @@ logger = logging.getLogger("ssl_sec")
 
 
 def announce(runtime: RuntimeConfig) -> None:
-    """Logs what a run is about to use, before the imports that it waits for.
+    """Logs what a run is about to use, before slow imports.
 
     Raises:
         ConfigError: if this machine does not have the device.
     """
-    logger.info(in_words(runtime))
-    logger.info("importing what trains and tracks")
+    logger.info(describe_runtime(runtime))
+    logger.info("importing the libraries for training and tracking")
 
 
-def in_words(runtime: RuntimeConfig) -> str:
-    """Device, workers and precision, as far as the configuration and this machine say.
+def describe_runtime(runtime: RuntimeConfig) -> str:
+    """Device, workers and precision, as far as they are known here.
 
     Raises:
         ConfigError: if this machine does not have the device.
@@ -34,10 +34,10 @@ def in_words(runtime: RuntimeConfig) -> str:
         return f"device: {device.type} ({kind}), one process, {runtime.on(device).precision}"
     workers = runtime.num_workers
     if isinstance(workers, tuple):
-        asked = f"{workers[0]} to {workers[1]}"
+        count = f"{workers[0]} to {workers[1]}"
     else:
-        asked = "one for each GPU, or one on CPUs" if workers is None else str(workers)
+        count = "one for each GPU, or one on CPUs" if workers is None else str(workers)
     address = runtime.address or os.environ.get("RAY_ADDRESS")
     where = f"the Ray cluster at {address}" if address else "Ray on this machine"
     precision = runtime.precision or "bfloat16 on GPUs that have it"
-    return f"workers: {asked}, on {where}; device: {runtime.device}, {precision}"
+    return f"workers: {count}, on {where}; device: {runtime.device}, {precision}"

@@ -1,4 +1,4 @@
-"""Secrets never reach parameters, metadata, artifacts or logs."""
+"""Masks secrets in parameters, metadata, artifacts and logs."""
 
 import re
 import shlex
@@ -11,7 +11,7 @@ _USERINFO = re.compile(r"(?<=://)[^/@\s'\"]+@")
 _SECRET_KEY = re.compile(
     r"token|passw(or)?d|passphrase|secret|credential|api_?key|access_?key|private_?key", re.IGNORECASE
 )
-# In code and settings: a secret's name, then = or :, then a string in quotes, or a bare word that is no code.
+# In code and settings: the name of a secret, then = or :, then a string in quotes, or a bare word that is not code.
 _ASSIGNED = re.compile(
     rf"(?P<start>[\w.-]*(?:{_SECRET_KEY.pattern})\w*['\"]?\s*[:=]\s*)"
     r"(?:(?P<quote>['\"])[^'\"\n]+(?P=quote)|(?=[^\s()\[\]{},;]*\d)[\w./+=~-]{8,}(?![\w([.]))",
@@ -20,12 +20,12 @@ _ASSIGNED = re.compile(
 
 
 def masked(text: str) -> str:
-    """The text with the user names and passwords of its URIs hidden."""
+    """Hides the user names and passwords of URIs in a text."""
     return _USERINFO.sub(f"{HIDDEN}@", text)
 
 
 def masked_command(arguments: Sequence[str]) -> str:
-    """A command line as a shell takes it, with the values of keys like `token` and the userinfo of URIs hidden."""
+    """Joins a command line for a shell, with the values of keys like `token` and the userinfo of URIs hidden."""
     shown: list[str] = []
     for argument in arguments:
         key, given, _ = argument.partition("=")
@@ -34,7 +34,7 @@ def masked_command(arguments: Sequence[str]) -> str:
 
 
 def masked_code(text: str) -> str:
-    """Source code or a patch, with the userinfo of URIs and what is assigned to names like `token` hidden."""
+    """Hides the userinfo of URIs, and values assigned to names like `token`, in source code or a patch."""
 
     def hidden(found: re.Match[str]) -> str:
         quote = found["quote"] or ""
@@ -44,7 +44,7 @@ def masked_code(text: str) -> str:
 
 
 def masked_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values, with those of keys like `token` or `password` and the userinfo of URIs hidden."""
+    """Hides the values of keys like `token` or `password`, and the userinfo of URIs, in nested values."""
     return {
         key: HIDDEN if _SECRET_KEY.search(key) and value is not None else _masked(value)
         for key, value in values.items()

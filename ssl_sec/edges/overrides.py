@@ -1,7 +1,7 @@
-"""Overrides as people type them, in Hydra's grammar.
+"""Overrides in Hydra's grammar.
 
-Hydra takes a value without quotes only if it has none of the characters that its grammar uses or does not know: no
-accent, no `~`, `#`, `&`, `(` or `=`. Such a value is taken as it stands.
+Hydra accepts a value without quotes only if it has none of the characters that its grammar uses or does not know: no
+accent, no `~`, `#`, `&`, `(` or `=`. We accept such a value literally.
 """
 
 from functools import cache
@@ -15,7 +15,7 @@ from ssl_sec.errors import ConfigError, printable
 
 
 def understood(override: str) -> str:
-    """An override in Hydra's grammar: where it is not, its values are quoted; unchanged if that does not help.
+    """Quotes the values of an override that Hydra cannot parse; it stays unchanged if that does not help.
 
     Args:
         override: `key=value`; commas separate the values of a list in brackets, or of a sweep.
@@ -26,22 +26,22 @@ def understood(override: str) -> str:
     except HydraException:
         if not text:
             return override
-    except (ValueError, RecursionError):  # too many digits, or brackets: quotes would hide that
+    except (ValueError, RecursionError):  # too many digits or brackets, which quotes would hide
         return override
     else:
         return override
     is_list = text.startswith("[") and text.endswith("]")
     values = (text[1:-1] if is_list else text).split(",")
     listed = ",".join(value if _parses(f"key={value}") else in_quotes(value.strip()) for value in values)
-    mended = f"{key}=[{listed}]" if is_list else f"{key}={listed}"
-    return mended if text[0] not in "{'\"" and (is_list or text[0] != "[") and _parses(mended) else override
+    quoted = f"{key}=[{listed}]" if is_list else f"{key}={listed}"
+    return quoted if text[0] not in "{'\"" and (is_list or text[0] != "[") and _parses(quoted) else override
 
 
 def parsed(override: str) -> Override:
-    """An override in its parts.
+    """Parses an override.
 
     Raises:
-        ConfigError: if it is none.
+        ConfigError: if it is not valid.
     """
     try:
         return _parser().parse_override(override)
@@ -50,7 +50,7 @@ def parsed(override: str) -> Override:
 
 
 def assigned(key: str, value: str) -> str:
-    """The override that gives a key a string, whatever its characters."""
+    """The override that sets a key to a string, with any characters."""
     override = f"{key}={value}"
     read: Any = _parser().parse_override(override).value() if _parses(override) else None
     return override if read == value else f"{key}={in_quotes(value)}"
@@ -70,5 +70,5 @@ def _parses(override: str) -> bool:
 
 
 def in_quotes(value: str) -> str:
-    """A string of Hydra's grammar."""
+    """A quoted string in Hydra's grammar."""
     return QuotedString(text=value, quote=Quote.single).with_quotes()

@@ -1,4 +1,4 @@
-"""What of a checkout travels to a cluster: the code and the configs, nothing else."""
+"""Packs the code and the configs of a checkout for a cluster."""
 
 import shutil
 import subprocess
@@ -11,32 +11,32 @@ from pathlib import Path
 
 from ssl_sec.errors import ConfigError
 
-# What a job needs of a checkout.
+# The parts of a checkout that a job needs.
 TRAVELS = ("ssl_sec", "jobs", "configs", "pyproject.toml")
 _NEVER = ("__pycache__", ".git")
 LIMIT_MIB = 64.0
 
 # The environment's variable with the id of a job.
 JOB_ID_VARIABLE = "SSL_SEC_JOB_ID"
-# The file in which the commit and what differs from it travel; see `ssl_sec.edges.tracking.provenance`.
+# The file with the commit and the changes of the checkout; see `ssl_sec.edges.tracking.provenance`.
 CODE_STATE = "code_state.json"
 
 
 def checkout() -> Path | None:
-    """The root of the checkout that this package runs from; None where it is installed without one."""
+    """The root of the checkout that this package runs from; None if it is installed without one."""
     root = Path(__file__).parents[2]
     return root if (root / "pyproject.toml").is_file() and (root / "jobs").is_dir() else None
 
 
 def command(job: str) -> str:
-    """How a job is called here: `ssl-sec <job>` if this process was, or if there is no checkout."""
+    """The command of a job: `ssl-sec <job>` if this process was started so, or if there is no checkout."""
     program = Path(sys.argv[0])
     by_name = program.name == "ssl-sec" or program.parent.name == "ssl_sec"
     return f"ssl-sec {job}" if by_name or checkout() is None else f"python -m jobs.{job}"
 
 
 def git(root: Path, *arguments: str) -> str | None:
-    """What git prints in a folder; None if it fails, or is not there."""
+    """The output of git in a folder; None if it fails or is not installed."""
     command = ["git", "-C", str(root), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, check=True).stdout
@@ -48,15 +48,15 @@ def git(root: Path, *arguments: str) -> str | None:
 def packaged(
     root: Path | None, more: Mapping[str, str] | None = None, limit_mib: float = LIMIT_MIB
 ) -> Iterator[Path | None]:
-    """A folder with what travels, for as long as the context lasts; None if nothing does.
+    """A temporary folder with the files for a job; None if there are none.
 
     Args:
         root: of the checkout; None if there is none.
-        more: files beside those of the checkout, their text by their name.
-        limit_mib: a checkout that is larger is refused.
+        more: further files: name -> text.
+        limit_mib: of the size of the checkout.
 
     Raises:
-        ConfigError: if it is; names the biggest folders.
+        ConfigError: if the checkout is larger; names the biggest folders.
     """
     if root is None and not more:
         yield None
@@ -86,7 +86,7 @@ def packaged(
 
 
 def _files(path: Path) -> list[Path]:
-    """The files below a path that git does not ignore, or all where there is no git."""
+    """The files below a path that git does not ignore; all files without git."""
     listed = git(path.parent, "ls-files", "-z", "-co", "--exclude-standard", "--", path.name)
     if listed is not None:
         found = [path.parent / name for name in listed.split("\0") if name]

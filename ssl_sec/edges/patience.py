@@ -1,8 +1,8 @@
-"""How long a job waits for a service that may not answer.
+"""Limits how long a job waits for a service that may not answer.
 
-MLflow tries again by itself where it cannot reach its store: a database that is locked or cannot be opened holds a call
-back for minutes. So calls run in threads of their own, and one that is not answered is left behind: the thread ends
-with the process.
+MLflow retries by itself if it cannot reach its store: a database that is locked or cannot be opened blocks a call for
+minutes. So calls run in threads of their own, and a call without an answer is abandoned: its thread ends with the
+process.
 """
 
 import threading
@@ -12,10 +12,10 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# In all, for calls that fail or are not answered.
+# In total, for calls that fail or get no answer.
 ANSWER_S = 60.0
-# A call that is at work while the service answers is waited for this many times as long.
-_MOST_LOOKS = 20
+# While the service answers pings, a call may take this many times as long.
+_MAX_PINGS = 20
 
 
 class NoAnswer(Exception):
@@ -23,31 +23,31 @@ class NoAnswer(Exception):
 
 
 class Patience:
-    """The time that a job still waits for a service.
+    """The time that a job is still willing to wait for a service.
 
     Args:
-        limit_s: in all, for calls that fail or are not answered; a call that does its work costs nothing.
-        answers: asks the service something small, while a call takes long; None if there is nothing to ask.
+        limit_s: in total, for calls that fail or get no answer; calls that succeed cost nothing.
+        ping: a small request to the service, made while a call takes long; None if there is none.
     """
 
-    def __init__(self, limit_s: float, answers: Callable[[], object] | None = None) -> None:
+    def __init__(self, limit_s: float, ping: Callable[[], object] | None = None) -> None:
         self.limit_s = limit_s
         self._left_s = limit_s
-        self._answers = answers
+        self._ping = ping
 
     @property
-    def is_over(self) -> bool:
-        """Whether the service is asked no more."""
+    def is_exhausted(self) -> bool:
+        """Whether the service is no longer called."""
         return self._left_s <= 0
 
     def join(self, thread: threading.Thread) -> bool:
         """Waits for a thread that calls the service; returns whether it ended."""
-        for _ in range(_MOST_LOOKS):
-            wait_s = max(self._left_s, 0) / (1 if self._answers is None else 2)
+        for _ in range(_MAX_PINGS):
+            wait_s = max(self._left_s, 0) / (1 if self._ping is None else 2)
             thread.join(wait_s)
             if not thread.is_alive():
                 return True
-            if self._answers is None or not _answered(self._answers, wait_s):
+            if self._ping is None or not _answered(self._ping, wait_s):
                 break
         self._left_s = 0.0
         return False
@@ -59,7 +59,7 @@ class Patience:
             NoAnswer: if it did not answer in time, now or before.
             Exception: whatever `do` raises.
         """
-        if self.is_over:
+        if self.is_exhausted:
             raise NoAnswer(f"no answer for {self.limit_s:g} s")
         call = Call(do)
         started = time.monotonic()

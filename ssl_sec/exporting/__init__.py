@@ -1,7 +1,7 @@
-"""Encoders, alone or with a head, in files that others read: safetensors, TorchScript, ONNX and timm's folder.
+"""Exports encoders, alone or with a head, as safetensors, TorchScript, ONNX or a timm folder.
 
-Each format writes into a folder, and states the Python that reads it back there without this package. The check of
-an export runs that very text in a process of its own, so that what a model card says has been done.
+Each format writes to a folder, and has the Python code that loads its files without this package. The check of an
+export runs this code in a separate process, so that the code in a model card is known to work.
 """
 
 from ssl_sec.exporting.checking import check_export

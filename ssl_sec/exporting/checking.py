@@ -1,4 +1,4 @@
-"""The check of an export: what a process without this package reads back is compared with the trained network."""
+"""The check of an export: its output in a process without this package is compared with the trained network's."""
 
 import os
 import subprocess
@@ -20,13 +20,13 @@ _CHECK_TIMEOUT_S = 600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """An export that was read back and gave our features or embeddings.
+    """A check that an export has passed.
 
     Attributes:
-        num_images: it was done on; their batch is another than the one that was recorded.
-        largest_difference: of one of their values, absolute.
-        largest_value: of ours, absolute.
-        allowed: the difference that would have passed.
+        num_images: that were compared; another number than in the recorded batch.
+        largest_difference: of a value of the output, absolute.
+        largest_value: of our output, absolute.
+        allowed: the largest difference that passes.
     """
 
     num_images: int
@@ -38,13 +38,13 @@ class Check:
 def check_export(
     form: Format, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path
 ) -> Check:
-    """Reads an export back in a process without this package, and compares its output with the trained network's.
+    """Loads an export in a process without this package, and compares its output with the trained network's.
 
-    All images are given at once, and the first alone. A difference passes up to the format's tolerance times the
+    The input is all images at once, and the first one alone. A difference may be up to the format's tolerance times the
     largest value.
 
     Raises:
-        ConfigError: if it cannot be read back or gives other values.
+        ConfigError: if it cannot be loaded or its output differs.
     """
     with torch.no_grad():
         ours = exportable.network(images).numpy()
@@ -83,7 +83,7 @@ _AS_TENSOR = "import torch; torch.set_grad_enabled(False); array = torch.from_nu
 
 
 def _read_back(form: Format, exportable: Exportable, images: np.ndarray, folder: Path) -> list[np.ndarray] | str:
-    """What another process computes of all images and of the first alone, or why it failed."""
+    """The output of another process for all images and for the first alone; or why it failed."""
     script = _SCRIPT.format(
         as_tensor="" if form.takes_numpy else _AS_TENSOR,
         loading=form.loading(exportable),
@@ -93,7 +93,7 @@ def _read_back(form: Format, exportable: Exportable, images: np.ndarray, folder:
     with tempfile.TemporaryDirectory() as exchange:
         images_path, result_path = Path(exchange) / "images.npy", Path(exchange) / "results.npz"
         np.save(images_path, images)
-        # -P: what lies in the folder is no module. Our features are the CPU's, so are these.
+        # -P: files in the folder are not modules. Our features were computed on the CPU, so are these.
         command = [sys.executable, "-P", "-c", script, str(images_path), str(result_path)]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
         try:

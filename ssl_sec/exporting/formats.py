@@ -1,4 +1,4 @@
-"""The formats: what each writes of an encoder and a head, and the Python that reads it back."""
+"""The formats of an export: how each is written, and the Python code that loads it."""
 
 import importlib.metadata
 import importlib.util
@@ -28,13 +28,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exportable:
-    """An encoder, and a head where its embeddings are asked for, with what their files say of them.
+    """An encoder, and the head of an embedding, to export.
 
     Attributes:
         encoder: on the CPU, float32, in evaluation mode.
         architecture: of its backbone.
-        image_shape: channels, height and width that it was trained on.
-        head: likewise, features -> embeddings; None where the features are what is asked for.
+        image_shape: channels, height and width of the training images.
+        head: likewise, features -> embeddings; None to export the features.
         dim: of the features or embeddings.
     """
 
@@ -51,39 +51,39 @@ class Exportable:
 
     @property
     def output(self) -> str:
-        """What the network makes of images, and the name of it in the Python that uses the files."""
+        """The name of the network's output, also in the Python code."""
         return "features" if self.head is None else "embeddings"
 
     @property
     def mean(self) -> list[float]:
-        """That is subtracted from each channel of pixels in [0, 1]."""
+        """The mean that is subtracted from each channel of pixels in [0, 1]."""
         return self._by_channel(self.encoder.mean)
 
     @property
     def std(self) -> list[float]:
-        """That each channel is then divided by."""
+        """The standard deviation that each channel is then divided by."""
         return self._by_channel(self.encoder.std)
 
     def _by_channel(self, values: Tensor) -> list[float]:
-        # The shortest decimals that are these float32 numbers.
+        # The shortest decimals of these float32 numbers.
         listed = [float(str(np.float32(value))) for value in values.flatten().tolist()]
         return listed * self.image_shape[0] if len(listed) == 1 else listed
 
     @property
-    def leaves_pixels(self) -> bool:
-        """Whether the backbone takes pixels in [0, 1] as they are."""
+    def takes_raw_pixels(self) -> bool:
+        """Whether the backbone takes pixels in [0, 1] without scaling."""
         return set(self.mean) == {0.0} and set(self.std) == {1.0}
 
 
 class Format(ABC):
-    """A way to write an encoder, and the words to read it back.
+    """A file format for encoders.
 
     Attributes:
         name: of the format.
-        library: that the Hugging Face Hub files it under.
-        packages: that writing and checking it takes.
-        takes_numpy: whether what is read back takes and gives numpy arrays instead of tensors.
-        tolerance: the difference that the check allows, as a part of the largest value.
+        library: its name on the Hugging Face Hub.
+        packages: needed to write and check it.
+        takes_numpy: whether the loaded encoder takes and returns numpy arrays instead of tensors.
+        tolerance: the largest difference that the check allows, relative to the largest value.
     """
 
     name: ClassVar[FormatName]
@@ -94,40 +94,40 @@ class Format(ABC):
 
     @abstractmethod
     def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
-        """Writes the encoder's files into a folder.
+        """Writes the files of the encoder.
 
         Args:
             exportable: the encoder.
             images: two or more in [0, 1], for formats that record a forward pass.
-            folder: that exists and is empty.
+            folder: an existing, empty folder.
 
         Raises:
-            ConfigError: if the format cannot hold this encoder.
+            ConfigError: if the format does not support this encoder.
             StorageError: if the files cannot be written.
         """
 
     @abstractmethod
     def loading(self, exportable: Exportable) -> str:
-        """Python that, run in the folder, makes what `use` names."""
+        """Python code that, run in the folder, loads the encoder."""
 
     def use(self, exportable: Exportable) -> str:
-        """A line that makes features or embeddings, under that name, from `images`, pixels in [0, 1]."""
+        """A line of Python that computes `features` or `embeddings` from `images`, pixels in [0, 1]."""
         return f"{exportable.output} = encoder(images)"
 
     def input_contract(self, exportable: Exportable) -> str:
-        """Who scales the pixels, and where mean and standard deviation are written."""
-        if exportable.leaves_pixels:
+        """Says how pixels are scaled, and where mean and standard deviation are written."""
+        if exportable.takes_raw_pixels:
             return "The file holds the whole network, which takes pixels in [0, 1] as they are."
         return (
             "The file holds the whole network: give it pixels in [0, 1], it subtracts the mean "
             f"{exportable.mean} and divides by {exportable.std} itself."
         )
 
-    def _recorded(self, exportable: Exportable, record: Callable[[], T]) -> T:
-        """A forward pass that torch records.
+    def _record(self, exportable: Exportable, record: Callable[[], T]) -> T:
+        """Has torch record the forward pass.
 
         Raises:
-            ConfigError: if it cannot, whatever the reason.
+            ConfigError: if it cannot.
         """
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
@@ -137,30 +137,30 @@ class Format(ABC):
                 others = ", ".join(other for other in FORMATS if other != self.name)
                 title = exportable.architecture.title
                 raise ConfigError(
-                    f"format: found {self.name!r}, but it cannot hold {title}: {first_line(error)}; try: {others}"
+                    f"format: found {self.name!r}, but it does not support {title}: {first_line(error)}; try: {others}"
                 ) from error
 
 
 class Safetensors(Format):
-    """Weights alone, with torchvision's or timm's key names."""
+    """Weights only, with torchvision's or timm's key names."""
 
     name = "safetensors"
     packages = ("torch", "torchvision", "timm", "safetensors")
 
     def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
-        """Writes encoder.safetensors, whose header has the architecture, mean and standard deviation; and the head."""
-        about = {
+        """Writes the weights of encoder and head; the header has the architecture, mean and standard deviation."""
+        header = {
             "architecture": exportable.architecture.title,
             "image_shape": json.dumps(exportable.image_shape),
             "mean": json.dumps(exportable.mean),
             "std": json.dumps(exportable.std),
         }
-        save_weights(exportable.encoder.backbone, folder / "encoder.safetensors", about)
+        save_weights(exportable.encoder.backbone, folder / "encoder.safetensors", header)
         if exportable.head is not None:
             save_weights(exportable.head, folder / "head.safetensors")
 
     def loading(self, exportable: Exportable) -> str:
-        """Builds the model with its own library, then loads the weights, every name of which must fit."""
+        """Builds the model with its library, then loads the weights."""
         used = "torch" if exportable.head is None else "collections, torch"
         lines = [
             f"import {used}, {exportable.architecture.imports}",
@@ -176,18 +176,18 @@ class Safetensors(Format):
                 'head.load_state_dict(load_file("head.safetensors"))',
                 "head.eval()",
             ]
-        if not exportable.leaves_pixels:
+        if not exportable.takes_raw_pixels:
             lines.append(f"mean, std = torch.tensor([{exportable.mean}, {exportable.std}])[..., None, None]")
         return "\n".join(lines)
 
     def use(self, exportable: Exportable) -> str:
-        """Scales the pixels where the encoder does."""
-        features = f"encoder({'images' if exportable.leaves_pixels else '(images - mean) / std'})"
+        """Scales the pixels if the encoder does."""
+        features = f"encoder({'images' if exportable.takes_raw_pixels else '(images - mean) / std'})"
         return f"features = {features}" if exportable.head is None else f"embeddings = head({features})"
 
     def input_contract(self, exportable: Exportable) -> str:
-        """The file has weights alone."""
-        if exportable.leaves_pixels:
+        """The file has only weights."""
+        if exportable.takes_raw_pixels:
             return "The model takes pixels in [0, 1] as they are; nothing is subtracted or divided."
         return (
             f"The file holds the backbone alone: scale the pixels first, (images - mean) / std with mean "
@@ -203,13 +203,13 @@ class TorchScript(Format):
 
     def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
         """Writes encoder.pt."""
-        # torch.jit is deprecated; it is still what libtorch and many servers read.
-        traced = self._recorded(exportable, lambda: torch.jit.trace(exportable.network, images[:2], check_trace=False))
+        # torch.jit is deprecated, but libtorch and many servers still need it.
+        traced = self._record(exportable, lambda: torch.jit.trace(exportable.network, images[:2], check_trace=False))
         assert isinstance(traced, torch.jit.ScriptModule)
         _save(folder / "encoder.pt", lambda path: traced.save(str(path)))
 
     def loading(self, exportable: Exportable) -> str:
-        """PyTorch alone is needed."""
+        """Needs only PyTorch."""
         return 'import torch\n\nencoder = torch.jit.load("encoder.pt")'
 
 
@@ -220,12 +220,12 @@ class ONNX(Format):
     library = "onnx"
     packages = ("onnx", "onnxscript", "onnxruntime")
     takes_numpy = True
-    # The kernels are others than torch's, and their sums have another order.
+    # Its kernels are not torch's, and sum in another order.
     tolerance = 1e-4
 
     def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
         """Writes encoder.onnx."""
-        program = self._recorded(
+        program = self._record(
             exportable,
             lambda: torch.onnx.export(
                 exportable.network,
@@ -241,7 +241,7 @@ class ONNX(Format):
         _save(folder / "encoder.onnx", lambda path: program.save(path, external_data=False))
 
     def loading(self, exportable: Exportable) -> str:
-        """ONNX Runtime alone is needed; images and features are numpy arrays."""
+        """Needs only ONNX Runtime; images and features are numpy arrays."""
         return 'import onnxruntime\n\nencoder = onnxruntime.InferenceSession("encoder.onnx")'
 
     def use(self, exportable: Exportable) -> str:
@@ -250,24 +250,24 @@ class ONNX(Format):
 
 
 class TimmFolder(Format):
-    """config.json and model.safetensors as the Hugging Face Hub keeps timm's models."""
+    """config.json and model.safetensors, as timm's models on the Hugging Face Hub."""
 
     name = "timm"
     library = "timm"
     packages = ("torch", "timm", "safetensors")
 
     def write(self, exportable: Exportable, images: Float[Tensor, "batch channels height width"], folder: Path) -> None:
-        """Writes both files; mean and standard deviation are where timm's transforms look for them."""
+        """Writes both files; mean and standard deviation are where timm's transforms expect them."""
         if exportable.head is not None:
             raise ConfigError(
-                "format: found 'timm', but its folder holds a backbone alone, and this run's embeddings are those of a "
-                "head; allowed for this run: safetensors, torchscript, onnx"
+                "format: found 'timm', but its folder holds only a backbone, and this run's embeddings are the output "
+                "of a head; allowed for this run: safetensors, torchscript, onnx"
             )
         model, arguments = exportable.architecture.timm_model()
         import timm  # its registry takes a second to import
 
         registered = timm.get_pretrained_cfg(model)
-        told = {} if registered is None else registered.to_dict()
+        known = {} if registered is None else registered.to_dict()
         config = {
             "architecture": model,
             "num_classes": 0,
@@ -275,23 +275,23 @@ class TimmFolder(Format):
             "model_args": dict(arguments),
             "pretrained_cfg": {
                 "input_size": list(exportable.image_shape),
-                "fixed_input_size": told.get("fixed_input_size", False),
+                "fixed_input_size": known.get("fixed_input_size", False),
                 "interpolation": "bilinear",
                 "crop_pct": 1.0,
                 "mean": exportable.mean,
                 "std": exportable.std,
                 "num_classes": 0,
                 "pool_size": None,
-                # For those who ask timm for other channels, or for a classifier to train.
-                "first_conv": told.get("first_conv"),
-                "classifier": told.get("classifier"),
+                # timm needs these for other channels, or to train a classifier.
+                "first_conv": known.get("first_conv"),
+                "classifier": known.get("classifier"),
             },
         }
         save_weights(exportable.encoder.backbone, folder / "model.safetensors")
         _save(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
 
     def loading(self, exportable: Exportable) -> str:
-        """A line reads the folder; timm's own transforms take mean and std from where the next one does."""
+        """Loads the folder with timm; mean and std are those of timm's own transforms."""
         return "\n".join(
             [
                 "import timm, torch",
@@ -320,17 +320,17 @@ FORMATS: Mapping[FormatName, Format] = {
     "timm": TimmFolder(),
 }
 
-# What an export's folder may hold, and so what overwriting may remove.
+# The files of an export, which overwriting may remove.
 FILE_NAMES = frozenset(
     "README.md config.json encoder.onnx encoder.pt encoder.safetensors head.safetensors model.safetensors".split()
 )
 
 
 def require_packages(form: Format) -> None:
-    """Checks that what the format needs is installed.
+    """Checks that the packages of the format are installed.
 
     Raises:
-        ConfigError: with what to install.
+        ConfigError: that says what to install.
     """
     missing = [name for name in form.packages if importlib.util.find_spec(name) is None]
     if missing:
@@ -341,12 +341,12 @@ def require_packages(form: Format) -> None:
 
 
 def versions(form: Format) -> dict[str, str]:
-    """The versions that wrote and checked an export."""
+    """The versions of the packages that wrote and checked an export."""
     return {name: importlib.metadata.version(name) for name in dict.fromkeys(("torch", *form.packages))}
 
 
 def _save(path: Path, write: Callable[[Path], object]) -> None:
     try:
         write(path)
-    except (OSError, ValueError, RuntimeError) as error:  # protobuf holds no more than 2 GiB
+    except (OSError, ValueError, RuntimeError) as error:  # protobuf is limited to 2 GiB
         raise StorageError(f"{path} cannot be written: {first_line(error)}") from error

@@ -14,7 +14,7 @@ import yaml
 
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.submit.orders import points_of
+from ssl_sec.edges.submit.orders import expand_sweep
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.settings import from_values
@@ -91,7 +91,7 @@ def test_documented_commands_compose(commands):
     assert found
     for job, overrides in found:
         kind = {"pretrain": PretrainConfig, "probe": ProbeJobConfig}[job]
-        for point, _ in points_of(overrides):
+        for point, _ in expand_sweep(overrides):
             from_values(kind, compose(job, point))
 
 

@@ -39,7 +39,7 @@ def test_a_tree_is_aligned_and_resumed(tmp_path, num_workers, caplog):
     pixels = decode_image(tmp_path / "faces/ann/2.png", "2", 3)
     assert torch.equal(pixels, torch.from_numpy(np.asarray(FACE)[:112, :112].copy()).permute(2, 0, 1))
     assert str(aligned) == (
-        "aligned: 2 images, 112 x 112 pixels; 0 were there already\nleft out: 1 unreadable, 1 without landmarks\n"
+        "aligned: 2 images, 112 x 112 pixels; 0 already existed\nleft out: 1 unreadable, 1 without landmarks\n"
         f"folder: {tmp_path / 'faces'}"
     )
     assert sorted(caplog.messages) == sorted(

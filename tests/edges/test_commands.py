@@ -27,9 +27,9 @@ def test_a_run_says_what_it_uses_and_what_it_is_doing(quick, caplog):
         *("loading digits", "data: digits/train, 1,437 images of 1 x 8 x 8, 10 classes"),
         *("computing in ", "training 10 steps of 256 "),
         *("measuring kNN and RankMe on 1,437 ", "computing the features of 1,437 ", "drawing the plots"),
-        *("sending plots and weights to MLflow", "folder: ", "connecting to MLflow"),
+        *("uploading plots and weights to MLflow", "folder: ", "connecting to MLflow"),
         *("loading digits and the encoder", "computing the features", "training a linear probe", "measuring the probe"),
-        *("drawing the plots", "sending plots"),
+        *("drawing the plots", "uploading plots"),
     ]
     others = [line for line in said if line not in pages]
     assert len(others) == len(expected), said

@@ -3,7 +3,7 @@ import re
 import pytest
 import torch
 
-from ssl_sec.edges.machine import in_words
+from ssl_sec.edges.machine import describe_runtime
 from ssl_sec.training.config import LocalConfig, RayConfig
 
 
@@ -27,13 +27,13 @@ from ssl_sec.training.config import LocalConfig, RayConfig
 )
 def test_a_runtime_is_said_in_words(runtime, expected, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert re.fullmatch(expected, in_words(runtime))
+    assert re.fullmatch(expected, describe_runtime(runtime))
 
 
 def test_the_cluster_of_the_environment_and_the_name_of_a_gpu_are_said(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "other:6379")
-    assert "the Ray cluster at other:6379" in in_words(RayConfig())
+    assert "the Ray cluster at other:6379" in describe_runtime(RayConfig())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU number {device.index}")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
-    assert in_words(LocalConfig()) == "device: cuda (GPU number 0), one process, bfloat16"
+    assert describe_runtime(LocalConfig()) == "device: cuda (GPU number 0), one process, bfloat16"

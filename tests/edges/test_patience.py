@@ -25,16 +25,16 @@ def test_a_call_gives_its_result_or_its_error():
 
     with pytest.raises(ConnectionError, match="refused"):
         patience.call(fail)
-    assert not patience.is_over
+    assert not patience.is_exhausted
 
 
 def test_a_service_that_does_not_answer_is_waited_for_once(silence):
-    patience, calls = Patience(0.2, answers=silence), []
+    patience, calls = Patience(0.2, ping=silence), []
     started = time.monotonic()
     with pytest.raises(NoAnswer):
         patience.call(silence)
     assert 0.2 <= time.monotonic() - started < 5
-    assert patience.is_over
+    assert patience.is_exhausted
     with pytest.raises(NoAnswer):
         patience.call(lambda: calls.append(1))
     assert not calls
@@ -50,7 +50,7 @@ def test_work_that_takes_long_is_waited_for_while_the_service_answers():
 
     patience = Patience(0.02, answers)
     assert patience.call(lambda: done.wait(30)) is True
-    assert not patience.is_over
+    assert not patience.is_exhausted
 
 
 def test_work_that_never_ends_is_not_waited_for_even_if_the_service_answers(silence):

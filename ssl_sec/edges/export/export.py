@@ -1,4 +1,4 @@
-"""The encoder of a run, and the head of an embedding, in files that others read; with a check and a model card."""
+"""Exports the encoder of a run, and the head of an embedding, with a check and a model card."""
 
 import logging
 import os
@@ -41,13 +41,13 @@ _CHECKED_IMAGES = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """What an export leaves.
+    """A finished export.
 
     Attributes:
-        folder: with the encoder's files and README.md, the model card.
+        folder: with the files of the encoder, and the model card in README.md.
         form: of the files.
         exportable: the encoder.
-        check: what reading the files back gave.
+        check: of the files.
     """
 
     folder: Path
@@ -61,7 +61,7 @@ class Exported:
         return "\n".join(
             [
                 f"exported: {self.exportable.architecture.title} as {self.form.name}",
-                f"check: read back without this package, {check.num_images} images; largest difference "
+                f"check: loaded without this package, {check.num_images} images; largest difference "
                 f"{check.largest_difference:.3g} ({self.exportable.output} up to {check.largest_value:.3g}, "
                 f"{check.allowed:.3g} allowed)",
                 f"folder: {self.folder}",
@@ -72,21 +72,21 @@ class Exported:
 
 
 def run_export(config: ExportConfig) -> Exported:
-    """Exports the encoder of a training run, from MLflow or its folder; with the head where embeddings were trained.
+    """Exports the encoder of a training run, from MLflow or its folder; with the head if embeddings were trained.
 
     Raises:
-        ConfigError: if there is no such run, the format cannot hold its encoder, the output is there already, or the
-            files do not give the trained network's features or embeddings.
-        DataError: if the images of the check cannot be had.
+        ConfigError: if there is no such run, the format does not support its encoder, the output already exists, or the
+            files do not give the output of the trained network.
+        DataError: if the images of the check cannot be read.
         StorageError: if the store cannot be used or the files cannot be written.
     """
     form = FORMATS[config.format]
     require_packages(form)
-    with _found(config) as source:
+    with _find(config) as source:
         trained = source.config
         default = f"{config.output_dir}/exports/{trained.recipe_name}-{source.short_name}-{form.name}"
         output = Path(config.output or default).expanduser().resolve()
-        _refuse_existing(output, config.overwrite)
+        _require_replaceable(output, config.overwrite)
         image_set = trained.open_evaluated(config.data or trained.data)
         channels, height, width = image_set.image_shape
         network = load_network(source.recipe, trained, image_set.image_shape, source.files)
@@ -98,28 +98,28 @@ def run_export(config: ExportConfig) -> Exported:
             dim=network.dim,
         )
     images = _some_images(image_set)
-    with _laid_out(output, config.overwrite) as folder:
+    with _replacing(output, config.overwrite) as folder:
         form.write(exportable, images, folder)
         check = check_export(form, exportable, images, folder)
         (folder / "README.md").write_text(
             model_card(source.run, source.probes, form, exportable, check), encoding="utf-8"
         )
-        for path in folder.iterdir():  # safetensors keeps its files from others, whom an export is for
+        for path in folder.iterdir():  # safetensors makes its files readable for their owner only
             shutil.copymode(folder / "README.md", path)
     return Exported(folder=output, form=form, exportable=exportable, check=check)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Source:
-    """A run whose network is exported.
+    """The run whose network is exported.
 
     Attributes:
-        recipe: that trained it.
-        files: the folder with its weights.
+        recipe: of the run.
+        files: folder with its weights.
         config: of the run.
-        short_name: that sets its export apart from others of the recipe.
-        run: what is known of it.
-        probes: of its encoder; None if only MLflow knows, which cannot be asked.
+        short_name: for the default output folder.
+        run: in MLflow, or made from its folder.
+        probes: of its encoder; None if MLflow, which knows them, cannot be asked.
     """
 
     recipe: RecipeRow
@@ -131,8 +131,8 @@ class _Source:
 
 
 @contextmanager
-def _found(config: ExportConfig) -> Iterator[_Source]:
-    """The run that is meant, with its files as long as the context lasts."""
+def _find(config: ExportConfig) -> Iterator[_Source]:
+    """The run to export, with its files for as long as the context lasts."""
     folder = trained_folder(config.run, trainings())
     if folder is not None:
         yield _in_folder(folder, config)
@@ -151,7 +151,7 @@ def _found(config: ExportConfig) -> Iterator[_Source]:
 
 
 def _in_folder(folder: RunFolder, config: ExportConfig) -> _Source:
-    """A run from its folder; MLflow, if it answers, knows its probes and more of its origin."""
+    """The run of a folder; if MLflow answers, with its probes and more about its origin."""
     recipe = RECIPES[str(folder.identity.job)]
     trained = training_config(recipe, folder.config_path)
     run_id = folder.run_id
@@ -163,7 +163,7 @@ def _in_folder(folder: RunFolder, config: ExportConfig) -> _Source:
             with store_errors(store.client.tracking_uri):
                 run, probes = Patience(ANSWER_S).call(lambda: _with_probes(store.client, run_id))
         except UserError as error:
-            logger.warning("%s; the model card tells what %s has", first_line(error), folder.path)
+            logger.warning("%s; the model card has only what is in %s", first_line(error), folder.path)
     short_name = folder.path.name if run_id is None else run_id[:8]
     return _Source(recipe=recipe, files=folder.path, config=trained, short_name=short_name, run=run, probes=probes)
 
@@ -175,45 +175,45 @@ def _with_probes(client: MlflowClient, run_id: str) -> tuple[Run, list[Run]]:
 
 
 def _some_images(image_set: ImageSet) -> Float[Tensor, "batch channels height width"]:
-    """Images from all over the set, whose files may be in the order of their classes."""
+    """Images from the whole set, whose files may be sorted by class."""
     count = min(_CHECKED_IMAGES, len(image_set))
     batch = image_set.read(torch.linspace(0, len(image_set) - 1, count).long())
-    # A recorded forward pass must not be tied to the number of images it was recorded with, and two is that number.
+    # More than two, as the forward pass is recorded with two images and must work with any number.
     images = unit_range(batch.images)
     return images if count > 2 else images.repeat(3, 1, 1, 1)
 
 
-def _refuse_existing(output: Path, overwrite: bool) -> None:
-    """Refuses an output that is there, unless it is an export and may be replaced.
+def _require_replaceable(output: Path, overwrite: bool) -> None:
+    """Refuses an existing output, unless it is an export and may be replaced.
 
     Raises:
-        ConfigError: if it is refused.
+        ConfigError: if it must not be replaced.
     """
     if not os.path.lexists(output):
         return
     if not overwrite:
-        raise ConfigError(f"output: {output} is there already; allowed: a new folder, or overwrite=true")
-    others = ["it is no folder"] if not output.is_dir() or output.is_symlink() else []
+        raise ConfigError(f"output: {output} already exists; allowed: a new folder, or overwrite=true")
+    others = ["it is not a folder"] if not output.is_dir() or output.is_symlink() else []
     others = others or sorted(f"it holds {item.name!r}" for item in output.iterdir() if item.name not in FILE_NAMES)
     if others:
-        raise ConfigError(f"overwrite: {output} is not an export, {others[0]}; allowed: a folder that an export made")
+        raise ConfigError(f"overwrite: {output} is not an export, {others[0]}; allowed: the folder of an export")
 
 
 @contextmanager
-def _laid_out(output: Path, overwrite: bool) -> Iterator[Path]:
-    """A folder beside `output` that takes its place when all went well, and else is removed.
+def _replacing(output: Path, overwrite: bool) -> Iterator[Path]:
+    """A temporary folder that becomes `output` if the block succeeds, and is removed otherwise.
 
     Raises:
-        ConfigError: if `output` is there and may not be replaced.
+        ConfigError: if `output` exists and must not be replaced.
         StorageError: if it cannot be written.
     """
-    _refuse_existing(output, overwrite)
+    _require_replaceable(output, overwrite)
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     replaced = output.with_name(f".{output.name}.{os.getpid()}.old")
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        _refuse_existing(output, overwrite)  # another export may have been faster
+        _require_replaceable(output, overwrite)  # another export may have created it
         if output.exists():
             output.rename(replaced)
         temporary.rename(output)

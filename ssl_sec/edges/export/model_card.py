@@ -1,4 +1,4 @@
-"""The model card of an exported network, from what MLflow knows of its run."""
+"""Writes the model card of an exported network, with the metrics and the origin of its run."""
 
 import json
 import platform
@@ -9,7 +9,7 @@ from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
 from ssl_sec import __version__
-from ssl_sec.edges.run.summary import FIGURES
+from ssl_sec.edges.run.summary import METRICS
 from ssl_sec.edges.tracking.provenance import DIRTY_TAG
 from ssl_sec.errors import printable
 from ssl_sec.exporting import Exportable, Format, versions
@@ -28,8 +28,8 @@ _RECIPE_KEYS = (
     "augment.",
     "optimiser.",
 )
-_FIGURES = {
-    **FIGURES,
+_METRICS = {
+    **METRICS,
     "train/metric_loss": "the loss without the constraint",
     "train/constraint": "the constraint",
     "train/norm_mean": "mean norm of the embeddings",
@@ -43,10 +43,10 @@ def model_card(run: Run, probes: Sequence[Run] | None, form: Format, exportable:
 
     Args:
         run: the training.
-        probes: of its encoder, newest first; None if they are not known.
+        probes: of its encoder, newest first; None if they are unknown.
         form: of the files.
         exportable: the encoder.
-        check: what reading the files back gave.
+        check: of the files.
     """
     tags, parameters = run.data.tags, run.data.params
     group = parameters.get("recipe", tags.get("recipe", "custom"))
@@ -66,20 +66,20 @@ def model_card(run: Run, probes: Sequence[Run] | None, form: Format, exportable:
         f"# {_cell(group)}: {_cell(exportable.architecture.title)}",
         recipe.network.format(exportable.dim),
         "## Input",
-        f"float32 [batch, {channels}, {height}, {width}], pixels in [0, 1], any batch size; the images of the training "
-        f"had {height} x {width} pixels. {form.input_contract(exportable)} Output: float32 [batch, {exportable.dim}].",
+        f"float32 [batch, {channels}, {height}, {width}], pixels in [0, 1], any batch size; the training images had "
+        f"{height} x {width} pixels. {form.input_contract(exportable)} Output: float32 [batch, {exportable.dim}].",
         "## Use",
         f"In this folder, with `images` as {'a numpy array' if form.takes_numpy else 'a torch tensor'}:",
         f"```python\n{form.loading(exportable)}\n{form.use(exportable)}\n```",
         "## Results",
         _results(run, probes),
         "## Check of this export",
-        f"Read back by the lines above in a process without the package that trained it, on {check.num_images} images "
-        "of its data at once and on one alone: the largest difference of a value from the trained network's is "
+        f"Loaded by the code above in a process without the package that trained it, with {check.num_images} images of "
+        "its data at once and with one alone: the output differs from the trained network's by at most "
         f"{check.largest_difference:.3g}. Values are up to {check.largest_value:.3g}; {check.allowed:.3g} "
-        f"({form.tolerance:g} of that) was allowed.",
+        f"({form.tolerance:g} of that) is allowed.",
         "## Data",
-        "\n".join(_told_of_data(data.name, data.source, data.profile) for data in inputs) or "MLflow has no record.",
+        "\n".join(_describe_data(data.name, data.source, data.profile) for data in inputs) or "MLflow has no record.",
         "## Recipe",
         _table(("key", "value"), kept.items()),
         "## Origin",
@@ -109,31 +109,31 @@ def model_card(run: Run, probes: Sequence[Run] | None, form: Format, exportable:
 def _results(run: Run, probes: Sequence[Run] | None) -> str:
     own = {
         key: value for key, value in run.data.metrics.items() if not key.startswith("probe")
-    }  # those are its probes'
-    rows = [("training", *row) for row in _figures(own)]
+    }  # copied from its probes
+    rows = [("training", *row) for row in _metric_rows(own)]
     for probe in probes or ():
         labels = probe.data.params.get("probe.labels_per_class", "None")
-        what = f"probe {probe.info.run_id[:8]}, {'all labels' if labels == 'None' else f'{labels} labels a class'}"
-        rows += [(what, *row) for row in _figures(probe.data.metrics)]
-    told = ""
+        what = f"probe {probe.info.run_id[:8]}, {'all labels' if labels == 'None' else f'{labels} labels per class'}"
+        rows += [(what, *row) for row in _metric_rows(probe.data.metrics)]
+    remark = ""
     if not probes and RECIPES[run.data.tags["job"]].is_probed:
-        told = "MLflow was not asked for linear probes." if probes is None else _UNPROBED
-        told += "\n\n"
+        remark = "MLflow could not be asked for linear probes." if probes is None else _UNPROBED
+        remark += "\n\n"
     if not rows:
-        return f"{told}Not evaluated."
-    return f"{told}Last values of each figure:\n\n{_table(('run', 'figure', 'value'), rows)}"
+        return f"{remark}Not evaluated."
+    return f"{remark}The last value of each metric:\n\n{_table(('run', 'metric', 'value'), rows)}"
 
 
-def _figures(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    told = {f"{label} (`{key}`)": metrics[key] for key, label in _FIGURES.items() if key in metrics}
-    told |= {f"`{key}`": value for key, value in sorted(metrics.items()) if key.startswith("face/")}
-    return [(label, f"{value:.4g}") for label, value in told.items()]
+def _metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    rows = {f"{label} (`{key}`)": metrics[key] for key, label in _METRICS.items() if key in metrics}
+    rows |= {f"`{key}`": value for key, value in sorted(metrics.items()) if key.startswith("face/")}
+    return [(label, f"{value:.4g}") for label, value in rows.items()]
 
 
-def _told_of_data(name: str, source: str, profile: str | None) -> str:
+def _describe_data(name: str, source: str, profile: str | None) -> str:
     counts = json.loads(profile) if profile else {}
-    told = "".join(f", {value} {key.replace('_', ' ')}" for key, value in counts.items())
-    return f"- {_cell(name)}: {_cell(source)}{told}"
+    listed = "".join(f", {value} {key.replace('_', ' ')}" for key, value in counts.items())
+    return f"- {_cell(name)}: {_cell(source)}{listed}"
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

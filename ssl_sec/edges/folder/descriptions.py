@@ -1,4 +1,4 @@
-"""What a run's folder keeps in JSON of the run in MLflow and of its data."""
+"""What a run's folder keeps as JSON: its identity in MLflow and the description of its data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ from ssl_sec.edges.masking import HIDDEN
 
 @dataclass(frozen=True, kw_only=True)
 class RunIdentity:
-    """A run in MLflow, besides its parameters and figures.
+    """A run in MLflow, without its parameters and metrics.
 
     Attributes:
-        uri: of the store; in the folder without its credentials.
-        experiment: its name.
+        uri: of the store; in the folder, without credentials.
+        experiment: name of the experiment.
         name: of the run.
         tags: of the run, `job` among them.
-        parent_run_id: of the run that it belongs to.
+        parent_run_id: of the parent run, if there is one.
     """
 
     uri: str = ""
@@ -28,18 +28,18 @@ class RunIdentity:
 
     @property
     def job(self) -> str | None:
-        """Whose run it is; None if that is not known."""
+        """The job that made the run; None if it is not known."""
         return self.tags.get("job")
 
     @property
     def known_uri(self) -> str | None:
-        """The store's address; None if it was not kept, or not whole."""
+        """The store's address; None if it was not kept, or lacks its credentials."""
         return None if not self.uri or HIDDEN in self.uri else self.uri
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataDescription:
-    """A data set, in words and numbers.
+    """A data set in numbers.
 
     Attributes:
         name: of the set.
@@ -48,7 +48,7 @@ class DataDescription:
         num_bad_images: that could not be read.
         image_shape: channels, height, width.
         class_names: by label.
-        digest: differs for sets that differ; None in folders of runs that kept none.
+        digest: fingerprint of the images; None in folders of old runs.
     """
 
     name: str
@@ -61,7 +61,7 @@ class DataDescription:
 
     @classmethod
     def of(cls, image_set: ImageSet) -> "DataDescription":
-        """The description of a set that is open."""
+        """The description of an image set."""
         return cls(
             name=image_set.name,
             description=image_set.description,

@@ -18,18 +18,18 @@ from ssl_sec.settings import from_values
 
 @dataclass(frozen=True, kw_only=True)
 class _Trained:
-    """What of a run's configuration its encoder is built from."""
+    """The part of a run's configuration that describes its encoder."""
 
     encoder: EncoderConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedNetwork:
-    """What a run trained, in evaluation mode.
+    """A trained network, in evaluation mode.
 
     Attributes:
         encoder: images in [0, 1] -> features.
-        head: features -> embeddings; None where it is not kept.
+        head: features -> embeddings; None if the recipe does not keep it.
         dim: of the features or embeddings.
     """
 

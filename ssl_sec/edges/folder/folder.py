@@ -1,7 +1,7 @@
-"""The folder of a run: what it is, its figures, its checkpoints and what it leaves.
+"""The folder of a run: its configuration, metrics, checkpoints and results.
 
-All workers and the driver see the same folder, so on a cluster it lies on shared storage. Figures go to
-`metrics.jsonl` first, one JSON object a line; the driver follows that file for the console and for MLflow.
+All workers and the driver see the same folder, so on a cluster it must be on shared storage. Metrics are written to
+`metrics.jsonl` first, one JSON object per line; the driver follows that file for the console and for MLflow.
 """
 
 import contextlib
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What a run's checkpoints, and a recipe's models, are judged by, on images held out of the training set; a run has one.
+# The metrics that checkpoints and models are ranked by, measured on held-out training images; a run has one of them.
 SCORES = tuple(row.score for row in RECIPES.values() if row.score is not None)
 
-# In Python's words.
+# As Python's faulthandler names them.
 _FATAL = {
     "Segmentation fault": signal.SIGSEGV,
     "Aborted": signal.SIGABRT,
@@ -50,12 +50,12 @@ _FATAL = {
     "Floating point exception": signal.SIGFPE,
 }
 
-# Network file systems may show a new file a little later on other machines.
+# On a network file system, other machines may see a new file a little later.
 _VISIBLE_WITHIN_S = 5.0
 
 
 class RunFolder:
-    """Paths of a run's folder and what is written there.
+    """The files of a run.
 
     Args:
         path: absolute.
@@ -64,54 +64,54 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.name  # of the run
-        self.config_path = path / "config.yaml"  # resolved
-        self.metrics_path = path / "metrics.jsonl"  # the figures, and messages to whoever follows the run
+        self.config_path = path / "config.yaml"  # the resolved configuration
+        self.metrics_path = path / "metrics.jsonl"  # metrics, and messages for the console
         self.checkpoints_path = path / "checkpoints"
-        self.identity_path = path / "mlflow.json"  # a RunIdentity
+        self.identity_path = path / "mlflow.json"  # the RunIdentity
         self.run_id_path = path / "mlflow_run_id"  # once it is known
         self.workers_path = path / "workers.jsonl"  # each start of a worker
-        self.failures_path = path / "failures.jsonl"  # what workers failed with, with tracebacks
-        self.stop_path = path / "stop"  # there while a stop is asked for
-        self.save_path = path / "save"  # there while a checkpoint is asked for
+        self.failures_path = path / "failures.jsonl"  # errors of workers, with tracebacks
+        self.stop_path = path / "stop"  # exists while a stop is requested
+        self.save_path = path / "save"  # exists while a checkpoint is requested
         self._launch_path = path / "launch"
-        self._data_path = path / "data.json"  # a DataDescription
+        self._data_path = path / "data.json"  # the DataDescription
         self._outcome_path = path / "outcome"
         self._error_path = path / "error.json"
-        self._unclosed_path = path / "unclosed"  # there until the driver has done what follows the workers' end
+        self._unclosed_path = path / "unclosed"  # exists until the driver has uploaded the results
 
         # Of a training, once it has ended.
         self.encoder_path = path / "encoder.safetensors"
         self.head_path = path / "head.safetensors"
-        self.features_path = path / "features.pt"  # of some training images, or embeddings of the test images
+        self.features_path = path / "features.pt"  # of some training images; of all test images for embeddings
         self.examples_path = path / "examples.pt"  # some test images and their neighbours
         self.norms_path = path / "norms.json"  # histograms of the embeddings' norms
         self._test_sets_folder = path / "test_sets"
         self._watched_folder = path / "watched"
 
         # Of a probe.
-        self.probed_config_path = path / "pretrain.yaml"  # of the run whose encoder is probed
+        self.probed_config_path = path / "pretrain.yaml"  # of the run that is probed
         self.confusion_path = path / "confusion.json"  # once it has ended
 
     def test_set_path(self, title: str) -> Path:
-        """What pictures of a face test set are drawn from, once training has ended."""
+        """The file with the results of a face test set that its plots are drawn from; makes its folder."""
         self._test_sets_folder.mkdir(exist_ok=True)
         return self._test_sets_folder / f"{title}.pt"
 
     def test_set_paths(self) -> list[Path]:
-        """What pictures of face test sets are drawn from, by their titles."""
+        """The files with the results of face test sets, sorted by title."""
         # Version 0.1 had another name for the folder.
         return sorted([*self._test_sets_folder.glob("*.pt"), *self.path.glob("benchmarks/*.pt")])
 
     def watched_path(self, steps_taken: int) -> Path:
-        """Embeddings of the watched images after so many steps."""
+        """The file with the embeddings of the watched images after that many steps."""
         return self._watched_folder / f"{steps_taken:08d}.safetensors"
 
     def watched_paths(self) -> list[Path]:
-        """The embeddings of the watched images, by steps."""
+        """The files with embeddings of the watched images, sorted by step."""
         return sorted(self._watched_folder.glob("*.safetensors"))
 
     def probed(self) -> "TrainingConfig":
-        """The run whose encoder is probed here.
+        """The configuration of the run whose encoder is probed.
 
         Raises:
             StorageError: if it cannot be read.
@@ -127,7 +127,7 @@ class RunFolder:
         """Makes the folder for a new run.
 
         Raises:
-            ConfigError: if it holds a run already.
+            ConfigError: if it already holds a run.
             StorageError: if it cannot be made.
         """
         if self.holds_run:
@@ -142,7 +142,7 @@ class RunFolder:
             raise StorageError(f"output_dir: {self.path} cannot be written: {error.strerror}") from error
 
     def resume(self, values: Mapping[str, Any]) -> None:
-        """Opens the folder again, for a run with these settings.
+        """Prepares the folder for a resume with these settings.
 
         Raises:
             StorageError: if it cannot be written.
@@ -154,7 +154,7 @@ class RunFolder:
         except OSError as error:
             raise StorageError(f"output_dir: {self.path} cannot be written: {error.strerror}") from error
         for defect in newest_checkpoint(self.checkpoints_path).skipped:
-            logger.warning("skipped a checkpoint that is not whole, %s", defect)
+            logger.warning("skipped an incomplete checkpoint: %s", defect)
 
     def _write_config(self, values: Mapping[str, Any]) -> None:
         self._unclosed_path.touch()
@@ -162,38 +162,38 @@ class RunFolder:
 
     @property
     def identity(self) -> RunIdentity:
-        """The run in MLflow; an empty one if the folder does not say."""
+        """The run in MLflow; empty if the folder does not hold it."""
         with contextlib.suppress(OSError, ValueError, TypeError):
             return RunIdentity(**json.loads(self.identity_path.read_text()))
         return RunIdentity()
 
-    def keep_identity(self, identity: RunIdentity) -> None:
-        """Keeps what the run is in MLflow, without the store's credentials."""
+    def write_identity(self, identity: RunIdentity) -> None:
+        """Writes the run's identity in MLflow, without the credentials of the store."""
         self.identity_path.write_text(json.dumps(asdict(replace(identity, uri=masked(identity.uri)))))
 
     @property
     def run_id(self) -> str | None:
-        """The run's id in MLflow; None if it is not there."""
+        """The run's id in MLflow; None if it is not known."""
         return _text(self.run_id_path).strip() or None
 
     @property
     def is_complete(self) -> bool:
-        """Whether the workers have finished, and the driver has done what follows."""
+        """Whether the workers have finished and the driver has uploaded the results."""
         return self.outcome() == "finished" and not self._unclosed_path.exists()
 
     def close(self) -> None:
-        """Says that the driver has done what follows the workers' end."""
+        """Marks the run as complete: the driver has uploaded the results."""
         self._unclosed_path.unlink(missing_ok=True)
 
     def removal(self) -> StorageError:
-        """What to say of a folder that was removed under a run."""
+        """The error for a folder that was removed while its run was active."""
         return StorageError(
-            f"output_dir: {self.path} was removed during the run; what it had saved is lost, and the same command "
+            f"output_dir: {self.path} was removed during the run: what it had saved is lost; the same command "
             "starts the run again"
         )
 
     def discard_unstarted(self) -> None:
-        """Removes the folder of a run that ended before any figure or warning, so that its name is free again."""
+        """Removes the folder of a run that ended without metrics or warnings, so that its name is free again."""
         warned = any(not message.startswith("INFO: ") for _, message in self.messages())
         if self.newest_step() is None and not warned and not self.records() and not self.encoder_path.exists():
             shutil.rmtree(self.path, ignore_errors=True)
@@ -204,7 +204,7 @@ class RunFolder:
         """The state of the newest whole checkpoint, or None at the start of a run; see `load_checkpoint`.
 
         Raises:
-            StorageError: if there are checkpoints and none is whole; a run never starts again silently.
+            StorageError: if there are checkpoints but none is whole: a run never starts over silently.
         """
         found = newest_checkpoint(self.checkpoints_path)
         if found.path is None:
@@ -219,32 +219,32 @@ class RunFolder:
         return int(max(names).removeprefix("step-")) if names else None
 
     def describe_data(self, image_set: ImageSet) -> None:
-        """Keeps what the driver tells of the set that was trained on, or of the one that a probe was tested on."""
+        """Writes the description of the training set, or of the test set of a probe."""
         self._data_path.write_text(json.dumps(asdict(DataDescription.of(image_set))))
 
     @property
     def holds_data(self) -> bool:
-        """Whether the workers got so far as to describe their data."""
+        """Whether the workers have described their data."""
         return self._data_path.is_file()
 
     def data(self) -> DataDescription:
-        """What the workers told of their data."""
+        """The description of the data."""
         return from_values(DataDescription, json.loads(self._data_path.read_text()))
 
-    def note_launch(self) -> str:
-        """Leaves a word that only those know who see this folder, and returns it."""
-        word = uuid.uuid4().hex
-        self._launch_path.write_text(word)
-        return word
+    def write_launch_token(self) -> str:
+        """Writes a random token, by which workers recognise this folder, and returns it."""
+        token = uuid.uuid4().hex
+        self._launch_path.write_text(token)
+        return token
 
-    def require_launch(self, word: str) -> None:
-        """Checks that this is the folder where the driver left the word, and not another of its name.
+    def require_launch_token(self, token: str) -> None:
+        """Checks that this folder is the driver's, and not another one of the same name.
 
         Raises:
-            StorageError: if it is not, on this machine.
+            StorageError: if it does not hold the token.
         """
         deadline = time.monotonic() + _VISIBLE_WITHIN_S
-        while not (self._launch_path.is_file() and self._launch_path.read_text() == word):
+        while not (self._launch_path.is_file() and self._launch_path.read_text() == token):
             if time.monotonic() > deadline:
                 raise StorageError(
                     f"output_dir: {self.path} on {socket.gethostname()} is not the folder that the driver writes to; "
@@ -252,8 +252,8 @@ class RunFolder:
                 )
             time.sleep(0.1)
 
-    def note_worker(self, rank: int, world_size: int, node: str) -> None:
-        """Adds this process to the workers of the run."""
+    def log_worker(self, rank: int, world_size: int, node: str) -> None:
+        """Logs the start of this worker process."""
         about = {
             "rank": rank,
             "world_size": world_size,
@@ -264,11 +264,11 @@ class RunFolder:
         _append_json(self.workers_path, about)
 
     def workers(self) -> list[dict[str, Any]]:
-        """The starts of workers so far, oldest first."""
+        """The starts of worker processes, oldest first."""
         return _json_lines(self.workers_path)
 
-    def note_failure(self, rank: int, error: BaseException) -> None:
-        """Keeps what this process failed with."""
+    def log_failure(self, rank: int, error: BaseException) -> None:
+        """Logs the error of this process."""
         about = {
             "rank": rank,
             "host": socket.gethostname(),
@@ -280,24 +280,24 @@ class RunFolder:
         _append_json(self.failures_path, about)
 
     def failures(self) -> list[dict[str, Any]]:
-        """What workers failed with so far, oldest first; one that was killed could not say."""
+        """The errors of workers, oldest first; without those of killed processes."""
         return _json_lines(self.failures_path)
 
     def crash_path(self, rank: int) -> Path:
-        """Where a worker's process says at which line it was when a signal killed it, if the signal lets it."""
+        """The file where a worker process that a signal kills dumps its stack, if the signal allows it."""
         return self.path / f"crash-{rank}.txt"
 
     def fatal_signal(self, rank: int) -> signal.Signals | None:
-        """The signal that killed a worker's process; None if it could not say."""
-        said = _text(self.crash_path(rank)).partition("\n")[0].removeprefix("Fatal Python error: ")
-        return _FATAL.get(said.replace("-", " "))
+        """The signal that killed a worker process; None if it left no dump."""
+        dumped = _text(self.crash_path(rank)).partition("\n")[0].removeprefix("Fatal Python error: ")
+        return _FATAL.get(dumped.replace("-", " "))
 
-    def tell(self, level: str, message: str) -> None:
-        """Says something to whoever follows the run."""
+    def log_message(self, level: str, message: str) -> None:
+        """Writes a message for the console of the driver."""
         self.append_record({"time": time.time(), "message": masked(f"{level}: {message}")})
 
     def append_record(self, record: Mapping[str, Any]) -> None:
-        """Adds a line to the figures.
+        """Adds a line to the metrics.
 
         Raises:
             StorageError: if the folder was removed.
@@ -308,58 +308,58 @@ class RunFolder:
             raise self.removal() from error
 
     def records(self) -> list[dict[str, Any]]:
-        """All figures so far, without messages."""
-        return [record for record in _json_lines(self.metrics_path) if _has_figures(record)]
+        """All metrics, without messages."""
+        return [record for record in _json_lines(self.metrics_path) if _has_metrics(record)]
 
     def messages(self) -> list[tuple[float, str]]:
-        """Time and text of what was said so far."""
+        """Time and text of all messages."""
         return [(record["time"], record["message"]) for record in _json_lines(self.metrics_path) if "message" in record]
 
-    def last_figures(self) -> dict[str, float]:
-        """The last value of each figure."""
+    def last_metrics(self) -> dict[str, float]:
+        """The last value of each metric."""
         return {key: value for record in self.records() for key, value in record["metrics"].items()}
 
     def histograms(self) -> list[NormHistogram]:
-        """How the norms were distributed, oldest first."""
+        """The histograms of the norms, oldest first."""
         return [NormHistogram(**record["norms"]) for record in self.records() if "norms" in record]
 
     def forget_records_from(self, step: int) -> None:
-        """Drops figures of steps that will be taken again; what was told stays."""
+        """Drops the metrics of steps that will be taken again; messages stay."""
         found = _json_lines(self.metrics_path)
-        kept = [record for record in found if not _has_figures(record) or record["step"] < step]
+        kept = [record for record in found if not _has_metrics(record) or record["step"] < step]
         _write_whole(self.metrics_path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def write_outcome(self, outcome: str) -> None:
-        """Says how the workers ended: "finished" or "stopped"."""
+        """Writes how the workers ended: "finished" or "stopped"."""
         _write_whole(self._outcome_path, outcome)
 
     def outcome(self) -> str | None:
-        """How the workers ended; None if they did not say, or their word cannot be read."""
-        word = _text(self._outcome_path)
-        return word if word in ("finished", "stopped") else None
+        """How the workers ended; None if that is not written, or cannot be read."""
+        outcome = _text(self._outcome_path)
+        return outcome if outcome in ("finished", "stopped") else None
 
     @property
     def status(self) -> str:
-        """How the workers ended, as MLflow has it."""
+        """How the workers ended, as a status of MLflow."""
         return {"finished": "FINISHED", "stopped": "KILLED"}.get(self.outcome() or "", "FAILED")
 
     def write_error(self, error: UserError) -> None:
-        """Keeps an error that the user can mend, for the driver to tell."""
+        """Writes a user error, which the driver reports."""
         _write_whole(self._error_path, json.dumps({"message": str(error), "exit_code": error.exit_code}))
 
     def error(self) -> UserError | None:
-        """The error that a worker told, if any."""
+        """The user error that a worker wrote, if any."""
         if not self._error_path.exists():
             return None
         kinds = {kind.exit_code: kind for kind in (ConfigError, DataError, StorageError)}
         try:
-            told = json.loads(_text(self._error_path))
-            return kinds.get(told["exit_code"], UserError)(told["message"])
+            written = json.loads(_text(self._error_path))
+            return kinds.get(written["exit_code"], UserError)(written["message"])
         except (ValueError, KeyError, TypeError):
-            return StorageError(f"{self._error_path} cannot be read, so why the run failed is not known")
+            return StorageError(f"{self._error_path} cannot be read: why the run failed is unknown")
 
 
-def _has_figures(record: Mapping[str, Any]) -> bool:
+def _has_metrics(record: Mapping[str, Any]) -> bool:
     return isinstance(record.get("metrics"), dict) and isinstance(record.get("step"), int)
 
 
@@ -369,7 +369,7 @@ def _append_json(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file, one a line; what a crash or a disk left of other lines is left out."""
+    """The objects of a file, one per line; lines that a crash cut off are skipped."""
     found: list[dict[str, Any]] = []
     for line in _text(path).split("\n")[:-1]:
         with contextlib.suppress(ValueError):
@@ -379,7 +379,7 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _text(path: Path) -> str:
-    """What a file says, whatever its bytes are; nothing if there is none."""
+    """The text of a file, whatever its bytes are; empty if there is no file."""
     try:
         return path.read_text(errors="replace")
     except FileNotFoundError:
@@ -387,7 +387,7 @@ def _text(path: Path) -> str:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Writes a file so that a crash leaves the old one or the new one."""
+    """Replaces a file atomically."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     temporary.write_text(text)
     os.replace(temporary, path)

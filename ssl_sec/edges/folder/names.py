@@ -1,4 +1,4 @@
-"""What a run is called where no name is given, and the tags by which it is found again."""
+"""Default names of runs, and the tags by which runs are found."""
 
 import itertools
 import re
@@ -16,15 +16,15 @@ UNTRAINED = "random"
 
 def run_name_of(config: TrainingConfig) -> str:
     """Data set, encoder, loss unless it is NT-Xent, constraint and seed: ``cifar10-resnet18-sec-s0``."""
-    tags = what_tags(config)
+    tags = training_tags(config)
     loss = [] if tags["loss"] == "ntxent" else [tags["loss"]]
-    # MLflow's list has room for 24 letters: the width of the encoder is left to its tag.
+    # MLflow's list shows 24 letters: the width of the encoder is only in a tag.
     parts = [tags["data"], _encoder(config), *loss, tags["constraint"], f"s{config.seed}"]
     return "-".join(re.sub(r"[^\w.]+", "_", part).strip("_") for part in parts)
 
 
-def what_tags(config: TrainingConfig) -> dict[str, str]:
-    """What a training run is, in a few words."""
+def training_tags(config: TrainingConfig) -> dict[str, str]:
+    """Tags that describe a training run."""
     name, width = _encoder(config), getattr(config.encoder, "width", 1.0)
     return {
         "data": config.data.title,
@@ -35,8 +35,8 @@ def what_tags(config: TrainingConfig) -> dict[str, str]:
     }
 
 
-def own_tags(tracking: TrackingConfig) -> dict[str, str]:
-    """The tags that the user asks for, without secrets."""
+def user_tags(tracking: TrackingConfig) -> dict[str, str]:
+    """The tags given by the user, without secrets."""
     return {key: str(value) for key, value in masked_values(tracking.tags or {}).items()}
 
 
@@ -44,12 +44,12 @@ def _encoder(config: TrainingConfig) -> str:
     return config.encoder.model if isinstance(config.encoder, TimmConfig) else config.encoder.name
 
 
-def claimed(folder: Path, name: str) -> str:
-    """Makes a new folder for a run; its name has a number where others have the name already.
+def claim_name(folder: Path, name: str) -> str:
+    """Makes a new folder for a run, and returns its name; a number is added if the name is taken.
 
     Args:
         folder: of the recipe's runs.
-        name: that is wanted.
+        name: the wanted name.
 
     Raises:
         StorageError: if no folder can be made there.
@@ -67,5 +67,5 @@ def claimed(folder: Path, name: str) -> str:
 
 
 def new_name(what: str) -> str:
-    """A name that ends with the time; what the run is comes first, where lists cut names off."""
+    """A name that ends with the time."""
     return f"{what}-{time.strftime('%Y%m%d-%H%M%S')}"

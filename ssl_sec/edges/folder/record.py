@@ -1,4 +1,4 @@
-"""A run as MLflow tells of it, from the run's folder."""
+"""A run as an MLflow entity, made from the run's folder."""
 
 import hashlib
 import json
@@ -14,11 +14,11 @@ _UNKNOWN = "none"
 
 
 def run_record(folder: RunFolder, data_title: str) -> Run:
-    """The run with its parameters, last figures, tags and data; without an id if MLflow never had it.
+    """The run with its parameters, last metrics, tags and data; without an id if it is not in MLflow.
 
     Args:
         folder: of the run.
-        data_title: what its data are called.
+        data_title: name of its data set.
     """
     figures = {key: (value, record["step"]) for record in folder.records() for key, value in record["metrics"].items()}
     return Run(
@@ -42,11 +42,11 @@ def run_record(folder: RunFolder, data_title: str) -> Run:
 
 
 def data_set(data: DataDescription, title: str) -> Dataset:
-    """The data of a run, with their counts; without a digest of the images, with one of these.
+    """The data of a run with their counts; where there is no digest of the images, with one of the counts.
 
     Args:
-        data: as the run's workers found them.
-        title: what they are called.
+        data: as the workers of the run described them.
+        title: name of the data set.
     """
     profile = {"images": data.num_images, "bad_images": data.num_bad_images, "classes": len(data.class_names)}
     return Dataset(

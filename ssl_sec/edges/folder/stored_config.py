@@ -1,4 +1,4 @@
-"""A run's configuration as its folder and MLflow keep it, `config.yaml`; also those that version 0.1 wrote."""
+"""Reads the configuration that a run keeps in `config.yaml`, also if version 0.1 wrote it."""
 
 import os
 from pathlib import Path
@@ -51,23 +51,23 @@ def training_config(recipe: RecipeRow, path: Path) -> "TrainingConfig":
 
 
 def _with_shares(probe: dict[str, Any]) -> dict[str, Any]:
-    """A probe's settings of version 0.1, whose decays were epochs; those that were never reached divided nothing."""
+    """Probe settings of version 0.1, which had decays in epochs; decays after the last epoch are dropped."""
     settings = dict(probe)
     epochs, decays = settings["epochs"], settings.pop("decay_epochs")
     return {**settings, "decay_at": [decay / epochs for decay in decays if decay < epochs]}
 
 
 def with_credentials(uri: str, key: str) -> str:
-    """A store's address whose credentials were not kept with the run: they are in the environment.
+    """A store's address with its credentials, which are not kept with a run, from the environment.
 
     Raises:
-        ConfigError: if they are not.
+        ConfigError: if they are not there.
     """
     known = os.environ.get("MLFLOW_TRACKING_URI", "")
     if HIDDEN not in uri:
         return uri
     if masked(known) != uri:
         raise ConfigError(
-            f"{key}: the run was meant for {uri}; give its credentials by MLFLOW_TRACKING_URI or {key}=..."
+            f"{key}: the run is tracked at {uri}; give its credentials by MLFLOW_TRACKING_URI or {key}=..."
         )
     return known

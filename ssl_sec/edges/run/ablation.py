@@ -1,8 +1,7 @@
-"""One recipe under several changes and seeds, each run probed, in one table.
+"""Runs one recipe with several changes and seeds, probes each run, and compares them in a table.
 
-An arm changes the recipe: `loss=triplet`, `constraint.eta=0.5`, or several such, `loss=triplet+constraint=sec`. A name
-alone is an option of the group `constraint`, or `random`, which keeps the encoder as it was initialised: what the
-network's architecture gives without training.
+An arm changes the recipe: `loss=triplet`, `constraint.eta=0.5`, or several changes, `loss=triplet+constraint=sec`. A
+name alone is an option of the group `constraint`, or `random`: an encoder with its initial weights.
 """
 
 import json
@@ -11,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
-from ssl_sec.edges.folder.names import new_name, own_tags
+from ssl_sec.edges.folder.names import new_name, user_tags
 from ssl_sec.edges.machine import announce
 from ssl_sec.edges.run.driver import run_training
-from ssl_sec.edges.run.summary import Finished, how_to_look
+from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.sweeps import Sweep, mean_and_std
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.store import tracking_uri
@@ -30,10 +29,10 @@ def run_ablation(configs: Mapping[tuple[str, int], PretrainConfig]) -> str:
     """Runs every arm with every seed and returns the table.
 
     Args:
-        configs: of each arm and seed, as `read_arms` gives them.
+        configs: of each arm and seed, as `read_arms` returns them.
 
     Raises:
-        UserError: for what the user can mend.
+        UserError: for mistakes of the user.
     """
     arms, seeds = (list(dict.fromkeys(each)) for each in zip(*configs, strict=True))
     announce(next(iter(configs.values())).runtime)
@@ -48,17 +47,17 @@ def run_ablation(configs: Mapping[tuple[str, int], PretrainConfig]) -> str:
             results[arm].append(finished.metrics)
     assert finished is not None
     _keep(results, seeds, finished.folder.path.parent)
-    return "\n".join(["", _table(results), "", how_to_look(finished, at_all=True)])
+    return "\n".join(["", _table(results), "", ui_instructions(finished, whole_experiment=True)])
 
 
 def _sweep(config: PretrainConfig, arms: Sequence[str], seeds: Sequence[int]) -> Sweep:
-    """The run in MLflow that all others belong to."""
+    """The parent run in MLflow."""
     identity = RunIdentity(
         uri=tracking_uri(config.tracking, config.output_dir),
         experiment=config.tracking.experiment or config.recipe_name,
         name=new_name(f"{config.recipe_name}-ablation"),
         tags={
-            **own_tags(config.tracking),
+            **user_tags(config.tracking),
             "recipe": config.recipe_name,
             "data": config.data.title,
             "job": "ablate",
@@ -78,5 +77,5 @@ def _table(results: Results) -> str:
 
 
 def _keep(results: Results, seeds: Sequence[int], folder: Path) -> None:
-    told = {"seeds": list(seeds), "results": {arm: [dict(run) for run in runs] for arm, runs in results.items()}}
-    (folder / f"{new_name('ablation')}.json").write_text(json.dumps(told, indent=1))
+    kept = {"seeds": list(seeds), "results": {arm: [dict(run) for run in runs] for arm, runs in results.items()}}
+    (folder / f"{new_name('ablation')}.json").write_text(json.dumps(kept, indent=1))

@@ -1,4 +1,4 @@
-"""The arms of an ablation: from a command line to the configuration of each run, checked without MLflow."""
+"""Reads the arms of an ablation: the configuration of each run, without importing MLflow."""
 
 import re
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.settings import from_values
 
 _RANDOM = "random"
-# Keys that each run of the sweep has its own values of.
-_OURS = {"seed": "seeds=[...]", "run_name": "recipe=<name>", "arms": "one list", "seeds": "one list"}
+# Keys that differ in each run of the sweep.
+_RESERVED = {"seed": "seeds=[...]", "run_name": "recipe=<name>", "arms": "one list", "seeds": "one list"}
 
 
 def read_arms(overrides: Sequence[str]) -> dict[tuple[str, int], PretrainConfig]:
@@ -25,10 +25,10 @@ def read_arms(overrides: Sequence[str]) -> dict[tuple[str, int], PretrainConfig]
         ConfigError: if the arms or the recipe are wrong.
     """
     values = compose("ablate", overrides)
-    asked = from_values(AblateConfig, {key: values[key] for key in ("arms", "seeds")})
+    config = from_values(AblateConfig, {key: values[key] for key in ("arms", "seeds")})
     shared = [override for override in overrides if override.partition("=")[0] not in ("arms", "seeds")]
-    from_values(PretrainConfig, compose("pretrain", shared))  # what is wrong without the arms is none of theirs
-    return {(arm, seed): _config(shared, arm, seed) for seed in asked.seeds for arm in asked.arms}
+    from_values(PretrainConfig, compose("pretrain", shared))  # mistakes outside of the arms are reported first
+    return {(arm, seed): _config(shared, arm, seed) for seed in config.seeds for arm in config.arms}
 
 
 def _config(shared: Sequence[str], arm: str, seed: int) -> PretrainConfig:
@@ -43,14 +43,14 @@ def _config(shared: Sequence[str], arm: str, seed: int) -> PretrainConfig:
 
 
 def _changes(arm: str, part: str) -> list[str]:
-    """The overrides of a part of an arm.
+    """The overrides that a part of an arm stands for.
 
     Raises:
-        ConfigError: if it is none.
+        ConfigError: if it is not a valid part.
     """
     key, is_override, _ = part.partition("=")
-    if key in _OURS:
-        raise ConfigError(f"arms: found {arm!r}; {key} is no arm's: give {_OURS[key]}")
+    if key in _RESERVED:
+        raise ConfigError(f"arms: found {arm!r}; {key} cannot be part of an arm: give {_RESERVED[key]}")
     if is_override:
         return [part]
     allowed = {_RANDOM, *options("constraint")}

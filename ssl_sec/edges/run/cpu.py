@@ -1,12 +1,12 @@
-"""How a process that trains on CPUs keeps memory, and shares the cores with other workers."""
+"""Settings of a process that trains on CPUs: it keeps freed memory, and shares the cores with other workers."""
 
 import contextlib
 import ctypes
 import os
 from pathlib import Path
 
-# What a process needs from its start where another thread than the main one trains, as in Ray's workers: glibc would
-# give such a thread a heap of pieces of 64 MiB, and give each piece back as soon as it is empty, whatever it is told.
+# Needed from the start of a process that trains in another thread than the main one, as Ray's workers do: glibc gives
+# such a thread a heap of 64 MiB pieces, and releases each piece as soon as it is empty, whatever the settings.
 ENVIRONMENT = {"MALLOC_ARENA_MAX": "1"}
 
 # Of <malloc.h>.
@@ -14,11 +14,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> None:
-    """Has glibc keep what is freed for the next allocation, instead of giving it back to the system.
+    """Has glibc keep freed memory for the next allocation, instead of returning it to the system.
 
-    By default each large tensor is mapped anew, and the system clears its pages one by one: a third of the time of a
-    step of ResNet-18 with 256 images on two cores. The peak of the memory may grow by a third, as free parts lie among
-    used ones. Other threads than the main one need `ENVIRONMENT` as well. Does nothing where there is no glibc.
+    By default each large tensor is mapped again, and the system clears its pages one by one: a third of the time of a
+    step of ResNet-18 with 256 images on two cores. Peak memory may grow by a third through fragmentation. Other threads
+    than the main one need `ENVIRONMENT` too. Does nothing without glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -29,9 +29,9 @@ def keep_freed_memory() -> None:
 def schedule_as_batch() -> None:
     """Has Linux schedule the threads of this process, and those that they start, as batch work.
 
-    A thread that wakes up then waits for the end of another's slice. Otherwise gloo's threads, which wake up a thousand
-    times a second, push the training off its core each time. Threads with a policy of their own keep it. Does nothing
-    on other systems, or where it is not permitted.
+    A thread that wakes up then waits for the end of another one's time slice. Otherwise gloo's threads, which wake up a
+    thousand times a second, interrupt the training each time. Threads with a policy of their own keep it. Does nothing
+    on other systems, or if it is not permitted.
     """
     if not hasattr(os, "SCHED_BATCH"):
         return

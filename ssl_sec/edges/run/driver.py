@@ -1,4 +1,4 @@
-"""From the configuration of a run to its results: training, probing, and sending again what MLflow misses."""
+"""Trains, probes, and uploads again what MLflow misses."""
 
 import logging
 import shutil
@@ -13,7 +13,7 @@ from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.finding import find_folder, trained_folder
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.folder.names import claimed, own_tags, run_name_of, what_tags
+from ssl_sec.edges.folder.names import claim_name, run_name_of, training_tags, user_tags
 from ssl_sec.edges.folder.stored_config import stored_values, training_config, with_credentials
 from ssl_sec.edges.run.execution import Execution
 from ssl_sec.edges.run.resuming import resume_run
@@ -36,11 +36,11 @@ _Config = TypeVar("_Config", bound=TrainingConfig | ProbeJobConfig)
 
 
 def run_recipe(recipe: RecipeRow, config: RunConfig) -> Finished:
-    """Trains, or probes what was trained.
+    """Trains, or probes a trained encoder.
 
     Raises:
-        UserError: for what the user can mend.
-        Stopped: if a stop was asked for; the state is saved.
+        UserError: for mistakes of the user.
+        Stopped: if a stop was requested; the state is saved.
     """
     if isinstance(config, TrainingConfig):
         return run_training(recipe, config)
@@ -49,25 +49,25 @@ def run_recipe(recipe: RecipeRow, config: RunConfig) -> Finished:
 
 
 def run_training(recipe: RecipeRow, config: TrainingConfig) -> Finished:
-    """Trains, and probes if that is asked for; the probe's figures are then in the result.
+    """Trains, and probes if the configuration says so; the result then has the metrics of the probe too.
 
     Raises:
-        UserError: for what the user can mend.
-        Stopped: if a stop was asked for; the state is saved.
+        UserError: for mistakes of the user.
+        Stopped: if a stop was requested; the state is saved.
     """
     config = _named(replace(config, recipe=config.recipe_name), config.recipe_name, run_name_of(config))
     finished = _train(recipe, config)
     if config.linear_probe is None or not config.linear_probe.enabled:
         return finished
     trained = finished.run_id or str(finished.folder.path)
-    if finished.folder.stop_path.exists():  # it came after the last step
+    if finished.folder.stop_path.exists():  # requested after the last step
         again = command_line(PROBE.name, "run", trained)
         raise Stopped(f"stopped; {config.run_name} is finished; probe it with: {again}")
     folder = RunFolder(finished.folder.path.with_name(f"{config.run_name}-probe"))
     if config.resume and folder.is_complete:
-        return replace(finished, metrics={**finished.metrics, **folder.last_figures()})
+        return replace(finished, metrics={**finished.metrics, **folder.last_metrics()})
     if config.resume and folder.holds_run:
-        shutil.rmtree(folder.path)  # a probe that was interrupted starts again
+        shutil.rmtree(folder.path)  # an interrupted probe starts again
     probe = ProbeJobConfig(
         run=trained,
         probe=config.linear_probe,
@@ -80,12 +80,12 @@ def run_training(recipe: RecipeRow, config: TrainingConfig) -> Finished:
 
 
 def run_probe(config: ProbeJobConfig) -> Finished:
-    """Probes the encoder of a pretraining run: of one that MLflow knows, wherever it ran, or of a run's folder.
+    """Probes the encoder of a pretraining: of a run in MLflow, or of the folder of a run.
 
-    A folder has all that is needed, so that its probe does not wait for MLflow.
+    The probe of a folder does not wait for MLflow.
 
     Raises:
-        UserError: for what the user can mend.
+        UserError: for mistakes of the user.
     """
     folder = trained_folder(config.run, (PRETRAIN.name,))
     if folder is not None:
@@ -99,15 +99,15 @@ def run_probe(config: ProbeJobConfig) -> Finished:
 
 
 def run_replay(config: ReplayConfig) -> Finished:
-    """Sends to MLflow what it has not of a run that has ended: its figures, artifacts and state.
+    """Uploads what MLflow misses of a run that has ended: its metrics, artifacts and status.
 
     Raises:
-        UserError: for what the user can mend.
+        UserError: for mistakes of the user.
     """
     folder = find_folder("folder", config.folder, config.output_dir)
     if (job := folder.identity.job) is None:
         raise ConfigError(
-            f"folder: {folder.path} holds no run that was started; allowed: the folder that a job printed"
+            f"folder: {folder.path} holds no run that was started; allowed: the folder that a job has printed"
         )
     identity = replace(folder.identity, uri=config.uri or with_credentials(folder.identity.uri, "uri"))
     require_store(identity.uri, "uri")
@@ -118,11 +118,11 @@ def run_replay(config: ReplayConfig) -> Finished:
 
 
 def _named(config: _Config, group: str, default: str) -> _Config:
-    """The run with a name: the one that is given, or one that is free in the folder of the group."""
-    tracking_uri(config.tracking, config.output_dir)  # one that cannot work is refused before a folder is made
+    """The configuration with a run name: the given one, or a free one in the folder of the group."""
+    tracking_uri(config.tracking, config.output_dir)  # checked before a folder is made
     if config.run_name is not None:
         return config
-    return replace(config, run_name=claimed(_output_dir(config) / group, default))
+    return replace(config, run_name=claim_name(_output_dir(config) / group, default))
 
 
 def _output_dir(config: RunConfig) -> Path:
@@ -131,43 +131,43 @@ def _output_dir(config: RunConfig) -> Path:
 
 def _train(recipe: RecipeRow, config: TrainingConfig) -> Finished:
     assert config.run_name is not None
-    with _held(RunFolder(_output_dir(config) / config.recipe_name / config.run_name)) as folder:
+    with _reserved(RunFolder(_output_dir(config) / config.recipe_name / config.run_name)) as folder:
         if not (folder.holds_run if config.resume == "auto" else config.resume):
             folder.start(to_values(config))
         elif not resume_run(recipe, folder, config):
             logger.info(
-                "%s is finished, so that there is nothing to resume; if MLflow lacks something of it: %s",
+                "%s is finished: there is nothing to resume; if MLflow misses part of it, upload it with: %s",
                 folder.name,
                 replay_command(folder),
             )
             uri = tracking_uri(config.tracking, config.output_dir)
-            metrics = folder.last_figures()
+            metrics = folder.last_metrics()
             return Finished(folder=folder, uri=uri, run_id=folder.run_id, experiment_id=None, metrics=metrics)
-        return _execute(recipe, config, folder, what_tags(config), config.tracking.parent_run)
+        return _execute(recipe, config, folder, training_tags(config), config.tracking.parent_run)
 
 
 def _probe(config: ProbeJobConfig, trained_id: str | None, trained_path: Path) -> Finished:
     """Probes an encoder.
 
     Args:
-        config: with which settings.
-        trained_id: the id of the encoder's run in MLflow; None if it is not known there.
-        trained_path: the folder with the encoder and the configuration of its run.
+        config: of the probe.
+        trained_id: id of the encoder's run in MLflow; None if MLflow does not know it.
+        trained_path: folder with the encoder and the configuration of its run.
     """
     trained = training_config(PRETRAIN, trained_path / "config.yaml")
     config = _named(config, trained.recipe_name, f"{trained.run_name or run_name_of(trained)}-probe")
     assert config.run_name is not None
-    with _held(RunFolder(_output_dir(config) / trained.recipe_name / config.run_name)) as folder:
+    with _reserved(RunFolder(_output_dir(config) / trained.recipe_name / config.run_name)) as folder:
         folder.start(to_values(config))
         shutil.copy(trained_path / "encoder.safetensors", folder.encoder_path)
         shutil.copy(trained_path / "config.yaml", folder.probed_config_path)
-        tags = {**what_tags(trained), "data": (config.data or trained.data).title}
+        tags = {**training_tags(trained), "data": (config.data or trained.data).title}
         return _execute(PROBE, config, folder, tags, trained_id)
 
 
 @contextmanager
-def _held(folder: RunFolder) -> Iterator[RunFolder]:
-    """Keeps a run's folder to this process, whose signals ask the run to stop."""
+def _reserved(folder: RunFolder) -> Iterator[RunFolder]:
+    """Locks the folder of a run; signals of this process then request a stop."""
     with running(folder), stopped_by_signals(folder.stop_path):
         yield folder
 
@@ -181,7 +181,7 @@ def _execute(
         uri=tracking_uri(config.tracking, config.output_dir),
         experiment=config.tracking.experiment or group,
         name=folder.name,
-        tags={**keep_code(folder.path), **own_tags(config.tracking), **tags, **own},
+        tags={**keep_code(folder.path), **user_tags(config.tracking), **tags, **own},
         parent_run_id=parent_run_id,
     )
     return Execution(RunSpec(recipe=recipe, config=config, folder=folder, identity=identity)).run()

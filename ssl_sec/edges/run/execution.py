@@ -1,4 +1,4 @@
-"""A run from its launch to its end in MLflow."""
+"""Executes a run, from its launch to its end in MLflow."""
 
 import logging
 import threading
@@ -9,7 +9,7 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.run.running import close_abandoned
 from ssl_sec.edges.run.spec import RunSpec, command_line
-from ssl_sec.edges.run.summary import Finished, how_to_look
+from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.uploading import Upload
 from ssl_sec.edges.run.worker import Worker, work
 from ssl_sec.edges.tracking.deferred import DeferredRun
@@ -23,15 +23,15 @@ from ssl_sec.training.config import LocalConfig
 
 logger = logging.getLogger("ssl_sec")
 
-# How long a run that has ended waits for those that it closes for others.
+# How long a run waits at its end for the closing of abandoned runs.
 _CLOSE_WITHIN_S = 5.0
 
 
 class Execution:
-    """A run that is launched, followed and tracked.
+    """The execution of a run.
 
     Args:
-        spec: of the run; its folder is there.
+        spec: of the run; its folder exists.
     """
 
     def __init__(self, spec: RunSpec) -> None:
@@ -42,18 +42,18 @@ class Execution:
         self._upload = Upload(spec, self._tracking)
 
     def run(self) -> Finished:
-        """Launches the workers and waits for their end; then draws the plots, uploads all, and ends the run in MLflow.
+        """Launches the workers and waits for them; then uploads the results and ends the run in MLflow.
 
         Raises:
-            UserError: for what the user can mend.
-            Stopped: if a stop was asked for; the state is saved.
+            UserError: for mistakes of the user.
+            Stopped: if a stop was requested; the state is saved.
         """
         folder, uri, tracking = self._folder, self._spec.identity.uri, self._tracking
-        folder.keep_identity(self._spec.identity)
+        folder.write_identity(self._spec.identity)
         closing: list[threading.Thread] = []
 
         def begin(tracked: TrackedRun) -> None:
-            for line in how_to_look(self._finished()).splitlines():
+            for line in ui_instructions(self._finished()).splitlines():
                 logger.info(line.strip())
             closing.append(close_abandoned(folder, tracked.client, uri))
 
@@ -62,12 +62,15 @@ class Execution:
         logger.info("connecting to MLflow at %s", masked(uri))
         status, reason = "FAILED", None
         try:
-            with _removal_noticed(folder):
+            with _removal_reported(folder):
                 self._work()
-                self._upload.send_artifacts(tracking.run)
+                self._upload.upload_results(tracking.run)
             status = "FINISHED"
         except (Stopped, KeyboardInterrupt) as stop:
-            status, reason = "KILLED", "as asked, after saving" if isinstance(stop, Stopped) else "interrupted at once"
+            status, reason = (
+                "KILLED",
+                "on request, after saving" if isinstance(stop, Stopped) else "interrupted without saving",
+            )
             raise
         except Exception as error:
             found = error if isinstance(error, UserError) else folder.error() or error
@@ -86,48 +89,48 @@ class Execution:
         return self._finished()
 
     def _work(self) -> None:
-        """Follows the workers to their end.
+        """Launches the workers and follows them to their end.
 
         Raises:
-            UserError: that a worker left.
-            Stopped: if they were asked to stop.
+            UserError: of a worker.
+            Stopped: if a stop was requested.
         """
         spec, folder = self._spec, self._folder
-        progress = Progress(spec.config.length, folder.name, spec.recipe.unit, said=folder.messages())
+        progress = Progress(spec.config.length, folder.name, spec.recipe.unit, shown=folder.messages())
         to_mlflow = Follower(
             folder.metrics_path,
             self._tracking,
             on_error=self._warn_of_outage,
-            on_loss=self._upload.note_loss,
+            on_loss=self._upload.record_loss,
             patience=self._upload.patience,
-            asks_at_once=True,
+            connects_first=True,
         )
         with Follower(folder.metrics_path, progress), to_mlflow:
             if isinstance(spec.config.runtime, LocalConfig):
                 worker = Worker(rank=0, world_size=1, device=spec.config.runtime.resolve_device())
                 work(spec.recipe.name, to_values(spec.config), str(folder.path), worker)
             else:
-                from ssl_sec.edges.run.on_ray.runtime import run_with_ray  # the local runtime does without Ray
+                from ssl_sec.edges.run.on_ray.runtime import run_with_ray  # imports Ray
 
                 run_with_ray(spec)
         error = folder.error()
         if error is not None:
             raise error
         if folder.outcome() == "stopped":
-            raise Stopped(f"stopped; {self._how_to_continue()}")
+            raise Stopped(f"stopped; {self._next_command()}")
 
     def _warn_of_outage(self, error: Exception) -> None:
         path = self._folder.metrics_path
-        logger.warning("MLflow: %s; it is tried again, and the figures are in %s", first_line(error), path)
+        logger.warning("MLflow: %s; it is retried, and the metrics are in %s", first_line(error), path)
 
-    def _how_to_continue(self) -> str:
+    def _next_command(self) -> str:
         if isinstance(self._spec.config, ProbeJobConfig):
             again = command_line(self._spec.recipe.name, "run", self._spec.config.run)
-            return f"a probe saves nothing: start it again with: {again}"
+            return f"a probe has no checkpoints; start it again with: {again}"
         return f"resume it with: {self._spec.resume_command}"
 
     def replay(self) -> Finished:
-        """Sends to MLflow what it has not of a run that has ended.
+        """Uploads what MLflow misses of a run that has ended.
 
         Raises:
             StorageError: if the store cannot be used.
@@ -138,7 +141,7 @@ class Execution:
             patience.call(lambda: tracked(folder.records()))
             is_whole = patience.call(lambda: tracked.has_file(self._spec.recipe.last_artifact))
         if folder.status == "FINISHED" and not is_whole:
-            self._upload.send_artifacts(tracked)
+            self._upload.upload_results(tracked)
         error = folder.error()
         self._upload.end(tracked, folder.status, None if error is None else first_line(error))
         if folder.status == "FINISHED":
@@ -153,13 +156,13 @@ class Execution:
             uri=self._spec.identity.uri,
             run_id=tracked.run_id if tracked else None,
             experiment_id=tracked.experiment_id if tracked else None,
-            metrics=self._folder.last_figures(),
+            metrics=self._folder.last_metrics(),
         )
 
 
 @contextmanager
-def _removal_noticed(folder: RunFolder) -> Iterator[None]:
-    """Says of any error after the run's folder was removed that this is why."""
+def _removal_reported(folder: RunFolder) -> Iterator[None]:
+    """Reports any error after the removal of the run's folder as that removal."""
     try:
         yield
     except Stopped:

@@ -1,6 +1,6 @@
-"""What a job runs with: what was typed, on top of what belongs to the run that it is about.
+"""The configuration of a job: the overrides, applied to the configuration of the run that the job is about.
 
-A resumed run has its own configuration, and a probe the settings that its pretraining had for it.
+A resumed run has its own configuration, and a probe has the probe settings of its pretraining.
 """
 
 import logging
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ssl_sec")
 
-# Keys whose value names a run: its id may read as a number, and its path may hold what Hydra reads as grammar.
-_WORDS = ("run", "resume", "folder")
+# Keys whose value names a run: its id may look like a number, and its path may contain characters of Hydra's grammar.
+_RUN_KEYS = ("run", "resume", "folder")
 _RESUME = ("true", "false", "auto", "null")
 
 
 def values_of(job: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """The values that a job runs with.
+    """The values of a job's configuration.
 
     Args:
-        job: names the primary config.
-        overrides: in Hydra's grammar; `resume=<folder, name or id>` stands for the configuration of that run.
+        job: name of the primary config.
+        overrides: in Hydra's grammar; `resume=<folder, name or id>` takes the configuration of that run.
 
     Raises:
         UserError: for a key, a value or a run that does not exist.
@@ -54,28 +54,28 @@ def values_of(job: str, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def resumed_run(job: str, overrides: Sequence[str]) -> str | None:
-    """The folder, name or id that `resume` was given; None if it says true, false or auto."""
+    """The folder, name or id given for `resume`; None if it is true, false or auto."""
     word = _value_of("resume", quoted(overrides))
     return word if job in trainings() and word is not None and word.lower() not in _RESUME else None
 
 
-def shown_values(job: str, overrides: Sequence[str]) -> str:
-    """The same as YAML; keys that must be given and are not stay `???`."""
+def format_values(job: str, overrides: Sequence[str]) -> str:
+    """The configuration as YAML; required keys that are missing are `???`."""
     overrides = quoted(overrides)
-    is_of_a_run = job == PROBE.name and _value_of("run", overrides) is not None
-    if is_of_a_run or resumed_run(job, overrides) is not None:
+    has_run = job == PROBE.name and _value_of("run", overrides) is not None
+    if has_run or resumed_run(job, overrides) is not None:
         return yaml.safe_dump(values_of(job, overrides), sort_keys=False)
     return composed_yaml(job, overrides)
 
 
 def quoted(overrides: Sequence[str]) -> list[str]:
-    """The overrides, with those that name a run quoted for Hydra."""
+    """The overrides, with values that name a run quoted for Hydra."""
     return [_quoted(override) for override in overrides]
 
 
 def _quoted(override: str) -> str:
     key, sign, word = override.partition("=")
-    if key not in _WORDS or not sign or not word or word[0] in "'\"" or word.lower() in _RESUME:
+    if key not in _RUN_KEYS or not sign or not word or word[0] in "'\"" or word.lower() in _RESUME:
         return override
     return assigned(key, word)
 
@@ -95,7 +95,7 @@ def _parsed(text: str) -> Override:
 
 
 def _resumed_values(job: str, word: str, typed: Sequence[str]) -> dict[str, Any]:
-    """The configuration of the run that the word means, with what was typed beside it."""
+    """The configuration of the run to resume, with the overrides."""
     from ssl_sec.edges.folder.finding import find_folder  # with torch
 
     folder = find_folder("resume", word, _value_of("output_dir", typed) or "runs", job)
@@ -107,8 +107,8 @@ def _resumed_values(job: str, word: str, typed: Sequence[str]) -> dict[str, Any]
     place = {"output_dir": str(recipe_folder.parent), "recipe": recipe_folder.name, "run_name": folder.path.name}
     if (stored.get("recipe"), stored.get("run_name")) != (place["recipe"], place["run_name"]):
         raise ConfigError(
-            f"resume: {folder.path} is not named as the run was, {stored.get('recipe')}/{stored.get('run_name')}; "
-            "allowed: its folder under the old names, in any output_dir"
+            f"resume: {folder.path} was renamed: its run is {stored.get('recipe')}/{stored.get('run_name')}; "
+            "allowed: the folder under its old name, in any output_dir"
         )
     values = _with_typed(job, {**stored, **place, "resume": True}, typed)
     values["output_dir"] = str(Path(values["output_dir"]).expanduser().resolve())
@@ -120,7 +120,7 @@ def _resumed_values(job: str, word: str, typed: Sequence[str]) -> dict[str, Any]
 
 
 def _refuse_hidden(values: dict[str, Any]) -> None:
-    """Takes the store's credentials from the environment, and refuses others that were not kept with the run."""
+    """Takes the store's credentials from the environment, and refuses other hidden values."""
     for key, value in flattened(values).items():
         if key == "tracking.uri" and value is not None and HIDDEN in value:
             values["tracking"] = {**values["tracking"], "uri": with_credentials(value, "tracking.uri")}
@@ -129,7 +129,7 @@ def _refuse_hidden(values: dict[str, Any]) -> None:
 
 
 def _with_typed(job: str, stored: Mapping[str, Any], typed: Sequence[str]) -> dict[str, Any]:
-    """Stored values with what was typed: options of groups whole, other keys one by one."""
+    """Stored values with the overrides: an option replaces its whole group, a key only itself."""
     known = primary(job).options
     overrides = {text: _parsed(text) for text in typed}
     for text, override in overrides.items():
@@ -160,11 +160,11 @@ def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def _probe_values(overrides: Sequence[str]) -> dict[str, Any]:
-    """A probe with the settings of the run that it probes, but for those that were typed."""
+    """A probe with the settings of its pretraining, except for those that are given."""
     compose("probe", overrides)  # a misspelled key is found before the imports
-    overrides = [*_runtime_here(overrides), *overrides]
+    overrides = [*_choose_runtime(overrides), *overrides]
     values = compose("probe", overrides)
-    tracking = from_values(PROBE.config, values).tracking  # what is wrong by itself is found before the run
+    tracking = from_values(PROBE.config, values).tracking  # mistakes are found before the run is searched
     typed = [override for override in overrides if override.startswith(("probe=", "probe."))]
     if any(override.startswith("probe=") for override in typed):
         return values
@@ -175,7 +175,7 @@ def _probe_values(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _stored_probe(values: Mapping[str, Any], tracking: "TrackingConfig") -> Mapping[str, Any]:
-    """The configuration of the pretraining that is probed; empty for a run that cannot be, as the job will say."""
+    """The configuration of the pretraining; empty for a run that cannot be probed, which the job reports later."""
     from ssl_sec.edges.folder.finding import trained_folder  # with torch
 
     folder = trained_folder(values["run"], (PRETRAIN.name,))
@@ -189,8 +189,8 @@ def _stored_probe(values: Mapping[str, Any], tracking: "TrackingConfig") -> Mapp
         return {} if path is None else stored_values(path)
 
 
-def _runtime_here(overrides: Sequence[str]) -> list[str]:
-    """One process where there is no cluster and at most one GPU, where that is faster; unless a runtime was typed."""
+def _choose_runtime(overrides: Sequence[str]) -> list[str]:
+    """Chooses one process if there is no cluster and at most one GPU, which is faster; unless a runtime is given."""
     import torch
 
     from ssl_sec.training.config import LocalConfig, RayConfig
@@ -199,8 +199,8 @@ def _runtime_here(overrides: Sequence[str]) -> list[str]:
     typed = [override.partition("=")[0] for override in overrides]
     if "runtime" in typed or any(key.removeprefix("runtime.") in only_ray for key in typed if "." in key):
         return []
-    if cluster_address() is not None:
-        why, runtime = f"there is a Ray cluster at {cluster_address()}", "ray"
+    if find_cluster() is not None:
+        why, runtime = f"there is a Ray cluster at {find_cluster()}", "ray"
     elif (num_gpus := torch.cuda.device_count()) > 1:
         why, runtime = f"this machine has {num_gpus} GPUs", "ray"
     else:
@@ -209,11 +209,11 @@ def _runtime_here(overrides: Sequence[str]) -> list[str]:
     return [f"runtime={runtime}"]
 
 
-def cluster_address() -> str | None:
-    """The Ray cluster that a job on this machine would join; None if it would start Ray."""
+def find_cluster() -> str | None:
+    """Finds the Ray cluster that a job on this machine would join; None if it would start Ray."""
     if "RAY_ADDRESS" in os.environ:
         return os.environ["RAY_ADDRESS"]
-    # Where `ray start` notes it; the file outlives a cluster that was killed.
+    # `ray start` writes it there; the file outlives a cluster that was killed.
     temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     noted = Path(temporary) / "ray" / "ray_current_cluster"
     try:

@@ -1,4 +1,4 @@
-"""Whether a run can be resumed as it is asked for, and whether there is anything left to do."""
+"""Checks whether a run can be resumed with a configuration."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,27 +11,27 @@ from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import RecipeRow
 from ssl_sec.settings import flattened, from_values, to_values
 
-# A run may be resumed elsewhere, with other settings of these.
+# Settings that a resume may change.
 _FREE_KEYS = ("runtime.", "tracking.", "resume", "output_dir", "log_every_steps", "checkpoint.", "monitor.", "probe.")
 
 
 def resume_run(recipe: RecipeRow, folder: RunFolder, config: TrainingConfig) -> bool:
-    """Opens a run's folder again, unless the run is finished.
+    """Prepares the folder of a run for a resume, unless the run is finished.
 
     Args:
         recipe: of the run.
         folder: of the run.
-        config: with which it is resumed: that of the run, but for what may change, and more epochs or steps where no
+        config: of the resume: that of the run, except for settings that may change; with more epochs or steps if no
             schedule depends on their number.
 
     Returns:
-        Whether there is anything left to do.
+        Whether there is something left to do.
 
     Raises:
-        ConfigError: if there is no run, or with other settings.
+        ConfigError: if there is no run, or other settings differ.
     """
     if not folder.holds_run:
-        raise ConfigError(f"resume: {folder.path} holds no run; allowed: resume=auto or false, or a run that is there")
+        raise ConfigError(f"resume: {folder.path} holds no run; allowed: resume=auto or false, or an existing run")
     before = to_values(from_values(recipe.config, stored_values(folder.config_path)))
     now = to_values(config)
     length = recipe.length
@@ -41,15 +41,17 @@ def resume_run(recipe: RecipeRow, folder: RunFolder, config: TrainingConfig) -> 
             f"{length}: found {now[length]!r}, but the run to resume has {before[length]!r}; more are possible only "
             f"where no schedule depends on their number; here these do: {', '.join(dependent)}"
         )
-    require_same(before, now, (*_FREE_KEYS, length) if is_longer else _FREE_KEYS)
+    require_same_settings(before, now, (*_FREE_KEYS, length) if is_longer else _FREE_KEYS)
     if folder.is_complete and not is_longer:
         return False
     folder.resume(now)
     return True
 
 
-def require_same(before: Mapping[str, Any], now: Mapping[str, Any], free: tuple[str, ...] = _FREE_KEYS) -> None:
-    """Raises a ConfigError if settings differ that may not, unless they begin with one of `free`."""
+def require_same_settings(
+    before: Mapping[str, Any], now: Mapping[str, Any], free: tuple[str, ...] = _FREE_KEYS
+) -> None:
+    """Raises a ConfigError if settings differ, except for keys that start with one of `free`."""
     flat_before, flat_now = flattened(masked_values(before)), flattened(masked_values(now))
     for key in sorted(flat_before.keys() | flat_now.keys()):
         if not key.startswith(free) and flat_before.get(key) != flat_now.get(key):

@@ -1,4 +1,4 @@
-"""What a run is made of."""
+"""The specification of a run."""
 
 import shlex
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from ssl_sec.recipes.registry import RecipeRow
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec:
-    """What a run is made of.
+    """The specification of a run.
 
     Attributes:
-        recipe: what it does.
-        config: with which settings.
-        folder: where its files are.
-        identity: what it is in MLflow.
+        recipe: of the run.
+        config: of the run.
+        folder: of its files.
+        identity: in MLflow.
     """
 
     recipe: RecipeRow
@@ -30,22 +30,22 @@ class RunSpec:
 
     @property
     def group(self) -> str:
-        """What the folder of its runs and its registered model are called."""
+        """Name of the folder of its runs, and of its registered model."""
         return self.identity.tags["recipe"]
 
     @property
     def resume_command(self) -> str:
-        """What resumes the run, as a shell takes it."""
+        """The shell command that resumes the run."""
         path = self.folder.path
         near = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
         return command_line(self.recipe.name, "resume", str(near))
 
 
 def command_line(job: str, key: str, value: str) -> str:
-    """A job with one override, as a shell takes it."""
+    """The shell command of a job with one override."""
     return f"{command(job)} {shlex.quote(assigned(key, value))}"
 
 
 def replay_command(folder: RunFolder) -> str:
-    """What sends to MLflow what it misses of a folder's run."""
+    """The shell command that uploads what MLflow misses of a run."""
     return command_line("replay", "folder", str(folder.path))

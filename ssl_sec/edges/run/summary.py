@@ -1,4 +1,4 @@
-"""What a job prints at its end."""
+"""The text that a job prints at its end."""
 
 import os
 import re
@@ -11,8 +11,8 @@ from pathlib import Path
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.tracking.pages import run_page, scores_page
 
-# Figures by metric name, in words.
-FIGURES = {
+# Descriptions of metrics.
+METRICS = {
     "train/loss": "last loss",
     "val/knn_top1": "kNN top-1 on held-out training images (%)",
     "val/rankme": "RankMe",
@@ -34,8 +34,8 @@ FIGURES = {
     "probe/learning_rate": "learning rate of the probe, chosen on held-out training images",
 }
 
-# Figures of face test sets by what follows a title in their names, in words that follow it too.
-_FACE_FIGURES = {
+# Descriptions of the metrics of face test sets, by the part of their names that follows the title.
+_FACE_METRICS = {
     "accuracy": "accuracy",
     "accuracy_max": "accuracy by the greatest cosine",
     "accuracy_hik": "accuracy by HIK-SVM",
@@ -48,7 +48,7 @@ _FACE_FIGURES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """What a run leaves.
+    """The result of a run.
 
     Attributes:
         folder: of the run.
@@ -66,32 +66,32 @@ class Finished:
 
 
 def summary(finished: Finished) -> str:
-    """Results, folder, and how to look at the run in MLflow."""
+    """The metrics, the folder, and how to see the run in MLflow."""
     metrics = finished.metrics
-    figures = [f"{label}: {metrics[key]:.4g}" for key, label in FIGURES.items() if key in metrics]
-    figures += _face_figures(metrics)
+    lines = [f"{label}: {metrics[key]:.4g}" for key, label in METRICS.items() if key in metrics]
+    lines += _face_lines(metrics)
     run = [f"MLflow run: {finished.run_id}"] if finished.run_id else ["MLflow run: none; see the warning above"]
-    return "\n".join([*figures, f"folder: {finished.folder.path}", *run, how_to_look(finished)])
+    return "\n".join([*lines, f"folder: {finished.folder.path}", *run, ui_instructions(finished)])
 
 
-def _face_figures(metrics: Mapping[str, float]) -> Iterator[str]:
-    """A line for each figure of a face test set, with its spread over folds or trials."""
+def _face_lines(metrics: Mapping[str, float]) -> Iterator[str]:
+    """A line for each metric of a face test set, with its spread over folds or trials."""
     for key, value in metrics.items():
-        for name, words in _FACE_FIGURES.items():
+        for name, words in _FACE_METRICS.items():
             if found := re.fullmatch(f"face/(.+?)_{name}", key):
                 title, *numbers = found.groups()
-                told, mean, std = f"{value:.4g}", metrics.get(f"{key}_mean"), metrics.get(f"{key}_std")
+                shown, mean, std = f"{value:.4g}", metrics.get(f"{key}_mean"), metrics.get(f"{key}_std")
                 if std is not None:
-                    told += f" ± {std:.2g}" if mean is None else f" ({mean:.4g} - {std:.2g})"
-                yield f"{title} {words.format(*numbers)} (%): {told}"
+                    shown += f" ± {std:.2g}" if mean is None else f" ({mean:.4g} - {std:.2g})"
+                yield f"{title} {words.format(*numbers)} (%): {shown}"
 
 
-def how_to_look(finished: Finished, *, at_all: bool = False) -> str:
-    """The command that starts the MLflow UI, and the address of the run's page, or of all runs of its experiment."""
+def ui_instructions(finished: Finished, *, whole_experiment: bool = False) -> str:
+    """The command that starts the MLflow UI, and the address of the run's page, or of its experiment."""
     path = ""
     if finished.experiment_id and finished.run_id:
         number = finished.experiment_id
-        path = scores_page(number) if at_all else run_page(number, finished.run_id)
+        path = scores_page(number) if whole_experiment else run_page(number, finished.run_id)
     if finished.uri.startswith(("http://", "https://")):
         return f"MLflow UI: {finished.uri}{path}"
     program = Path(sys.executable).parent / "mlflow"

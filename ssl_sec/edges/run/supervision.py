@@ -1,7 +1,7 @@
-"""A job in a process of its own, beside a light one that says how it died.
+"""Runs a job in a child process, whose death by a signal is reported.
 
-A crash in native code, or a kill for lack of memory, leaves a process no time to say anything. The supervisor hands
-signals on, waits, and if a signal killed the job says so in one line and closes its run in MLflow.
+A crash in native code, or a kill for lack of memory, leaves a process no time to report it. The supervisor forwards
+signals, waits, and if a signal killed the job, reports that in one line and closes its runs in MLflow.
 """
 
 import ctypes
@@ -24,31 +24,31 @@ _CAUSES = {
     signal.SIGILL: "a crash in native code",
     signal.SIGFPE: "a crash in native code",
 }
-# How long MLflow has to take note.
+# How long MLflow may take to close the runs.
 _CLOSE_WITHIN_S = 20.0
 
 # Of <signal.h> and <sys/prctl.h>.
 _SI_KERNEL, _PR_SET_PDEATHSIG = 0x80, 1
 
-# What the job tells its supervisor: paths of locks, each with a line end.
-_told: IO[bytes] | None = None
+# The locks of the job's runs, one path per line, shared with the supervisor.
+_locks: IO[bytes] | None = None
 
 
 def supervised(job: Callable[[], int]) -> int:
-    """Does a job in a process of its own; elsewhere than on Linux, in this one.
+    """Runs a job in a child process; on other systems than Linux, in this process.
 
-    The job ends with its supervisor. A Ctrl-C of the terminal reaches both by itself, other signals are handed on.
+    The job ends with its supervisor. A Ctrl-C of the terminal reaches both; other signals are forwarded.
 
     Args:
-        job: returns its exit code. It returns, from here, in its own process.
+        job: returns its exit code. In the child process, this function returns it.
 
     Returns:
         The job's exit code, 128 + n if signal n ended it.
     """
-    global _told
+    global _locks
     if not sys.platform.startswith("linux"):
         return job()
-    _told = os.fdopen(os.memfd_create("runs"), "r+b", buffering=0)
+    _locks = os.fdopen(os.memfd_create("runs"), "r+b", buffering=0)
     sys.stdout.flush()
     sys.stderr.flush()
     signals = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
@@ -66,49 +66,49 @@ def supervised(job: Callable[[], int]) -> int:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if code >= 0:
         return code
-    _bury(signal.Signals(-code), job_id)
+    _report_death(signal.Signals(-code), job_id)
     return 128 - code
 
 
-def tell_supervisor(lock: Path) -> None:
-    """Names the lock of a run that begins, for the case that this process cannot end it."""
-    if _told is not None:
-        _told.write(os.fsencode(lock) + b"\n")
+def register_lock(lock: Path) -> None:
+    """Registers the lock of a run with the supervisor, in case this process cannot end the run."""
+    if _locks is not None:
+        _locks.write(os.fsencode(lock) + b"\n")
 
 
-def in_words(number: signal.Signals) -> str:
-    """A signal that ended a process, with its usual cause."""
+def describe_signal(number: signal.Signals) -> str:
+    """The signal that killed a process, with its usual cause."""
     cause = f", {_CAUSES[number]}" if number in _CAUSES else ""
     return f"killed by {number.name}{cause}"
 
 
 def _end_with(supervisor: int) -> None:
-    """Has the kernel kill this process when its supervisor ends."""
+    """Has the kernel kill this process when its supervisor dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-    if os.getppid() != supervisor:  # it ended before that
+    if os.getppid() != supervisor:  # it has already died
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _wait(job_id: int, signals: set[signal.Signals]) -> int:
-    """Hands signals on until the job has ended; returns its status."""
+    """Forwards signals until the job has ended; returns its status."""
     while True:
-        told = signal.sigwaitinfo(signals)
-        if told.si_signo == signal.SIGCHLD:
+        received = signal.sigwaitinfo(signals)
+        if received.si_signo == signal.SIGCHLD:
             ended, status = os.waitpid(job_id, os.WNOHANG)
             if ended:
                 return status
-        elif told.si_signo != signal.SIGINT or told.si_code != _SI_KERNEL:  # a terminal sends SIGINT to both
-            os.kill(job_id, told.si_signo)
+        elif received.si_signo != signal.SIGINT or received.si_code != _SI_KERNEL:  # a terminal sends SIGINT to both
+            os.kill(job_id, received.si_signo)
 
 
-def _bury(number: signal.Signals, job_id: int) -> None:
-    """Says what ended the job, and has MLflow say so of its runs."""
-    assert _told is not None
-    reason = in_words(number)
+def _report_death(number: signal.Signals, job_id: int) -> None:
+    """Reports what killed the job, and closes its runs in MLflow."""
+    assert _locks is not None
+    reason = describe_signal(number)
     after_bar = "\n" if sys.stderr.isatty() else ""
     print(f"{after_bar}error: the job (process {job_id}) was {reason}", file=sys.stderr)
-    _told.seek(0)
-    left = [lock for line in _told.read().splitlines() if (lock := Path(os.fsdecode(line))).exists()]
+    _locks.seek(0)
+    left = [lock for line in _locks.read().splitlines() if (lock := Path(os.fsdecode(line))).exists()]
     if left:
         thread = threading.Thread(target=_close, args=(left, reason), daemon=True)
         thread.start()
@@ -116,10 +116,10 @@ def _bury(number: signal.Signals, job_id: int) -> None:
 
 
 def _close(locks: list[Path], reason: str) -> None:
-    from ssl_sec.edges.run.running import close_in_its_store  # only now, as it takes a while to import
+    from ssl_sec.edges.run.running import close_in_its_store  # slow to import
 
     for lock in locks:
         try:
             close_in_its_store(lock, reason)
         except Exception as error:
-            print(masked(f"MLflow still has the run as RUNNING: {first_line(error)}"), file=sys.stderr)
+            print(masked(f"MLflow still shows the run as RUNNING: {first_line(error)}"), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A sweep in MLflow: one run whose children are the runs of its arms, with their table as figures, text and picture."""
+"""A sweep in MLflow: the parent run of its runs, with their results as metrics, table and plot."""
 
 import contextlib
 import logging
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from mlflow.exceptions import MlflowException
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
-from ssl_sec.edges.run.running import RunLock, open_run
+from ssl_sec.edges.run.running import RunLock, lock_sweep
 from ssl_sec.edges.tracking.provenance import code_files, keep_code
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import Stopped, UserError, first_line
@@ -23,8 +23,8 @@ from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid
 
 logger = logging.getLogger("ssl_sec")
 
-# What arms are compared by, as far as their runs have it.
-FIGURES = {
+# The metrics that arms are compared by, as far as their runs have them.
+METRICS = {
     "probe/top1": "probe top-1 %",
     "probe/top5": "probe top-5 %",
     "probe/knn_top1": "kNN top-1 %",
@@ -36,16 +36,16 @@ FIGURES = {
 }
 _PANELS = 3
 
-# Arm -> the last figures of each of its runs.
+# Arm -> the last metrics of each of its runs.
 Results = Mapping[str, Sequence[Mapping[str, float]]]
 
 
 class Sweep:
-    """The run that a sweep's runs belong to; without a store there is none, and the sweep runs all the same.
+    """The parent run of a sweep; if the store cannot be used there is none, and the sweep runs without.
 
     Args:
         run: in MLflow.
-        lock: by which a later job sees whether this process still runs it.
+        lock: of that run.
     """
 
     def __init__(self, run: TrackedRun | None, lock: RunLock | None = None) -> None:
@@ -54,23 +54,23 @@ class Sweep:
 
     @classmethod
     def start(cls, identity: RunIdentity, values: Mapping[str, Any], output_dir: str) -> "Sweep":
-        """Makes the run; if this process ends without a word, the next job of the output folder closes it.
+        """Creates the run; if this process dies, the next job of the output folder closes it.
 
         Args:
             identity: of the run.
             values: its parameters.
-            output_dir: of the sweep's runs.
+            output_dir: of the sweep.
         """
         with tempfile.TemporaryDirectory() as kept:
             identity = replace(identity, tags={**keep_code(Path(kept)), **identity.tags})
             try:
                 run = TrackedRun.start(identity, values)
             except (UserError, MlflowException, OSError) as error:
-                logger.warning("%s; the runs of the sweep have no parent", first_line(error))
+                logger.warning("%s; the runs of the sweep have no parent run", first_line(error))
                 return cls(None)
             lock: RunLock | None = None
-            with contextlib.suppress(UserError):  # no run can be written there then, which the first one says
-                lock = open_run(Path(output_dir).expanduser(), identity.uri, run.run_id)
+            with contextlib.suppress(UserError):  # the first run reports that the folder cannot be written
+                lock = lock_sweep(Path(output_dir).expanduser(), identity.uri, run.run_id)
             try:
                 for path in code_files(Path(kept)):
                     run.log_file(path)
@@ -80,16 +80,16 @@ class Sweep:
 
     @property
     def run_id(self) -> str | None:
-        """Of the run in MLflow."""
+        """The id of the run in MLflow."""
         return None if self._run is None else self._run.run_id
 
     @contextmanager
     def ended_after(self, results: Results, table: Callable[[], str]) -> Iterator[None]:
-        """Ends the sweep as what is done within ends.
+        """Ends the sweep at the end of the block, with the status that the block ends with.
 
         Args:
-            results: filled on the way.
-            table: of them, in text.
+            results: that the block fills.
+            table: makes a text of them.
         """
         status, reason = "FAILED", None
         try:
@@ -105,18 +105,18 @@ class Sweep:
             self.end(status, reason, results, table())
 
     def end(self, status: str, reason: str | None, results: Results, table: str) -> None:
-        """Leaves the table and ends the run; what MLflow does not take is logged."""
+        """Uploads the results and ends the run; errors of MLflow are logged."""
         run = self._run
         if run is None:
             return
         try:
-            figures = dict(_mean_and_std(results))
-            if figures:
-                run([{"step": 0, "metrics": figures}])
+            metrics = dict(_sweep_metrics(results))
+            if metrics:
+                run([{"step": 0, "metrics": metrics}])
             if table:
                 run.client.log_text(run.run_id, table + "\n", "sweep.txt")
                 run.client.log_text(run.run_id, as_csv(results), "sweep.csv")
-                run.begin_note(as_markdown(results))
+                run.prepend_note(as_markdown(results))
             if (figure := arms_figure(results)) is not None:
                 with tempfile.TemporaryDirectory() as folder:
                     path = Path(folder) / "arms.png"
@@ -135,32 +135,34 @@ class Sweep:
 
 
 def as_csv(results: Results) -> str:
-    """A line for each run: its arm and its figures."""
-    told = _told(results)
-    lines = [",".join(["arm", *told])]
+    """The results as CSV, with a line for each run."""
+    names = _known_metrics(results)
+    lines = [",".join(["arm", *names])]
     for arm, runs in results.items():
-        lines += [",".join([f'"{arm}"', *(str(run.get(name, "")) for name in told)]) for run in runs]
+        lines += [",".join([f'"{arm}"', *(str(run.get(name, "")) for name in names)]) for run in runs]
     return "\n".join(lines) + "\n"
 
 
 def as_markdown(results: Results) -> str:
-    """A line for each arm: means, and standard deviations over its runs."""
-    told = _told(results)
-    rows = [["arm", "runs", *(FIGURES[name] for name in told)], ["---"] * (2 + len(told))]
+    """The results as Markdown, with a line for each arm: means and standard deviations over its runs."""
+    names = _known_metrics(results)
+    rows = [["arm", "runs", *(METRICS[name] for name in names)], ["---"] * (2 + len(names))]
     for arm, runs in results.items():
-        rows.append([arm, str(len(runs)), *(mean_and_std([run[name] for run in runs if name in run]) for name in told)])
+        rows.append(
+            [arm, str(len(runs)), *(mean_and_std([run[name] for run in runs if name in run]) for name in names)]
+        )
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def arms_figure(results: Results) -> Figure | None:
-    """Each run as a point, each arm's mean with its standard deviation; None where no run has a figure."""
-    told = _told(results)[:_PANELS]
-    if not told:
+    """Draws each run as a point, and each arm's mean with its standard deviation; None without results."""
+    names = _known_metrics(results)[:_PANELS]
+    if not names:
         return None
-    figure = Figure(figsize=(2 + 4 * len(told), 1.5 + 0.45 * len(results)), layout="constrained")
+    figure = Figure(figsize=(2 + 4 * len(names), 1.5 + 0.45 * len(results)), layout="constrained")
     figure.suptitle("each run, and the mean ± standard deviation of each arm", fontsize=9)
-    for place, name in enumerate(told):
-        axes = figure.add_subplot(1, len(told), place + 1)
+    for place, name in enumerate(names):
+        axes = figure.add_subplot(1, len(names), place + 1)
         add_grid(axes)
         for row, runs in enumerate(results.values()):
             values = [run[name] for run in runs if name in run]
@@ -171,14 +173,14 @@ def arms_figure(results: Results) -> Figure | None:
             axes.errorbar(statistics.fmean(values), row, xerr=spread, fmt="D", color=VERMILION, capsize=4, markersize=5)
         axes.set_yticks(range(len(results)), list(results) if place == 0 else [""] * len(results))
         axes.set_ylim(len(results) - 0.5, -0.5)
-        axes.set_xlabel(FIGURES[name])
+        axes.set_xlabel(METRICS[name])
     return figure
 
 
-def _mean_and_std(results: Results) -> Iterator[tuple[str, float]]:
-    """The figures of the arms, which the charts page shows as one group, the arms of a figure beside each other."""
+def _sweep_metrics(results: Results) -> Iterator[tuple[str, float]]:
+    """Means and standard deviations of the arms; MLflow's charts show them as one group, with the arms side by side."""
     for arm, runs in results.items():
-        for name in _told(results):
+        for name in _known_metrics(results):
             values = [run[name] for run in runs if name in run]
             shown = re.sub(r"[^A-Za-z0-9_. -]+", "_", arm)
             if values:
@@ -187,8 +189,8 @@ def _mean_and_std(results: Results) -> Iterator[tuple[str, float]]:
                 yield f"sweep/{name.replace('/', '_')}_std {shown}", statistics.stdev(values)
 
 
-def _told(results: Results) -> list[str]:
-    return [name for name in FIGURES if any(name in run for runs in results.values() for run in runs)]
+def _known_metrics(results: Results) -> list[str]:
+    return [name for name in METRICS if any(name in run for runs in results.values() for run in runs)]
 
 
 def mean_and_std(values: Sequence[float]) -> str:

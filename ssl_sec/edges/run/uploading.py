@@ -1,4 +1,4 @@
-"""What is sent to MLflow at the end of a run: plots, weights, its data, and a probe's figures to the run it probed."""
+"""Uploads the results of a run to MLflow: plots, weights, its data, and the scores of its encoder."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from ssl_sec.edges.run.spec import RunSpec, replay_command
 from ssl_sec.edges.tracking.deferred import DeferredRun
 from ssl_sec.edges.tracking.scores import (
     PROTOCOL_TAG,
-    copy_probe_figures,
+    copy_probe_metrics,
     describe_versions,
     mark_best,
     model_name,
@@ -28,7 +28,7 @@ logger = logging.getLogger("ssl_sec")
 
 
 class Upload:
-    """What is sent to MLflow at the end of a run; what does not arrive does not fail the run, and is reported once.
+    """The upload of the results at the end of a run. Its errors do not fail the run; they are reported once.
 
     Args:
         spec: of the run.
@@ -38,38 +38,38 @@ class Upload:
     def __init__(self, spec: RunSpec, tracking: DeferredRun) -> None:
         self._spec = spec
         self._errors: list[str] = []
-        self.patience = Patience(ANSWER_S, tracking.ask)
+        self.patience = Patience(ANSWER_S, tracking.ping)
         self.num_lost = 0
 
-    def note_loss(self, count: int) -> None:
-        """Takes note of figures that MLflow did not take."""
+    def record_loss(self, count: int) -> None:
+        """Records how many records of metrics MLflow did not take."""
         self.num_lost = count
 
-    def send_artifacts(self, tracked: TrackedRun | None) -> None:
-        """Draws the plots, and uploads all files of the run; last the one that shows that all is there."""
+    def upload_results(self, tracked: TrackedRun | None) -> None:
+        """Draws the plots, and uploads all files of the run; the last one shows that the upload is complete."""
         spec, folder = self._spec, self._spec.folder
         logger.info("drawing the plots")
         plots = self._draw()
-        if tracked is None or self.num_lost:  # a store that does not take the figures is not asked for more
+        if tracked is None or self.num_lost:  # it does not even take metrics
             return
-        logger.info("sending plots and weights to MLflow")
+        logger.info("uploading plots and weights to MLflow")
         for plot in plots:
-            self._send(lambda plot=plot: tracked.log_file(plot, "plots"))
-        self._send(lambda: tracked.log_file(folder.config_path))
+            self._try(lambda plot=plot: tracked.log_file(plot, "plots"))
+        self._try(lambda: tracked.log_file(folder.config_path))
         if isinstance(spec.config, TrainingConfig):
             folder.norms_path.write_text(json.dumps([asdict(histogram) for histogram in folder.histograms()]))
-            self._send(lambda: tracked.log_file(folder.norms_path))
+            self._try(lambda: tracked.log_file(folder.norms_path))
             if spec.recipe.leaves_head:
-                self._send(lambda: tracked.log_file(folder.head_path))
+                self._try(lambda: tracked.log_file(folder.head_path))
             if spec.config.tracking.register_model:
                 name, shape = model_name(spec.group), folder.data().image_shape
                 logger.info("registering the network in MLflow as %s", name)
                 network = load_network(spec.recipe, spec.config, shape, folder.path)
-                self._send(lambda: tracked.log_network(network.whole, shape, network.dim, name))
-        self._send(lambda: tracked.log_file(folder.path / spec.recipe.last_artifact))
+                self._try(lambda: tracked.log_network(network.whole, shape, network.dim, name))
+        self._try(lambda: tracked.log_file(folder.path / spec.recipe.last_artifact))
 
     def _draw(self) -> list[Path]:
-        """Draws the figures of the run; returns the files."""
+        """Draws the plots of the run; returns the files."""
         plots = self._spec.folder.path / "plots"
         plots.mkdir(exist_ok=True)
         paths: list[Path] = []
@@ -79,14 +79,14 @@ class Upload:
         return paths
 
     def end(self, tracked: TrackedRun, status: str, reason: str | None) -> None:
-        """Ends the run in MLflow, and compares its encoder with others if it has finished."""
-        self._send(lambda: self._log_data(tracked))
-        self._send(lambda: tracked.end(status, reason))
+        """Ends the run in MLflow; if it has finished, compares its encoder with others."""
+        self._try(lambda: self._log_data(tracked))
+        self._try(lambda: tracked.end(status, reason))
         if status == "FINISHED":
-            self._send(lambda: self._compare(tracked))
+            self._try(lambda: self._compare(tracked))
 
     def _log_data(self, tracked: TrackedRun) -> None:
-        """Logs the data as an input of the run, however it ended; for a probe its test images, and the protocol."""
+        """Logs the training set as an input of the run; for a probe the test set, and the protocol."""
         config, folder = self._spec.config, self._spec.folder
         if not folder.holds_data:
             return
@@ -100,17 +100,17 @@ class Upload:
         tracked.log_data(data_set(data, title), context)
 
     def _compare(self, tracked: TrackedRun) -> None:
-        """Puts a probe's figures on the run that it probed, and looks which registered encoder is the best now."""
+        """Copies the metrics of a probe to the run that it probed, and finds the best registered encoder."""
         spec, client, trained_id = self._spec, tracked.client, tracked.run_id
         if isinstance(spec.config, ProbeJobConfig):
             if spec.identity.parent_run_id is None:  # MLflow does not know the run that was probed
                 return
             trained_id = spec.identity.parent_run_id
-            copy_probe_figures(client, trained_id, spec.folder.probed(), spec.config, client.get_run(tracked.run_id))
+            copy_probe_metrics(client, trained_id, spec.folder.probed(), spec.config, client.get_run(tracked.run_id))
         describe_versions(client, spec.group, trained_id)
         mark_best(client, spec.group)
 
-    def _send(self, call: Callable[[], object]) -> None:
+    def _try(self, call: Callable[[], object]) -> None:
         try:
             self.patience.call(call)
         except NoAnswer:
@@ -119,13 +119,13 @@ class Upload:
             self._errors.append(first_line(error))
 
     def warn(self) -> None:
-        """Logs once what did not arrive, and how it is sent later."""
-        if self.patience.is_over:
-            what = f"MLflow did not answer for {self.patience.limit_s:g} s; send what is missing with"
+        """Logs once what is missing in MLflow, and the command that uploads it."""
+        if self.patience.is_exhausted:
+            what = f"MLflow did not answer for {self.patience.limit_s:g} s; upload what is missing with"
         elif self.num_lost:
-            what = f"{self.num_lost} figures are not in MLflow; send them with"
+            what = f"{self.num_lost} records of metrics are not in MLflow; upload them with"
         elif self._errors:
-            what = f"MLflow: {self._errors[0]}; send what is missing with"
+            what = f"MLflow: {self._errors[0]}; upload what is missing with"
         else:
             return
         logger.warning("%s: %s", what, replay_command(self._spec.folder))

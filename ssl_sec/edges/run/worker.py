@@ -1,4 +1,4 @@
-"""What one worker does, on any runtime: it reports and saves to the run's folder."""
+"""What a worker does on any runtime; it writes metrics and checkpoints to the run's folder."""
 
 import contextlib
 import logging
@@ -29,27 +29,27 @@ class Worker:
     """This process among those of a run.
 
     Attributes:
-        rank: its number.
-        world_size: the number of workers.
-        device: its own.
-        node: the machine, or the cluster's name for it.
-        leaving: whether machines of the run are about to be taken away; asked at reported steps.
+        rank: of the worker.
+        world_size: number of workers.
+        device: of the worker.
+        node: name of the machine, in a cluster with the id of its node.
+        is_preempted: whether machines of the run are about to be preempted; called at reported steps.
     """
 
     rank: int
     world_size: int
     device: torch.device
     node: str = field(default_factory=socket.gethostname)
-    leaving: Callable[[], bool] = lambda: False
+    is_preempted: Callable[[], bool] = lambda: False
 
 
 class FolderRuntime:
-    """The Runtime that training sees: figures and checkpoints of rank 0 go to the run's folder.
+    """The Runtime of training: rank 0 writes metrics and checkpoints to the run's folder.
 
     Args:
         worker: this one.
         folder: of the run.
-        keep_last: checkpoints to keep, beside the one with the best score.
+        keep_last: number of checkpoints to keep, besides the one with the best score.
     """
 
     def __init__(self, worker: Worker, folder: RunFolder, keep_last: int = 1) -> None:
@@ -57,13 +57,13 @@ class FolderRuntime:
         self.world_size = worker.world_size
         self.device = worker.device
         self._folder = folder
-        self._leaving = worker.leaving
-        self._leaving_told = False
+        self._is_preempted = worker.is_preempted
+        self._has_warned = False
         self._writer = CheckpointWriter(folder.checkpoints_path, keep_last)
         self._score: tuple[int, float] | None = None
 
     def report(self, step: int, metrics: Mapping[str, float], norms: NormHistogram | None = None) -> None:
-        """Adds a line to the run's figures."""
+        """Adds a record to the run's metrics."""
         if self.rank == 0:
             histogram = {} if norms is None else {"norms": asdict(norms)}
             self._folder.append_record({"step": step, "metrics": dict(metrics), **histogram})
@@ -72,47 +72,47 @@ class FolderRuntime:
                     self._score = step, metrics[score]
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Writes a checkpoint: what this worker alone holds at once, the rest in the background."""
+        """Writes a checkpoint: this worker's own part at once, the rest in the background."""
         state, held = without_held_rows(state)
         if held:
             save_part(self._folder.checkpoints_path, step, held)
             wait_for_workers()
         if self.rank == 0:
-            judged = self._score is not None and self._score[0] == step - 1
-            self._writer.save(step, state, self._score[1] if self._score is not None and judged else None)
+            has_score = self._score is not None and self._score[0] == step - 1
+            self._writer.save(step, state, self._score[1] if self._score is not None and has_score else None)
 
     def close(self) -> None:
-        """Waits until all is written."""
+        """Waits until everything is written."""
         self._writer.close()
 
     def request(self) -> Request:
-        """What the driver asks for; while machines are about to leave, a save at each look."""
+        """What the driver requests; while machines are about to be preempted, a save each time."""
         if self.rank > 0:
             return Request.NONE
-        leaving = self._leaving()
+        is_preempted = self._is_preempted()
         if self._folder.stop_path.exists():
             return Request.STOP
-        if leaving and not self._leaving_told:
-            logger.warning("a machine of this run is about to be taken away; every reported step is saved from now on")
-            self._leaving_told = True
-        asked = self._folder.save_path.exists()
+        if is_preempted and not self._has_warned:
+            logger.warning("a machine of this run is about to be preempted; every reported step is saved from now on")
+            self._has_warned = True
+        is_requested = self._folder.save_path.exists()
         self._folder.save_path.unlink(missing_ok=True)
-        return Request.SAVE if asked or leaving else Request.NONE
+        return Request.SAVE if is_requested or is_preempted else Request.NONE
 
 
 def work(job: str, values: Mapping[str, Any], folder_path: str, worker: Worker) -> None:
-    """Does a job on this worker, and tells in the run's folder how it ended.
+    """Runs a recipe on this worker, and writes to the run's folder how it ended.
 
     Args:
-        job: the recipe, by its name.
+        job: name of the recipe.
         values: its configuration.
         folder_path: the run's folder, absolute, on storage that all workers share.
         worker: this one.
     """
     folder = RunFolder(Path(folder_path))
     if folder.error() is not None:
-        return  # the driver tells it; starting again cannot mend it
-    folder.note_worker(worker.rank, worker.world_size, worker.node)
+        return  # another start cannot help; the driver reports it
+    folder.log_worker(worker.rank, worker.world_size, worker.node)
     if worker.device.type == "cpu":
         keep_freed_memory()
         if worker.world_size > 1:
@@ -129,12 +129,12 @@ def work(job: str, values: Mapping[str, Any], folder_path: str, worker: Worker) 
     except UserError as error:
         with contextlib.suppress(FileNotFoundError):  # the folder was removed
             folder.write_error(error)
-        raise  # the other workers may wait for this one: the cluster must end them
+        raise  # other workers may wait for this one: the cluster must end them
     except FloatingPointError as error:
-        # The objective is the same on all workers, so that all are here.
+        # The objective is the same on all workers, so all of them get here.
         folder.write_error(UserError(f"training diverged: {error}; {_last_checkpoint(folder)}"))
     except Exception as error:
-        folder.note_failure(worker.rank, error)
+        folder.log_failure(worker.rank, error)
         needs_more = out_of_memory(error)
         if needs_more is None:
             raise

@@ -1,6 +1,6 @@
-"""The job server of a Ray cluster: jobs are sent, followed and stopped.
+"""The job server of a Ray cluster: submits, follows and stops jobs.
 
-It imports no more than Ray's client, so that a look at the jobs is quick.
+It imports only Ray's client, so that listing jobs is quick.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 import requests
-from ray._private.services import canonicalize_bootstrap_address_or_die  # what the client does first
+from ray._private.services import canonicalize_bootstrap_address_or_die  # as the client does
 from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
@@ -26,28 +26,28 @@ from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.provenance import write_code_state
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError, first_line
 
-# How long a driver has to save after it was told to stop; Ray's own is 3 s.
+# How long a driver may take to save before it is killed; Ray's default is 3 s.
 _STOP_WITHIN_S = 300
 _POLL_S = 1.0
-# How long a cluster has to answer the first question; Ray's client itself asks for most of a minute, or for ever.
+# How long a cluster may take to answer the first request; Ray's client would wait for a minute, or for ever.
 _ANSWER_WITHIN_S = 5.0
-# How long a connection may be lost while a job is followed.
+# How long the connection may be lost while a job is followed.
 _LOST_FOR_S = 60.0
 _START_ONE = "start one with `ray start --head`, or name one: --address http://<head>:8265"
 _ENDED = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED)
 
 
 def entrypoint(job: str, arguments: Sequence[str], python: str = "python") -> str:
-    """The command line that prints which Python it takes, and runs a job with it.
+    """The shell command that prints the path of its Python, and runs a job with it.
 
-    The job comes from a checkout that was sent, or from a package that is installed.
+    The job is from the checkout that was sent, or from the installed package.
     """
-    named = f'echo "python: $(command -v {shlex.quote(python)})"'
-    return f"{named}; {shlex.join(['exec', python, '-m', 'ssl_sec', job, *arguments])}"
+    prints_path = f'echo "python: $(command -v {shlex.quote(python)})"'
+    return f"{prints_path}; {shlex.join(['exec', python, '-m', 'ssl_sec', job, *arguments])}"
 
 
 class ConnectionLost(StorageError):
-    """A cluster that answered before does not answer."""
+    """A cluster that answered before no longer does."""
 
 
 class Cluster:
@@ -63,14 +63,19 @@ class Cluster:
     def __init__(self, address: str | None) -> None:
         for name in ("ray", "ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk"):
             logging.getLogger(name).setLevel(logging.ERROR)
-        address = address or os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS") or _found_here()
+        address = (
+            address
+            or os.environ.get("RAY_API_SERVER_ADDRESS")
+            or os.environ.get("RAY_ADDRESS")
+            or _find_local_cluster()
+        )
         try:
             _require_answer(address)
             with _ray_address(address):
                 self._client = JobSubmissionClient(address)
         except AuthenticationError as error:
             raise ConfigError(
-                f"the Ray cluster at {address} asks for another token; give the one it was started "
+                f"the Ray cluster at {address} needs another token; give the one it was started "
                 "with: RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=<file>"
             ) from error
         except (OSError, RuntimeError, ValueError, KeyError, RayError) as error:
@@ -78,12 +83,12 @@ class Cluster:
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[None]:
-        """Turns a connection that is lost into one line."""
+        """Turns a lost connection into an error of one line."""
         try:
             yield
         except requests.RequestException as error:
             raise ConnectionLost(
-                f"the Ray cluster at {self.address} does not answer any more ({_reason(error)}); a job may still run: "
+                f"the Ray cluster at {self.address} no longer answers ({_reason(error)}); a job may still run: "
                 f"`{command('submit')} list`"
             ) from error
 
@@ -100,14 +105,14 @@ class Cluster:
         environment: Mapping[str, str],
         files: Mapping[str, str] | None = None,
     ) -> None:
-        """Sends the checkout, where there is one, and starts a command on the cluster.
+        """Sends the checkout, if there is one, and starts a command on the cluster.
 
         Args:
             entrypoint: the command.
             job_id: of the new job.
-            metadata: what the dashboard shows; `job_name` is its column "Name".
+            metadata: for the dashboard, which shows `job_name` in its column "Name".
             environment: variables of the job.
-            files: more files for the job's working folder, their text by their name.
+            files: further files for the job's working folder: name -> text.
 
         Raises:
             ConfigError: if the checkout is too large, or the cluster cannot be reached.
@@ -116,7 +121,7 @@ class Cluster:
         root = checkout()
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WITHIN_S), JOB_ID_VARIABLE: job_id, **environment}
         if is_this_machine(self.address):
-            # The Python that submits, as if its environment were activated; not there, if a port is forwarded.
+            # As if the environment of this Python were activated there; it does not exist there if a port is forwarded.
             variables["PATH"] = f"{Path(sys.executable).parent}:${{PATH}}"
         with packaged(root, files or {}) as folder:
             if root is not None and folder is not None:
@@ -142,10 +147,10 @@ class Cluster:
             raise UserError(f"the cluster at {self.address} refused the job: {first_line(error)}") from error
 
     def details(self, job_id: str) -> JobDetails:
-        """What the cluster knows of a job.
+        """The details of a job.
 
         Raises:
-            ConfigError: if it knows none of that id.
+            ConfigError: if the cluster does not know the job.
         """
         try:
             with self._connected():
@@ -157,37 +162,37 @@ class Cluster:
             ) from error
 
     def jobs(self) -> list[JobDetails]:
-        """All jobs that were submitted, newest first."""
+        """All submitted jobs, newest first."""
         with self._connected():
             listed = [job for job in self._client.list_jobs() if job.submission_id is not None]
         return sorted(listed, key=lambda job: job.start_time or 0, reverse=True)
 
     def logs(self, job_id: str) -> str:
-        """What a job printed so far."""
+        """The output of a job."""
         self.details(job_id)
         with self._connected():
             return self._client.get_job_logs(job_id)
 
     def stop(self, job_id: str) -> JobDetails:
-        """Asks a job to save and stop; its details at its end."""
+        """Stops a job, which saves first; returns its details at its end."""
         self.details(job_id)
-        self.ask_to_stop(job_id)
+        self.request_stop(job_id)
         while (details := self.details(job_id)).status not in _ENDED:
             time.sleep(_POLL_S)
         return details
 
-    def ask_to_stop(self, job_id: str) -> None:
-        """Asks a job to save and stop."""
+    def request_stop(self, job_id: str) -> None:
+        """Requests a job to save and stop."""
         with self._connected():
             self._client.stop_job(job_id)
 
     def follow(self, job_id: str, write: Callable[[str], object]) -> JobDetails:
-        """Hands on what a job prints until it ends; a connection that breaks is taken up again."""
+        """Passes on the output of a job until it ends; reconnects if the connection breaks."""
         num_written = 0
 
         async def tail() -> None:
             nonlocal num_written
-            position = 0  # each connection begins at the beginning
+            position = 0  # each connection starts with the first line
             async for text in self._client.tail_job_logs(job_id):
                 new = text[max(0, num_written - position) :]
                 position += len(text)
@@ -210,8 +215,8 @@ class Cluster:
             time.sleep(_POLL_S)
 
 
-def _found_here() -> str:
-    """The address of the cluster on this machine, or of the last one that was started here.
+def _find_local_cluster() -> str:
+    """Finds the address of the cluster on this machine, or of the last one that was started here.
 
     Raises:
         ConfigError: if there is none.
@@ -223,10 +228,10 @@ def _found_here() -> str:
 
 
 def _require_answer(address: str) -> None:
-    """Asks an address whether something answers there.
+    """Checks that something answers at an address.
 
     Raises:
-        OSError: if nothing does in time.
+        OSError: if nothing answers in time.
     """
     url = urlparse(address if "://" in address else f"ray://{address}")
     if url.scheme in ("http", "https"):
@@ -237,7 +242,7 @@ def _require_answer(address: str) -> None:
 
 @contextlib.contextmanager
 def _ray_address(address: str) -> Iterator[None]:
-    """Makes Ray's client take this address and not, as it would, that of the environment first."""
+    """Makes Ray's client take this address instead of that of the environment."""
     name = "RAY_API_SERVER_ADDRESS"
     before = os.environ.get(name)
     os.environ[name] = address
@@ -250,11 +255,11 @@ def _ray_address(address: str) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong with a connection, in a few words."""
+    """Why a connection failed, in a few words."""
     if isinstance(error, requests.Timeout | TimeoutError):
         return f"no answer within {_ANSWER_WITHIN_S:g} s"
     if isinstance(error, requests.JSONDecodeError | KeyError):
-        return "what answers there is not Ray"
+        return "what answers is not Ray"
     causes = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
@@ -263,7 +268,7 @@ def _reason(error: BaseException) -> str:
 
 
 def exit_code(details: JobDetails) -> int:
-    """A job's end as an exit code: its driver's; 130 if it was stopped, which is no success."""
+    """The exit code of a job: that of its driver; 130 if it was stopped."""
     if details.status == JobStatus.SUCCEEDED:
         return 0
     if details.status == JobStatus.STOPPED:
@@ -277,7 +282,7 @@ def is_this_machine(address: str) -> bool:
 
 
 def as_table(jobs: Sequence[JobDetails]) -> str:
-    """Jobs with their states."""
+    """A table of jobs with their states."""
     rows = [
         [
             job.submission_id,

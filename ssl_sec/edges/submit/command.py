@@ -28,10 +28,10 @@ Exit codes: those of the job (0, 2 configuration, 3 data, 4 storage, 1 a bug), 1
 
 
 def submit(arguments: Sequence[str]) -> int:
-    """Does what the command line says; returns the exit code.
+    """Runs the command; returns the exit code.
 
     Raises:
-        UserError: for what the user can mend.
+        UserError: for mistakes of the user.
     """
     options = _parser().parse_intermixed_args(list(arguments))
     if options.what in RECIPES:
@@ -67,38 +67,38 @@ def submit(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=command("submit"),
-        description="Sends a job to a Ray cluster, and looks after those that were sent.",
+        description="Submits a job to a Ray cluster; lists, follows and stops submitted jobs.",
         epilog=_EPILOG.replace("python -m jobs.submit", command("submit")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", help=f"a job to send: {', '.join(RECIPES)}; or one of {', '.join(_VERBS)}")
+    parser.add_argument("what", help=f"a job to submit: {', '.join(RECIPES)}; or one of {', '.join(_VERBS)}")
     parser.add_argument(
         "overrides",
         nargs="*",
-        help=f"group=option and key=value, which {command('<job>')} --help explains; or a job id",
+        help=f"group=option and key=value, see {command('<job>')} --help; or a job id",
     )
     parser.add_argument(
         "--address", help="of the cluster's dashboard, http://<head>:8265; default: RAY_ADDRESS, or this machine"
     )
     parser.add_argument("--then", metavar="JOB", help='what follows a pretraining: probe, or "probe probe.epochs=50"')
     parser.add_argument(
-        OPTION, metavar="FOLDER", help="experiments and options of your own, which are sent; so are those in ./configs"
+        OPTION, metavar="FOLDER", help="your own experiments and options, which are sent too; so are those in ./configs"
     )
-    parser.add_argument("--name", help="of the run; default: made from the time and the seed")
+    parser.add_argument("--name", help="of the run; default: made of its settings and the time")
     parser.add_argument(
         "--python",
         default="python",
         metavar="PATH",
-        help="that runs the job; default: on this machine the one that runs this command, else python in the PATH of "
-        "the cluster's head; the first line that the job prints names it",
+        help="that runs the job; default: on this machine the Python of this command, else python in the PATH of the "
+        "cluster's head; the job prints its path first",
     )
     parser.add_argument(
-        "--parallel", type=int, default=1, metavar="N", help="points of a sweep that run at once; default: 1"
+        "--parallel", type=int, default=1, metavar="N", help="points of a sweep that run at the same time; default: 1"
     )
     parser.add_argument(
-        "--follow", action="store_true", help="show what the job prints until it ends; Ctrl-C stops the job"
+        "--follow", action="store_true", help="show the output of the job until it ends; Ctrl-C stops the job"
     )
-    parser.add_argument("--detach", action="store_true", help="with --follow: Ctrl-C leaves the job running")
+    parser.add_argument("--detach", action="store_true", help="with --follow: Ctrl-C does not stop the job")
     return parser
 
 
@@ -115,10 +115,10 @@ def _submit(options: argparse.Namespace) -> int:
     )
     check(order)  # what is wrong is told before Ray and MLflow are imported
     from ssl_sec.edges.submit.cluster import Cluster
-    from ssl_sec.edges.submit.submission import send
+    from ssl_sec.edges.submit.submission import submit_order
 
     cluster = Cluster(options.address)
-    sent = send(order, cluster)
+    sent = submit_order(order, cluster)
     for what, value in sent.items():
         print(f"{what}: {value}", flush=True)
     if options.follow:
@@ -134,9 +134,9 @@ def _follow(cluster: "Cluster", job_id: str, detach: bool) -> int:
         details = cluster.follow(job_id, partial(print, end="", flush=True))
     except KeyboardInterrupt:
         if detach:
-            print(f"\n{job_id} goes on; follow it: {command('submit')} logs {job_id} --follow", file=sys.stderr)
+            print(f"\n{job_id} continues; follow it: {command('submit')} logs {job_id} --follow", file=sys.stderr)
             return 130
-        print(f"\nstopping {job_id}: its state is saved first (Ctrl-C again leaves it to itself)", file=sys.stderr)
+        print(f"\nstopping {job_id}: its state is saved first (Ctrl-C again: do not wait for it)", file=sys.stderr)
         details = cluster.stop(job_id)
     print(f"{job_id}: {details.status.value.lower()}", file=sys.stderr)
     return exit_code(details)

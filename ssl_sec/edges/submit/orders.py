@@ -1,7 +1,7 @@
-"""From a command line to an order that a cluster can carry out, checked without Ray or MLflow.
+"""Checks the command line of a job for a cluster, without importing Ray or MLflow.
 
-A command that cannot work is refused before anything is sent. What is sent can be seen by whoever sees the
-cluster's dashboard, so it holds no secrets: credentials belong into the environment of the cluster's nodes.
+A command that cannot work is refused before anything is submitted. Everything that is submitted is visible in the
+cluster's dashboard, so it must hold no secrets: credentials belong in the environment of the cluster's nodes.
 """
 
 import itertools
@@ -23,21 +23,26 @@ from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PROBE, RECIPES
 from ssl_sec.settings import flattened, from_values, to_values
 
-# Of this process's environment, what a job needs too.
-_PASSED_ON = ("MLFLOW_TRACKING_URI", "MLFLOW_S3_ENDPOINT_URL", "OMP_NUM_THREADS", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S")
+# Environment variables that are passed to a job.
+_PASSED_VARIABLES = (
+    "MLFLOW_TRACKING_URI",
+    "MLFLOW_S3_ENDPOINT_URL",
+    "OMP_NUM_THREADS",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """What a user asks for.
+    """What a user wants to submit.
 
     Attributes:
-        job: which.
+        job: its name.
         overrides: in Hydra's grammar; several values of a key make a sweep.
-        name: of the run or the sweep; None makes one.
+        name: of the run or the sweep; None takes a default.
         then: what follows each pretraining, `probe` with its overrides, or None.
-        parallel: points of a sweep that run at once.
-        python: that runs the job; the name is looked up in the PATH of the cluster's head.
+        parallel: number of points of a sweep that run at the same time.
+        python: that runs the job, looked up in the PATH of the cluster's head.
     """
 
     job: str
@@ -53,8 +58,8 @@ class Stage:
     """One job of a chain.
 
     Attributes:
-        job: names the module `jobs.<job>`.
-        overrides: of its configuration; a probe's lack the run, which the stage before makes.
+        job: its name.
+        overrides: of its configuration; those of a probe lack the run, which the stage before makes.
     """
 
     job: str
@@ -63,10 +68,10 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """A job and its overrides, checked.
+    """A job with checked overrides.
 
     Attributes:
-        job: names the module `jobs.<job>`.
+        job: its name.
         overrides: in Hydra's grammar.
         name: of the run.
         recipe: of the run.
@@ -79,27 +84,27 @@ class Command:
 
 
 def check(order: Order) -> None:
-    """Raises a ConfigError if the order cannot be carried out on any cluster."""
-    passed_on()
+    """Raises a ConfigError if the order cannot work on any cluster."""
+    passed_environment()
     if order.parallel < 1:
         raise ConfigError(f"--parallel: found {order.parallel}, must be ≥ 1")
     if order.then is not None and not RECIPES[order.job].is_probed:
         raise ConfigError(f"--then: found {order.then!r} after {order.job}; allowed after pretrain")
-    for overrides, _ in points_of(order.overrides):
-        stages_after(order.then, checked(order.job, overrides, order.name, is_local=True))
+    for overrides, _ in expand_sweep(order.overrides):
+        following_stages(order.then, check_command(order.job, overrides, order.name, is_local=True))
 
 
-def checked(job: str, overrides: Sequence[str], name: str | None, is_local: bool) -> Command:
-    """A command that the cluster can run: its configuration is valid, its paths absolute, its secrets none.
+def check_command(job: str, overrides: Sequence[str], name: str | None, is_local: bool) -> Command:
+    """Checks a command and completes it: with a valid configuration, absolute paths, a name and no secrets.
 
     Args:
-        job: which.
+        job: its name.
         overrides: in Hydra's grammar.
-        name: of the run; None makes one.
-        is_local: whether the cluster is on this machine, where relative paths mean something.
+        name: of the run; None takes a default.
+        is_local: whether the cluster is on this machine, so that relative paths can be resolved.
 
     Raises:
-        ConfigError: if it is wrong.
+        ConfigError: if it cannot work.
     """
     for override in overrides:
         if masked(override) != override:
@@ -110,7 +115,7 @@ def checked(job: str, overrides: Sequence[str], name: str | None, is_local: bool
     given = [*overrides, *([assigned("run_name", name)] if name else [])]
     values = values_for(job, given)
     if resumed_run(job, given) is not None:
-        # The job starts in another folder.
+        # The job starts in another folder, so the path must be absolute.
         folder = os.path.join(values["output_dir"], values["recipe"], values["run_name"])
         given = [o for o in given if not o.startswith(("resume=", "output_dir="))]
         given.append(assigned("resume", folder))
@@ -122,7 +127,7 @@ def checked(job: str, overrides: Sequence[str], name: str | None, is_local: bool
             )
         given.append(assigned("output_dir", os.path.abspath(output_dir)))
     if not values.get("run_name"):
-        # The folder may be out of sight from here, so that the time makes the name one of its own.
+        # The folder may not be visible from here, so the time makes the name unique.
         unnamed = from_values(RECIPES[job].config, values_for(job, given))
         what = run_name_of(unnamed) if isinstance(unnamed, TrainingConfig) else job
         given.append(f"run_name={new_name(what)}")
@@ -133,17 +138,17 @@ def checked(job: str, overrides: Sequence[str], name: str | None, is_local: bool
 
 
 def values_for(job: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """What the job will run with; the run of a probe is looked up where the probe runs."""
+    """The configuration of the job; the run of a probe is searched where the probe runs."""
     return values_of(job, overrides) if RECIPES[job].is_training else compose(job, quoted(overrides))
 
 
-def passed_on() -> dict[str, str]:
-    """Of this process's environment, what a job needs too.
+def passed_environment() -> dict[str, str]:
+    """The environment variables that are passed to a job.
 
     Raises:
-        ConfigError: if there are credentials in it, which the dashboard would show.
+        ConfigError: if they contain credentials, which the dashboard would show.
     """
-    variables = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    variables = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
     for name, value in variables.items():
         if masked(value) != value:
             raise ConfigError(
@@ -153,11 +158,11 @@ def passed_on() -> dict[str, str]:
     return variables
 
 
-def points_of(overrides: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """The points of a sweep: all overrides of each, and among them those that the sweep varies.
+def expand_sweep(overrides: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The points of a sweep: the overrides of each, and those among them that differ between points.
 
     Raises:
-        ConfigError: for an override that is none.
+        ConfigError: for an invalid override.
     """
     choices: list[list[str]] = []
     for text in map(understood, quoted(overrides)):
@@ -172,8 +177,8 @@ def points_of(overrides: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[str
     ]
 
 
-def stages_after(then: str | None, command: Command) -> tuple[Stage, ...]:
-    """The probe after a pretraining: as the pretraining's configuration describes it, unless it is said otherwise."""
+def following_stages(then: str | None, command: Command) -> tuple[Stage, ...]:
+    """The probe after a pretraining: as the pretraining's configuration says, with the changes of `--then`."""
     if then is None:
         return ()
     job, *changes = shlex.split(then)
@@ -188,7 +193,7 @@ def stages_after(then: str | None, command: Command) -> tuple[Stage, ...]:
         if o.startswith(("runtime", "tracking.uri=", "tracking.experiment=", "tracking.tags"))
     ]
     overrides = (*(_override(key, value) for key, value in settings.items()), *carried, *changes)
-    checked(job, (*overrides, "run=the-one-before"), None, is_local=False)
+    check_command(job, (*overrides, "run=the-one-before"), None, is_local=False)
     return (Stage(job=job, overrides=overrides),)
 
 

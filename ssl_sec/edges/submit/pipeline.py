@@ -1,8 +1,7 @@
-"""Jobs that wait for one another, on the cluster: pretraining, then a probe; a sweep of such chains.
+"""Pipelines of jobs on a cluster: a pretraining and its probe, or a sweep of such chains.
 
-The pipeline is itself a job of the cluster, so that it goes on when whoever sent it has left. It starts a job for
-each stage, follows it, and starts the next one only if that succeeded. A sweep is one MLflow run whose children are
-the runs of its points.
+The pipeline is itself a job of the cluster, so it continues without its client. It starts a job for each stage, follows
+it, and starts the next one only if it succeeded. A sweep is a run in MLflow with a child run for each of its points.
 """
 
 import json
@@ -19,13 +18,13 @@ from types import FrameType
 from mlflow.exceptions import MlflowException
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
-from ssl_sec.edges.folder.names import own_tags
+from ssl_sec.edges.folder.names import user_tags
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.submit.cluster import Cluster, entrypoint, exit_code
 from ssl_sec.edges.submit.orders import Stage
 from ssl_sec.edges.tables import in_table
-from ssl_sec.edges.tracking.store import connected, tracking_uri
+from ssl_sec.edges.tracking.store import connect_to_store, tracking_uri
 from ssl_sec.edges.tracking.tracker import JOB_ID_TAG
 from ssl_sec.errors import Stopped, first_line
 from ssl_sec.recipes.registry import RECIPES
@@ -33,7 +32,7 @@ from ssl_sec.recipes.tracking import TrackingConfig
 
 logger = logging.getLogger("ssl_sec")
 
-_TOLD = ("probe/top1", "probe/top5", "probe/knn_top1", "val/knn_top1", "train/loss")
+_TABLE_METRICS = ("probe/top1", "probe/top5", "probe/knn_top1", "val/knn_top1", "train/loss")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,9 +40,9 @@ class Point:
     """A chain of jobs.
 
     Attributes:
-        name: what sets it apart from the others.
-        swept: the keys that differ between the points, and their values here.
-        stages: one after the other.
+        name: of its runs.
+        swept: the keys that differ between points, with their values here.
+        stages: in order.
     """
 
     name: str
@@ -53,15 +52,15 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What a pipeline does.
+    """The plan of a pipeline.
 
     Attributes:
         name: of the sweep's run in MLflow.
-        recipe: of its runs.
-        output_dir: where run folders are made.
+        recipe: of all runs.
+        output_dir: of all runs.
         tracking: of the sweep's run; its experiment is that of all runs.
-        parallel: chains that run at once.
-        points: one for a mere chain.
+        parallel: number of chains that run at the same time.
+        points: one if it is not a sweep.
     """
 
     name: str
@@ -73,16 +72,16 @@ class Plan:
 
     @property
     def is_sweep(self) -> bool:
-        """Whether there are several points, so that a run of their own keeps them together."""
+        """Whether there are several points, which then have a parent run."""
         return len(self.points) > 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
-    """How a chain ended.
+class ChainResult:
+    """The result of a chain.
 
     Attributes:
-        code: the exit code of the stage that failed, or 0.
+        code: exit code of the stage that failed, or 0.
         state: in words.
         metrics: of all its runs.
     """
@@ -96,7 +95,7 @@ def run_pipeline(plan: Plan) -> int:
     """Runs all chains, as a job of the cluster.
 
     Returns:
-        The exit code: 0 if all succeeded, 130 if they were stopped, or that of the first one that failed.
+        The exit code: 0 if all succeeded, 130 if they were stopped, or that of the first chain that failed.
     """
     pipeline = _Pipeline(plan, Cluster(None), os.environ[JOB_ID_VARIABLE])
     signal.signal(signal.SIGTERM, pipeline.on_signal)
@@ -114,7 +113,7 @@ class _Pipeline:
         self._lock = threading.Lock()
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Stops the stages, which save, and starts no others."""
+        """Stops the active stages, which save, and starts no others."""
         self._stopping.set()
         threading.Thread(target=self._stop_all, daemon=True).start()
 
@@ -122,7 +121,7 @@ class _Pipeline:
         with self._lock:
             running = list(self._running)
         for job_id in running:
-            self._cluster.ask_to_stop(job_id)
+            self._cluster.request_stop(job_id)
 
     def run(self) -> int:
         parent = self._parent() if self._plan.is_sweep else Sweep(None)
@@ -151,12 +150,12 @@ class _Pipeline:
             uri=self._uri,
             experiment=plan.tracking.experiment or plan.recipe,
             name=plan.name,
-            tags={**own_tags(plan.tracking), "recipe": plan.recipe, "job": "sweep"},
+            tags={**user_tags(plan.tracking), "recipe": plan.recipe, "job": "sweep"},
         )
         return Sweep.start(identity, values, plan.output_dir)
 
-    def _results(self, ended: list[Ended]) -> dict[str, list[Mapping[str, float]]]:
-        """The figures of the points that succeeded, those that differ by their seed alone together."""
+    def _results(self, ended: list[ChainResult]) -> dict[str, list[Mapping[str, float]]]:
+        """The metrics of the points that succeeded, with points that differ only in their seed together."""
         results: dict[str, list[Mapping[str, float]]] = {}
         for point, each in zip(self._plan.points, ended, strict=True):
             varied = [swept.partition("=") for swept in point.swept if not swept.startswith("seed=")]
@@ -165,28 +164,28 @@ class _Pipeline:
                 results.setdefault(arm or "all seeds", []).append(each.metrics)
         return results
 
-    def _chain(self, number: int, point: Point, parent: Sweep) -> Ended:
+    def _chain(self, number: int, point: Point, parent: Sweep) -> ChainResult:
         metrics: dict[str, float] = {}
         run_id: str | None = None
         for stage in point.stages:
             if self._stopping.is_set():
-                return Ended(code=Stopped.exit_code, state="stopped", metrics=metrics)
+                return ChainResult(code=Stopped.exit_code, state="stopped", metrics=metrics)
             job_id = f"{self._job_id}-{number}-{stage.job}"
             overrides = list(stage.overrides)
             if not RECIPES[stage.job].is_training:
                 if run_id is None:
-                    return Ended(code=4, state="MLflow has no run to probe", metrics=metrics)
+                    return ChainResult(code=4, state="MLflow has no run to probe", metrics=metrics)
                 overrides.append(f"run={run_id}")
             elif parent.run_id is not None:
                 overrides.append(f"tracking.parent_run={parent.run_id}")
             name = point.name if RECIPES[stage.job].is_training else f"{point.name}-{stage.job}"
             code = self._stage(job_id, stage.job, tuple(overrides), name, " ".join([*point.swept, stage.job]))
-            run_id, found = self._run_of(job_id)
+            run_id, found = self._find_run(job_id)
             metrics |= found
             if code != 0:
                 state = "stopped" if code == Stopped.exit_code else f"{stage.job} failed with exit code {code}"
-                return Ended(code=code, state=state, metrics=metrics)
-        return Ended(code=0, state="succeeded", metrics=metrics)
+                return ChainResult(code=code, state=state, metrics=metrics)
+        return ChainResult(code=0, state="succeeded", metrics=metrics)
 
     def _stage(self, job_id: str, job: str, overrides: tuple[str, ...], name: str, label: str) -> int:
         metadata = {"job_name": name, "recipe": self._plan.recipe, "job": job, "parent": self._job_id}
@@ -196,8 +195,8 @@ class _Pipeline:
         try:
             line = entrypoint(job, overrides, sys.executable)
             self._cluster.submit_beside(line, job_id, metadata, parent=self._job_id)
-            if self._stopping.is_set():  # it came while the job was sent
-                self._cluster.ask_to_stop(job_id)
+            if self._stopping.is_set():  # requested while the job was submitted
+                self._cluster.request_stop(job_id)
             details = self._cluster.follow(job_id, _Prefixed(label))
         finally:
             with self._lock:
@@ -205,10 +204,10 @@ class _Pipeline:
         print(f"{label}: {details.status.value.lower()}", flush=True)
         return exit_code(details)
 
-    def _run_of(self, job_id: str) -> tuple[str | None, Mapping[str, float]]:
-        """The id and the last metrics of the MLflow run of a job."""
+    def _find_run(self, job_id: str) -> tuple[str | None, Mapping[str, float]]:
+        """The id and the last metrics of a job's run in MLflow."""
         try:
-            client = connected(self._uri)
+            client = connect_to_store(self._uri)
             experiment = client.get_experiment_by_name(self._plan.tracking.experiment or self._plan.recipe)
             if experiment is None:
                 return None, {}
@@ -218,13 +217,13 @@ class _Pipeline:
             return None, {}
         return (found[0].info.run_id, found[0].data.metrics) if found else (None, {})
 
-    def _table(self, ended: list[Ended]) -> str:
-        told = [name for name in _TOLD if any(name in each.metrics for each in ended)]
+    def _table(self, ended: list[ChainResult]) -> str:
+        names = [name for name in _TABLE_METRICS if any(name in each.metrics for each in ended)]
         rows = [
-            [", ".join(point.swept) or point.name, each.state, *(_shown(each.metrics.get(name)) for name in told)]
+            [", ".join(point.swept) or point.name, each.state, *(_shown(each.metrics.get(name)) for name in names)]
             for point, each in zip(self._plan.points, ended, strict=True)
         ]
-        return in_table(rows, ["point", "state", *told])
+        return in_table(rows, ["point", "state", *names])
 
 
 def _shown(value: float | None) -> str:
@@ -232,7 +231,7 @@ def _shown(value: float | None) -> str:
 
 
 class _Prefixed:
-    """Prints whole lines with a label before each."""
+    """Prints complete lines, each with a label in front."""
 
     def __init__(self, label: str) -> None:
         self._label = label

@@ -10,46 +10,55 @@ from mlflow.exceptions import MlflowException
 from ssl_sec.edges.composition.compose import chooses_own
 from ssl_sec.edges.composition.config_folders import OPTION
 from ssl_sec.edges.composition.options import own_texts
-from ssl_sec.edges.folder.names import new_name, own_tags
+from ssl_sec.edges.folder.names import new_name, user_tags
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.submit.cluster import Cluster, entrypoint, is_this_machine
-from ssl_sec.edges.submit.orders import Command, Order, Stage, checked, passed_on, points_of, stages_after, values_for
+from ssl_sec.edges.submit.orders import (
+    Command,
+    Order,
+    Stage,
+    check_command,
+    expand_sweep,
+    following_stages,
+    passed_environment,
+    values_for,
+)
 from ssl_sec.edges.submit.pipeline import Plan, Point
 from ssl_sec.edges.tracking.pages import runs_page
-from ssl_sec.edges.tracking.store import connected
+from ssl_sec.edges.tracking.store import connect_to_store
 from ssl_sec.edges.tracking.tracker import JOB_ID_TAG
 from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.settings import from_values, to_values
 
-# In a pipeline's working folder: what it does.
+# The plan, in a pipeline's working folder.
 _PLAN = "plan.json"
-# In a job's working folder: the experiments and options of the user's own.
+# The user's own experiments and options, in a job's working folder.
 _OWN_CONFIGS = "own_configs"
 
 
-def send(order: Order, cluster: Cluster) -> dict[str, str]:
+def submit_order(order: Order, cluster: Cluster) -> dict[str, str]:
     """Starts the order's job, or the pipeline of its jobs.
 
     Returns:
-        The id of the job, its page in the dashboard, and where its run in MLflow is, or will be.
+        The id of the job, its page in the dashboard, and the page of its run in MLflow.
 
     Raises:
         UserError: if it is wrong, or the cluster refuses it.
     """
-    environment = passed_on()
+    environment = passed_environment()
     is_local = is_this_machine(cluster.address)
     varied = {
-        swept.partition("=")[0].rpartition(".")[2]: None for _, each in points_of(order.overrides) for swept in each
+        swept.partition("=")[0].rpartition(".")[2]: None for _, each in expand_sweep(order.overrides) for swept in each
     }
     base = order.name or new_name("-".join(["sweep", *varied]))
     points = [
-        (checked(order.job, overrides, _point_name(base, swept) if swept else order.name, is_local), swept)
-        for overrides, swept in points_of(order.overrides)
+        (check_command(order.job, overrides, _point_name(base, swept) if swept else order.name, is_local), swept)
+        for overrides, swept in expand_sweep(order.overrides)
     ]
     first = points[0][0]
     name = base if len(points) > 1 else first.name
     was_given = order.name is not None or any(override.startswith("run_name=") for override in order.overrides)
-    job_id = job_id_for(first.recipe, name, is_new=not was_given)
+    job_id = make_job_id(first.recipe, name, is_new=not was_given)
     values = values_for(first.job, first.overrides)
     tracking = from_values(TrackingConfig, values["tracking"])
     files, with_own = {}, list[str]()
@@ -70,7 +79,10 @@ def send(order: Order, cluster: Cluster) -> dict[str, str]:
                     swept=swept,
                     stages=tuple(
                         replace(stage, overrides=(*with_own, *stage.overrides))
-                        for stage in (Stage(job=each.job, overrides=each.overrides), *stages_after(order.then, each))
+                        for stage in (
+                            Stage(job=each.job, overrides=each.overrides),
+                            *following_stages(order.then, each),
+                        )
                     ),
                 )
                 for each, swept in points
@@ -85,24 +97,24 @@ def send(order: Order, cluster: Cluster) -> dict[str, str]:
 
 
 def _shared_tags(commands: Sequence[Command]) -> dict[str, str | bool | int | float]:
-    """The tags of the user's own that all the runs have."""
+    """The user's tags that all runs share."""
     tracked = [from_values(TrackingConfig, values_for(each.job, each.overrides)["tracking"]) for each in commands]
-    first, *others = [own_tags(tracking) for tracking in tracked]
+    first, *others = [user_tags(tracking) for tracking in tracked]
     return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
 
 
-def job_id_for(recipe: str, name: str, is_new: bool) -> str:
-    """An id that names the run, and is new for each submission of it; a name that was just made is new itself."""
+def make_job_id(recipe: str, name: str, is_new: bool) -> str:
+    """A new id with the name of the run; a name that is not new gets the time added."""
     named = f"{recipe}-{name}"
     return re.sub(r"[^A-Za-z0-9_.-]", "-", named if is_new else new_name(named))
 
 
 def mlflow_page(uri: str, experiment: str, job_id: str) -> str:
-    """Where MLflow shows the runs of a job, also before they are there."""
+    """The page where MLflow shows the runs of a job, also before they exist."""
     if not uri.startswith(("http://", "https://")):
         return masked(uri)
     try:
-        found = connected(uri).get_experiment_by_name(experiment)
+        found = connect_to_store(uri).get_experiment_by_name(experiment)
     except MlflowException:
         found = None
     if found is None:

@@ -1,1 +1,1 @@
-"""MLflow: the run of a run, its figures, its pages, and the runs that it has."""
+"""MLflow: runs and their metrics, its pages, and searches for runs."""

@@ -1,4 +1,4 @@
-"""A run in MLflow that is made as soon as the store answers, while training has long begun."""
+"""A run in MLflow that is created once the store answers; training does not wait for it."""
 
 import contextlib
 import logging
@@ -19,17 +19,17 @@ logger = logging.getLogger(__name__)
 
 
 class DeferredRun:
-    """A run in MLflow that is made, or taken up, as soon as the store can be reached; a sink of figures.
+    """A run in MLflow that is created, or reopened, once the store can be reached; a sink of metrics.
 
     Args:
         identity: of the run.
         values: its parameters.
-        folder: of the run, where its id is kept.
-        system_metrics: whether the use of this machine is followed while figures come.
+        folder: of the run, where its id is written.
+        system_metrics: whether the utilisation of this machine is logged.
 
     Attributes:
-        run: once it is there.
-        on_run: called once with it.
+        run: None until it is connected.
+        on_run: called once with the run.
     """
 
     def __init__(
@@ -45,47 +45,47 @@ class DeferredRun:
         self.on_run: Callable[[TrackedRun], object] = lambda run: None
 
     def connect(self) -> TrackedRun:
-        """The run.
+        """Creates or reopens the run.
 
         Raises:
             StorageError: if the store cannot be used.
         """
         if self.run is None:
-            reopened = self._reopened()
+            reopened = self._reopen()
             self.run = reopened or TrackedRun.start(self._identity, self._values)
             if reopened is None:
-                with contextlib.suppress(FileNotFoundError):  # the run's folder was removed, which ends the run
+                with contextlib.suppress(FileNotFoundError):  # the folder was removed, which ends the run
                     self._folder.run_id_path.write_text(self.run.run_id)
             try:
                 if reopened is not None:
-                    reopened.note_resume(self._identity.tags)
+                    reopened.log_resume(self._identity.tags)
                 for path in code_files(self._folder.path):
                     self.run.log_file(path)
-            except Exception as error:  # the figures are worth more
+            except Exception as error:  # metrics matter more
                 logger.warning("MLflow: %s", first_line(error))
             self._connected.set()
             self.on_run(self.run)
         return self.run
 
-    def _reopened(self) -> TrackedRun | None:
+    def _reopen(self) -> TrackedRun | None:
         run_id, uri = self._folder.run_id, self._identity.uri
         if run_id is None:
             return None
         run = TrackedRun.reopen(uri, run_id)
         if run is None:
-            logger.warning("MLflow at %s has no run %s; a new one is made", uri, run_id)
+            logger.warning("MLflow at %s has no run %s; a new one is created", uri, run_id)
         else:
-            run.note_changes(self._values)
+            run.log_changes(self._values)
         return run
 
-    def ask(self) -> None:
-        """Asks the store for the run, as soon as there is one; raises if the store cannot be used."""
+    def ping(self) -> None:
+        """Waits for the run, then asks the store for it; raises an error if the store cannot be used."""
         self._connected.wait()
         assert self.run is not None
         self.run.client.get_run(self.run.run_id)
 
     def __call__(self, records: Sequence[Record]) -> None:
-        """Logs the figures of new steps."""
+        """Logs the metrics of new steps."""
         run = self.connect()
         if self._system_metrics and self._monitor is None:
             uri = self._identity.uri
@@ -94,6 +94,6 @@ class DeferredRun:
         run(records)
 
     def close(self) -> None:
-        """Ends what follows the machine; no figure is held back."""
+        """Stops the logging of the machine's utilisation."""
         if self._monitor is not None:
             self._monitor.finish()

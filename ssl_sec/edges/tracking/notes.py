@@ -1,4 +1,4 @@
-"""A run's description in MLflow, in Markdown: what it is, what made it, where, and how it ended."""
+"""The description of a run in MLflow, in Markdown: its command, data, code and machine, and how it ended."""
 
 from collections.abc import Mapping
 
@@ -9,19 +9,19 @@ _WORDS = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped"}
 _LONGEST = 1_000
 
 
-def how_it_ended(status: str, reason: str | None) -> str:
-    """MLflow's state of a run that has ended, in words, with the reason if there is one."""
+def describe_end(status: str, reason: str | None) -> str:
+    """The end of a run in words, with the reason if there is one."""
     word = _WORDS.get(status, status.lower())
     return f"{word}: {reason}"[:_LONGEST] if reason else word
 
 
 def description(tags: Mapping[str, str]) -> str:
-    """The description of a run that has these tags."""
+    """The description of a run with these tags."""
     return "\n".join(_lines(tags))
 
 
 def resumed(note: str, tags: Mapping[str, str]) -> str:
-    """The description of a run that is taken up: without its end, and with the command and the code that do so."""
+    """The description of a resumed run: without its end, and with the command and the code of the resume."""
     kept = [line for line in note.splitlines() if not line.startswith(_ENDED)]
     if any(line not in note for line in _lines(tags) if line.startswith(("- command:", "- code:"))):
         kept.append(f"- resumed: {'; '.join(line.removeprefix('- ') for line in _lines(tags))}")
@@ -29,7 +29,7 @@ def resumed(note: str, tags: Mapping[str, str]) -> str:
 
 
 def with_end(note: str, ended: str) -> str:
-    """The description of a run that has ended; the end comes first, and what users added stays."""
+    """The description of a run that has ended; the end comes first, and text added by users stays."""
     return "\n".join([f"{_ENDED}{ended}", *(line for line in note.splitlines() if not line.startswith(_ENDED))])
 
 

@@ -1,4 +1,4 @@
-"""Addresses of MLflow's pages, and the view of an experiment's runs that answers which of them is best."""
+"""Addresses of MLflow's pages, and the view that sorts the runs of an experiment by their scores."""
 
 import json
 import time
@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 from ssl_sec.recipes.registry import RECIPES
 
-# MLflow 3 opens on its pages for language models unless it is told otherwise, in the part behind the #.
+# Without this parameter, MLflow 3 opens its pages for language models.
 _TRAINING = {"workflowType": "machine_learning"}
 
 _VIEW = "scores"
@@ -15,26 +15,26 @@ _VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
 
 
 def run_page(experiment_id: str, run_id: str) -> str:
-    """The page of a run, to be put behind the server's address."""
+    """The page of a run, to append to the address of the server."""
     return f"/#/experiments/{experiment_id}/runs/{run_id}?{urlencode(_TRAINING)}"
 
 
 def runs_page(experiment_id: str, search: str | None = None) -> str:
-    """The page that lists an experiment's runs, or those that a search finds."""
+    """The page that lists the runs of an experiment, or those that match a search."""
     more = {} if search is None else {"searchFilter": search}
     return f"/#/experiments/{experiment_id}/runs?{urlencode({**_TRAINING, **more})}"
 
 
 def scores_page(experiment_id: str) -> str:
-    """The page that lists an experiment's training runs with their scores, the best first."""
+    """The page that lists the training runs of an experiment by their scores, the best first."""
     return f"{runs_page(experiment_id)}&{urlencode({'viewStateShareKey': _VIEW})}"
 
 
 def scores_view(job: str) -> Mapping[str, str]:
-    """The tag of an experiment that keeps this page, which MLflow also lists under Views.
+    """The experiment tag that stores this view, which MLflow also lists under Views.
 
     Args:
-        job: whose runs are listed; of a job that trains nothing there is no such page.
+        job: whose runs are listed; jobs that train nothing have no view.
     """
     recipe = RECIPES.get(job)
     if recipe is None or not recipe.figures:

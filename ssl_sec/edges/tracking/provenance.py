@@ -1,4 +1,4 @@
-"""What code made a run: the commit, what differs from it, the command line and the installed packages."""
+"""The origin of a run: the commit, changes to it, the command line and the installed packages."""
 
 import json
 import os
@@ -27,9 +27,9 @@ class CodeState:
     """The state of a checkout.
 
     Attributes:
-        commit: the one that is checked out.
-        diff: what differs from it in tracked files, and new files of code, as a patch; without secrets, and cut off
-            where it is very long. Empty if nothing differs.
+        commit: that is checked out.
+        diff: changes of tracked files, and new files of code, as a patch; without secrets, and cut off if it is very
+            long. Empty without changes.
     """
 
     commit: str
@@ -37,15 +37,15 @@ class CodeState:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether the code is not that of the commit."""
+        """Whether the code differs from the commit."""
         return bool(self.diff)
 
 
 def code_state(root: Path | None = None) -> CodeState | None:
-    """The state of a checkout, or what was sent along with a job of a cluster; None where neither is known.
+    """The state of a checkout, or the one that was sent with a job to a cluster; None if neither is known.
 
     Args:
-        root: of the checkout; None takes the one that this package runs from.
+        root: of the checkout; None takes the checkout of this package.
     """
     root = root or checkout()
     if root is None:
@@ -56,7 +56,7 @@ def code_state(root: Path | None = None) -> CodeState | None:
     top = git(root, "rev-parse", "--show-toplevel")
     commit = git(root, "rev-parse", "HEAD")
     if not commit or not top or Path(top.strip()).resolve() != root.resolve():
-        return None  # unpacked or installed below some other repository, whose commit says nothing of this code
+        return None  # installed inside another repository, whose commit says nothing about this code
     changed = git(root, "diff", "HEAD", "--no-color", "--no-ext-diff") or ""
     listed = git(root, "ls-files", "-z", "-o", "--exclude-standard", "--", *TRAVELS) or ""
     new = [name for name in listed.split("\0") if name.endswith(_CODE_SUFFIXES)]
@@ -67,14 +67,14 @@ def code_state(root: Path | None = None) -> CodeState | None:
 
 
 def write_code_state(root: Path, folder: Path) -> None:
-    """Lays the state of a checkout beside the files of it that are sent to a cluster."""
+    """Writes the state of a checkout to the folder that is sent to a cluster."""
     state = code_state(root)
     if state is not None:
         (folder / CODE_STATE).write_text(json.dumps(asdict(state)))
 
 
 def process_tags(state: CodeState | None) -> dict[str, str]:
-    """What MLflow is to know of this process: its command line without secrets, where it runs, and its code."""
+    """Tags that describe this process: its command line without secrets, where it runs, and its code."""
     program, *arguments = sys.orig_argv
     tags = {COMMAND_TAG: masked_command([Path(program).name, *arguments]), WHERE_TAG: _place()}
     code = {} if state is None else {COMMIT_TAG: state.commit, DIRTY_TAG: str(state.is_dirty).lower()}
@@ -82,9 +82,9 @@ def process_tags(state: CodeState | None) -> dict[str, str]:
 
 
 def keep_code(folder: Path) -> dict[str, str]:
-    """Leaves the installed packages, and what differs from the commit, in a run's folder; returns `process_tags`.
+    """Writes the installed packages and the changes of the code to a run's folder; returns `process_tags`.
 
-    A resume with other code leaves its own file beside those of the starts before.
+    A resume with other code adds a file.
     """
     state = code_state()
     (folder / "packages.txt").write_text(_installed_packages())
@@ -96,12 +96,12 @@ def keep_code(folder: Path) -> dict[str, str]:
 
 
 def code_files(folder: Path) -> list[Path]:
-    """What `keep_code` left."""
+    """The files that `keep_code` wrote."""
     return [path for path in (folder / "packages.txt", *sorted(folder.glob("code*.diff"))) if path.is_file()]
 
 
 def _place() -> str:
-    """Which machine and which job of a cluster this process is."""
+    """The machine, and the job of a cluster, that this process runs in."""
     parts = [socket.gethostname()]
     known: Mapping[str, str] = {"Ray job": JOB_ID_VARIABLE, "Slurm job": "SLURM_JOB_ID"}
     parts += [f"{what} {os.environ[name]}" for what, name in known.items() if os.environ.get(name)]
@@ -111,13 +111,13 @@ def _place() -> str:
 
 @cache
 def _installed_packages() -> str:
-    """The installed packages with their versions, one a line, as pip takes them."""
+    """The installed packages with their versions, in pip's format."""
     found = {each.metadata["Name"] or "": each.version for each in distributions()}
     return "".join(f"{name}=={version}\n" for name, version in sorted(found.items(), key=lambda one: one[0].lower()))
 
 
 def _new_file(root: Path, name: str) -> str:
-    """A file that git does not track, as a patch that makes it."""
+    """A patch that creates a file which git does not track."""
     try:
         lines = (root / name).read_text(errors="replace").splitlines()
     except OSError:

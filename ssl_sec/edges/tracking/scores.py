@@ -1,7 +1,7 @@
-"""By what trained encoders are compared: one figure of one protocol, of encoders of one data set.
+"""Compares trained encoders of one data set, by one score of one protocol.
 
-A probe's figures also stand on the run whose encoder it probed, and the alias `best` of a registered model points to
-the version with the highest of the figures that can be compared.
+The metrics of a probe are copied to the run whose encoder it probed, and the alias `best` of a registered model points
+to the version with the best score.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.probing.config import ProbeConfig, ProbeJobConfig
 from ssl_sec.settings import to_values
 
-# The alias of the best encoder; MLflow itself knows the newest as `latest`.
+# The alias of the best encoder; MLflow itself provides `latest`.
 BEST = "best"
 PROTOCOL_TAG = "probe.protocol"
 
 _ALIAS_TRIES = 5
-# Where a data set lies, and how it is read, which changes none of its images.
+# Settings of a data set that do not change its images.
 _PLACES = ("root", "download", "cache_folder", "resident_limit_mib")
 
 
@@ -39,7 +39,7 @@ def model_name(recipe: str) -> str:
 
 
 def child_probes(client: MlflowClient, recipe: str) -> dict[str, list[Run]]:
-    """The finished probes of a recipe's encoders, newest first, by the id of the run that they belong to."""
+    """The finished probes of a recipe's encoders, newest first, by the id of the run that they probed."""
     experiments = [str(experiment.experiment_id) for experiment in client.search_experiments()]
     finished = f"tags.job = 'probe' AND tags.recipe = {quoted(recipe)} AND attributes.status = 'FINISHED'"
     probes: dict[str, list[Run]] = {}
@@ -50,7 +50,7 @@ def child_probes(client: MlflowClient, recipe: str) -> dict[str, list[Run]]:
 
 
 def probe_protocol(probe: ProbeConfig, data: str, test_set: DataDescription) -> str:
-    """How a probe was made, in words; the number at the end stands for all of its settings and the test images."""
+    """How a probe was made; the hash at the end is of all its settings and the test images."""
     exact = json.dumps([_settings(probe), test_set.digest, test_set.num_images], sort_keys=True)
     labels = "all labels" if probe.labels_per_class is None else f"{probe.labels_per_class} labels per class"
     features = "augmented images" if probe.augment else "cached features"
@@ -58,13 +58,13 @@ def probe_protocol(probe: ProbeConfig, data: str, test_set: DataDescription) -> 
     return f"{data}, {labels}, {probe.epochs} epochs, {features} ({number})"
 
 
-def copy_probe_figures(
+def copy_probe_metrics(
     client: MlflowClient, run_id: str, trained: TrainingConfig, config: ProbeJobConfig, probe: Run
 ) -> None:
-    """Puts a probe's figures on the run whose encoder it probed.
+    """Copies the metrics of a probe to the run whose encoder it probed.
 
-    They are called as on the probe's run if its protocol is the run's own, its `probe` settings on its data; those of
-    another protocol have the number of the protocol in their names.
+    Their names stay if the protocol is the run's own, its `probe` settings on its data; for another protocol the hash
+    of the protocol is added to the names.
 
     Args:
         client: of the store.
@@ -81,13 +81,13 @@ def copy_probe_figures(
     run = client.get_run(run_id)
     before = run.data.tags.get(PROTOCOL_TAG, protocol)
     group = "probe" if is_own and before == protocol else f"probe_{protocol[-9:-1]}"
-    figures = {
+    metrics = {
         name.removeprefix("probe/"): value
         for name, value in probe.data.metrics.items()
         if name in ("probe/top1", "probe/top5", "probe/knn_top1", "probe/learning_rate")
     }
     step = max((point.step for point in client.get_metric_history(run_id, "val/knn_top1")), default=0)
-    points = [Metric(f"{group}/{name}", value, probe.info.start_time, step) for name, value in figures.items()]
+    points = [Metric(f"{group}/{name}", value, probe.info.start_time, step) for name, value in metrics.items()]
     client.log_batch(run_id, metrics=points, tags=[RunTag(f"{group}.protocol", protocol)])
 
 
@@ -96,7 +96,7 @@ def _settings(probe: ProbeConfig) -> Mapping[str, object]:
 
 
 def _same_set(first: DataConfig, second: DataConfig) -> bool:
-    """Whether two configs name one data set, wherever it lies; a probe has no use for max_images."""
+    """Whether two configs describe the same data set, wherever it is; probes ignore max_images."""
     one, other = (
         {key: value for key, value in to_values(data).items() if key not in (*_PLACES, "max_images")}
         for data in (first, second)
@@ -105,13 +105,13 @@ def _same_set(first: DataConfig, second: DataConfig) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
-    """What an encoder may be judged by.
+class Score:
+    """A score of an encoder.
 
     Attributes:
         name: of the metric.
-        protocol: figures of different protocols are not compared.
-        value: in percent; more is better.
+        protocol: only scores of the same protocol are compared.
+        value: in percent; higher is better.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Figure:
 
     @property
     def is_probe(self) -> bool:
-        """Whether a probe gave it."""
+        """Whether it is from a probe."""
         return self.name.startswith("probe/")
 
 
@@ -128,7 +128,7 @@ class Figure:
 class _Version:
     number: str
     run: Run
-    figures: Sequence[Figure]
+    scores: Sequence[Score]
 
     @property
     def digest(self) -> str | None:
@@ -137,15 +137,15 @@ class _Version:
 
 
 def mark_best(client: MlflowClient, recipe: str) -> None:
-    """Points the alias `best` of the recipe's registered model to its best version, if one can be told.
+    """Points the alias `best` of the recipe's registered model to its best version, if versions can be compared.
 
-    Only versions with the data of the newest one (by its digest) are compared, by one figure of one protocol: the
-    probes' top-1 of the protocol that most versions have, if two have one; else the last held-out score of the training
-    (kNN top-1, or Recall@1 or verification of held-out classes). Figures of fewer than two classes do not count, nor do
-    those that are not finite. Of equals the earliest version stays.
+    Only versions trained on the data of the newest one (by its digest) are compared, by one score of one protocol: the
+    probes' top-1 of the protocol that most versions have, if two or more versions share one; else the last held-out
+    score of the training (kNN top-1, or Recall@1 or verification of held-out classes). Scores on fewer than two classes
+    and scores that are not finite are ignored. Of equal versions the oldest is the best.
 
-    Two runs may do so at once. Each looks again after it has set the alias, until what it set is what it finds; so
-    whoever sets it last has seen the versions of all that set it before.
+    Two runs may do this at the same time. Each looks again after it has set the alias, until it finds what it has set;
+    so the last one has seen the versions of all others.
     """
     name = model_name(recipe)
     for _ in range(_ALIAS_TRIES):
@@ -159,25 +159,25 @@ def mark_best(client: MlflowClient, recipe: str) -> None:
 
 
 def describe_versions(client: MlflowClient, recipe: str, run_id: str) -> None:
-    """Writes on a run's registered versions what its encoder is: data, the newest probe's score or its own, the run."""
+    """Describes the registered versions of a run: data, score (of the newest probe, or their own) and run."""
     name = model_name(recipe)
     mine = [version for version in _versions(client, recipe) if version.run.info.run_id == run_id]
     for version in mine:
         run = version.run
-        told = {
+        tags = {
             key: run.data.tags[key] for key in ("data", "encoder", "loss", "constraint", "seed") if key in run.data.tags
         }
-        told |= {"run": run.info.run_name or "", "run_id": run_id}
+        tags |= {"run": run.info.run_name or "", "run_id": run_id}
         lines = [f"Run: {run.info.run_name} ({run_id})"]
         data = _data_of(run)
         if data is not None:
-            told["data.digest"] = data.digest
+            tags["data.digest"] = data.digest
             lines.insert(0, f"Data: {data.name}, digest {data.digest}: {data.source}")
-        if version.figures:
-            score = version.figures[0]
-            told |= {"score": f"{score.value:.4g}", "score.name": score.name, "score.protocol": score.protocol}
+        if version.scores:
+            score = version.scores[0]
+            tags |= {"score": f"{score.value:.4g}", "score.name": score.name, "score.protocol": score.protocol}
             lines.insert(0, f"Score: {score.name} {score.value:.4g} ({score.protocol})")
-        for key, value in told.items():
+        for key, value in tags.items():
             client.set_model_version_tag(name, version.number, key, value)
         client.update_model_version(name, version.number, "\n\n".join(lines))
 
@@ -188,13 +188,13 @@ def _best(versions: Sequence[_Version]) -> str | None:
         return None
     newest = max(known, key=lambda version: int(version.number))
     scores: dict[tuple[bool, str], dict[str, float]] = {}
-    # Newest last, so that of the protocols that as many versions have the newest is found last.
+    # Newest last: of two protocols that equally many versions have, the newer one is found last.
     for version in sorted(known, key=lambda version: int(version.number)):
         if version.digest != newest.digest:
             continue
-        for figure in reversed(version.figures):
-            of_protocol = scores.pop((figure.is_probe, figure.protocol), {})
-            scores[figure.is_probe, figure.protocol] = {**of_protocol, version.number: figure.value}
+        for score in reversed(version.scores):
+            of_protocol = scores.pop((score.is_probe, score.protocol), {})
+            scores[score.is_probe, score.protocol] = {**of_protocol, version.number: score.value}
     if not scores:
         return None
     places = list(scores)
@@ -203,30 +203,30 @@ def _best(versions: Sequence[_Version]) -> str | None:
 
 
 def _versions(client: MlflowClient, recipe: str) -> list[_Version]:
-    """The registered versions whose runs are still there, with their figures: those of the newest probe first."""
+    """The registered versions whose runs still exist, with their scores: those of the newest probe first."""
     found = client.search_model_versions(f"name = {quoted(model_name(recipe))}")
     if not found:
         return []
     probes = child_probes(client, recipe)
     versions: list[_Version] = []
     for version in found:
-        with contextlib.suppress(MlflowException):  # a run that is gone is no candidate
+        with contextlib.suppress(MlflowException):  # versions of deleted runs are ignored
             run = client.get_run(_run_id(client, version))
-            figures = _figures(run, probes.get(run.info.run_id, []))
-            versions.append(_Version(number=str(version.version), run=run, figures=figures))
+            scores = _scores(run, probes.get(run.info.run_id, []))
+            versions.append(_Version(number=str(version.version), run=run, scores=scores))
     return versions
 
 
 def _run_id(client: MlflowClient, version: ModelVersion) -> str:
     if version.run_id:
         return version.run_id
-    # Of versions that were registered from a logged model.
+    # A version that was registered from a logged model.
     return (client.get_logged_model(version.model_id).source_run_id if version.model_id else None) or ""
 
 
-def _figures(run: Run, probes: Sequence[Run]) -> list[Figure]:
+def _scores(run: Run, probes: Sequence[Run]) -> list[Score]:
     found = [
-        Figure(name="probe/top1", protocol=probe.data.tags[PROTOCOL_TAG], value=probe.data.metrics["probe/top1"])
+        Score(name="probe/top1", protocol=probe.data.tags[PROTOCOL_TAG], value=probe.data.metrics["probe/top1"])
         for probe in probes
         if "probe/top1" in probe.data.metrics and PROTOCOL_TAG in probe.data.tags and _can_rank(probe)
     ]
@@ -236,21 +236,21 @@ def _figures(run: Run, probes: Sequence[Run]) -> list[Figure]:
         if key.startswith("monitor.") and not key.startswith("monitor.every_")
     )
     found += [
-        Figure(name=score, protocol=f"{score}, {monitor}", value=run.data.metrics[score])
-        for score in SCORES
-        if score in run.data.metrics and _can_rank(run)
+        Score(name=name, protocol=f"{name}, {monitor}", value=run.data.metrics[name])
+        for name in SCORES
+        if name in run.data.metrics and _can_rank(run)
     ]
-    # A percentage; MLflow keeps infinity as a very large number.
-    return [figure for figure in found if 0 <= figure.value <= 100]
+    # MLflow stores infinity as a very large number.
+    return [score for score in found if 0 <= score.value <= 100]
 
 
 def _can_rank(run: Run) -> bool:
-    """Whether the images that a run was judged on have two classes or more."""
+    """Whether the images that a run was scored on have two or more classes."""
     data = _data_of(run)
     return data is not None and json.loads(data.profile or "{}").get("classes", 0) >= 2
 
 
 def _data_of(run: Run) -> Dataset | None:
-    """The set that a run was trained on, or for a probe the one that it was tested on."""
+    """The training set of a run, or the test set of a probe."""
     inputs = run.inputs.dataset_inputs if run.inputs is not None else []
     return inputs[0].dataset if inputs else None

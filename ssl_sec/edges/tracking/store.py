@@ -1,4 +1,4 @@
-"""MLflow's store: its address, connections and queries, and errors in one line."""
+"""The tracking store of MLflow: its address, connections, queries, and one-line errors."""
 
 import logging
 import os
@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # MLflow asks for git; a machine without it is fine
-# We ask a server that is away again ourselves; MLflow would hold a call back for minutes.
+os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # a machine without git is fine
+# We retry a server that is away ourselves; MLflow would block a call for minutes.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
@@ -26,7 +26,7 @@ from ssl_sec.recipes.tracking import TrackingConfig
 # MLflow logs the tables of each new database.
 logging.getLogger("mlflow").setLevel(logging.ERROR)
 logging.getLogger("alembic").setLevel(logging.ERROR)
-logging.getLogger("mlflow.system_metrics").setLevel(logging.CRITICAL)  # they are missed if the store is away, no more
+logging.getLogger("mlflow.system_metrics").setLevel(logging.CRITICAL)  # lost metrics of the machine do not matter
 
 T = TypeVar("T")
 
@@ -38,8 +38,8 @@ def tracking_uri(config: TrackingConfig, output_dir: str | Path) -> str:
     """The store's address: the configured one, the environment's, or sqlite in the output folder.
 
     Raises:
-        ConfigError: for a scheme that MLflow has no store for.
-        StorageError: for a sqlite file that cannot be one.
+        ConfigError: for a scheme that MLflow does not support.
+        StorageError: for a sqlite file that is a folder, or no database.
     """
     if config.uri:
         uri, key = config.uri, "tracking.uri"
@@ -52,14 +52,14 @@ def tracking_uri(config: TrackingConfig, output_dir: str | Path) -> str:
 
 
 def require_store(uri: str, key: str) -> None:
-    """Refuses an address that no store can have.
+    """Refuses an address that cannot be a store.
 
     Args:
-        uri: of the store.
-        key: that it was given for.
+        uri: the address.
+        key: where it was given, for messages.
 
     Raises:
-        ConfigError: for a scheme that MLflow has no store for; it keeps no runs in plain folders any more.
+        ConfigError: for a scheme that MLflow does not support; plain folders are no longer supported.
         StorageError: for a sqlite file that is a folder, or no database.
     """
     scheme, sign, _ = uri.partition("://")
@@ -76,10 +76,10 @@ def require_store(uri: str, key: str) -> None:
     try:
         with file.open("rb") as opened:
             start = opened.read(len(_SQLITE))
-    except OSError:  # a new one; or one that may be mended while the run trains
+    except OSError:  # it does not exist yet, or may be repaired while the run trains
         return
     if start not in (b"", _SQLITE):
-        raise StorageError(f"{key}: found {uri}, which is no SQLite database; allowed: a database, or a new file")
+        raise StorageError(f"{key}: found {uri}, which is not an SQLite database; allowed: a database, or a new file")
 
 
 def sqlite_file(uri: str) -> Path | None:
@@ -87,8 +87,8 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(uri.removeprefix("sqlite:///").partition("?")[0]) if uri.startswith("sqlite:///") else None
 
 
-def connected(uri: str) -> MlflowClient:
-    """A client of the store; a sqlite file gets its tables from one process, not from several at once."""
+def connect_to_store(uri: str) -> MlflowClient:
+    """Makes a client of the store; only one process at a time creates the tables of a sqlite file."""
     file = sqlite_file(uri)
     if file is None:
         return MlflowClient(uri)
@@ -100,34 +100,26 @@ def connected(uri: str) -> MlflowClient:
 
 
 @contextmanager
-def store_errors(uri: str, key: str = "tracking.uri: ") -> Iterator[None]:
-    """Turns whatever goes wrong with the store into one line.
-
-    Args:
-        uri: of the store.
-        key: that the line begins with.
-
-    Raises:
-        StorageError: with that line.
-    """
+def store_errors(uri: str) -> Iterator[None]:
+    """Turns errors of the store into a StorageError of one line."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        raise StorageError(f"{key}MLflow at {uri} cannot be used: {first_line(error)}") from error
+        raise StorageError(f"tracking.uri: MLflow at {uri} cannot be used: {first_line(error)}") from error
 
 
 def is_unknown(error: MlflowException) -> bool:
-    """Whether the store does not know what it was asked for: it was deleted, or is in another store."""
+    """Whether the error says that the store does not have what was asked for."""
     return error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)
 
 
 def all_pages(search: Callable[[str | None], PagedList[T]]) -> Iterator[T]:
-    """What a search finds, page by page.
+    """All results of a search.
 
     Args:
-        search: gives the page of a token; None is the first page's.
+        search: returns the page of a token; None is the token of the first page.
     """
     token = None
     while True:
@@ -139,7 +131,7 @@ def all_pages(search: Callable[[str | None], PagedList[T]]) -> Iterator[T]:
 
 
 def quoted(word: str) -> str:
-    """A string of MLflow's filter language, which has no escapes.
+    """A string literal of MLflow's filter language, which has no escapes.
 
     Raises:
         ConfigError: if the word has both kinds of quotation marks.

@@ -1,6 +1,6 @@
-"""MLflow: one run for one run, made by the driver, whose state tells the truth.
+"""A run in MLflow, created by the driver.
 
-Tracking never stops training: whatever MLflow says, the figures are in the run's `metrics.jsonl`.
+Tracking never stops training: whatever happens to MLflow, the metrics are in the run's `metrics.jsonl`.
 """
 
 import contextlib
@@ -35,15 +35,15 @@ from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.tracking.following import Record
-from ssl_sec.edges.tracking.notes import description, how_it_ended, resumed, with_end
+from ssl_sec.edges.tracking.notes import describe_end, description, resumed, with_end
 from ssl_sec.edges.tracking.pages import scores_view
 from ssl_sec.edges.tracking.provenance import DIRTY_TAG
-from ssl_sec.edges.tracking.store import connected, is_unknown, sqlite_file, store_errors
+from ssl_sec.edges.tracking.store import connect_to_store, is_unknown, sqlite_file, store_errors
 from ssl_sec.settings import flattened
 
-# Of the job of a Ray cluster that makes the run.
+# The id of the Ray job that made the run.
 JOB_ID_TAG = "ray.job_id"
-# How a run ended.
+# How the run ended.
 ENDED_TAG = "ended"
 
 _POINTS_A_CALL = 1000
@@ -52,12 +52,12 @@ _TAG_LIMIT = 5_000
 
 
 class TrackedRun:
-    """One MLflow run.
+    """A run in MLflow.
 
     Args:
         client: of the store.
-        run_id: the run's.
-        experiment_id: its experiment's.
+        run_id: id of the run.
+        experiment_id: id of its experiment.
     """
 
     def __init__(self, client: MlflowClient, run_id: str, experiment_id: str) -> None:
@@ -65,11 +65,11 @@ class TrackedRun:
         self.run_id = run_id
         self.experiment_id = experiment_id
         self._newest_step: dict[str, int] = {}
-        self._certain = True
+        self._is_in_sync = True
 
     @classmethod
     def start(cls, identity: RunIdentity, values: Mapping[str, Any]) -> "TrackedRun":
-        """Makes a run.
+        """Creates a run.
 
         Args:
             identity: of the run.
@@ -79,7 +79,7 @@ class TrackedRun:
             StorageError: if the store cannot be used.
         """
         with store_errors(identity.uri):
-            client = connected(identity.uri)
+            client = connect_to_store(identity.uri)
             experiment_id = _experiment_id(client, identity)
             tags = {
                 MLFLOW_RUN_NAME: identity.name,
@@ -101,13 +101,13 @@ class TrackedRun:
 
     @classmethod
     def reopen(cls, uri: str, run_id: str) -> "TrackedRun | None":
-        """Takes up a run, leaving out the points that it has; None if the store does not know it.
+        """Reopens a run; None if the store does not have it. Points that it already has are not logged again.
 
         Raises:
             StorageError: if the store cannot be used.
         """
         with store_errors(uri):
-            client = connected(uri)
+            client = connect_to_store(uri)
             try:
                 client.update_run(run_id, status=RunStatus.to_string(RunStatus.RUNNING))
             except MlflowException as error:
@@ -121,16 +121,16 @@ class TrackedRun:
             tracked._look_up_newest_steps()
         return tracked
 
-    def note_changes(self, values: Mapping[str, Any]) -> None:
-        """Notes in tags what a resume has changed: parameters stay as they were at first."""
+    def log_changes(self, values: Mapping[str, Any]) -> None:
+        """Logs the settings that a resume has changed as tags, as parameters cannot change."""
         parameters = self.client.get_run(self.run_id).data.params
         for key, value in flattened(masked_values(values)).items():
             if key != "resume" and parameters.get(key, str(value)) != str(value):
                 self.client.set_tag(self.run_id, f"resumed.{key}", str(value))
 
     def __call__(self, records: Sequence[Record]) -> None:
-        """Logs the figures of new steps; after an error, again with the same records, each point still once."""
-        if not self._certain:  # the store may have taken what it did not answer
+        """Logs the metrics of new steps; after an error, takes the same records again and logs no point twice."""
+        if not self._is_in_sync:  # after an error the store may still have taken the points
             self._look_up_newest_steps()
         now = int(time.time() * 1000)
         points: list[Metric] = []
@@ -140,10 +140,10 @@ class TrackedRun:
                 if record["step"] > newest.get(key, -1):
                     newest[key] = record["step"]
                     points.append(Metric(key, float(value), now, record["step"]))
-        self._certain = False
+        self._is_in_sync = False
         for start in range(0, len(points), _POINTS_A_CALL):
             self.client.log_batch(self.run_id, metrics=points[start : start + _POINTS_A_CALL])
-        self._certain = True
+        self._is_in_sync = True
         self._newest_step = newest
 
     def _look_up_newest_steps(self) -> None:
@@ -153,11 +153,11 @@ class TrackedRun:
 
     @property
     def _last_step(self) -> int:
-        # MLflow counts the figures of the machine by itself.
+        # MLflow numbers the metrics of the machine by itself.
         return max((step for key, step in self._newest_step.items() if not key.startswith("system/")), default=0)
 
     def log_data(self, data: Dataset, context: str) -> None:
-        """Names a data set as an input of the run."""
+        """Logs a data set as an input of the run."""
         self.client.log_inputs(self.run_id, [DatasetInput(data, [InputTag("mlflow.data.context", context)])])
 
     def log_file(self, path: Path, folder: str | None = None) -> None:
@@ -168,37 +168,37 @@ class TrackedRun:
         """Whether a file was uploaded."""
         return any(artifact.path == name for artifact in self.client.list_artifacts(self.run_id))
 
-    def note_resume(self, tags: Mapping[str, str]) -> None:
-        """Says in the description with what the run is taken up, and takes back that it has ended."""
+    def log_resume(self, tags: Mapping[str, str]) -> None:
+        """Adds the command and the code of a resume to the description, and removes the end of the run from it."""
         self._set_note(lambda note: resumed(note, tags))
         if tags.get(DIRTY_TAG) == "true":
             self.client.set_tag(self.run_id, DIRTY_TAG, "true")
 
     def end(self, status: str, reason: str | None = None) -> None:
-        """Ends the run: FINISHED, FAILED or KILLED; the tag `ended` and the description say it with the reason."""
+        """Ends the run as FINISHED, FAILED or KILLED, and writes why into the tag `ended` and the description."""
         self.client.set_terminated(self.run_id, status)
-        ended = masked(how_it_ended(status, reason))
+        ended = masked(describe_end(status, reason))
         self.client.set_tag(self.run_id, ENDED_TAG, ended)
         self._set_note(lambda note: with_end(note, ended))
 
-    def begin_note(self, text: str) -> None:
-        """Puts a paragraph of Markdown before the description."""
+    def prepend_note(self, text: str) -> None:
+        """Puts a paragraph of Markdown in front of the description."""
         self._set_note(lambda note: f"\n{text}\n\n{note}")
 
     def _set_note(self, change: Callable[[str], str]) -> None:
         note = change(self.client.get_run(self.run_id).data.tags.get(MLFLOW_RUN_NOTE, ""))
         self.client.set_tag(self.run_id, MLFLOW_RUN_NOTE, note[:_TAG_LIMIT])
 
-    def log_network(self, network: nn.Module, image_shape: tuple[int, ...], width: int, name: str | None) -> None:
-        """Logs a network as a model (an exported program, no pickle), and registers it as `name` if given.
+    def log_network(self, network: nn.Module, image_shape: tuple[int, ...], width: int, name: str) -> None:
+        """Logs a network as a model (an exported program, not a pickle) and registers it.
 
-        The figures of the run's last step become the model's.
+        The metrics of the run's last step become those of the model.
 
         Args:
             network: images in [0, 1] -> features or embeddings, on the CPU.
-            image_shape: channels, height and width that it was trained on.
-            width: of what it returns.
-            name: of the registered model, whose newest version MLflow finds as `models:/<name>/latest`.
+            image_shape: channels, height and width of the training images.
+            width: of the output.
+            name: of the registered model; MLflow finds its newest version as `models:/<name>/latest`.
         """
         example = np.zeros((2, *image_shape), dtype=np.float32)
         signature = ModelSignature(
@@ -221,13 +221,13 @@ class TrackedRun:
 
 @contextlib.contextmanager
 def _fluent(uri: str) -> Iterator[None]:
-    """The fluent interface, which alone logs models, at `uri`; its global address is put back afterwards."""
+    """Points MLflow's fluent interface, which models need, to `uri`; its global address is restored afterwards."""
     before = os.environ.get("MLFLOW_TRACKING_URI")
     mlflow.set_tracking_uri(uri)
     try:
         yield
     finally:
-        # Setting the address writes the variable, and the next run of this process would read it.
+        # MLflow writes the address to the environment, where the next run of this process would find it.
         mlflow.set_tracking_uri(None)  # pyright: ignore[reportArgumentType]
         if before is not None:
             os.environ["MLFLOW_TRACKING_URI"] = before
@@ -235,11 +235,11 @@ def _fluent(uri: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_lightning() -> Iterator[None]:
-    """`mlflow.pytorch` imports Lightning where it can, and does without where it cannot: it takes seconds."""
+    """Keeps `mlflow.pytorch` from importing Lightning, which takes seconds and is not needed."""
     if "pytorch_lightning" in sys.modules:
         yield
         return
-    sys.modules["pytorch_lightning"] = None  # pyright: ignore[reportArgumentType]  # an ImportError to whoever asks
+    sys.modules["pytorch_lightning"] = None  # pyright: ignore[reportArgumentType]  # makes its import fail
     try:
         yield
     finally:
@@ -247,7 +247,7 @@ def _without_lightning() -> Iterator[None]:
 
 
 def _experiment_id(client: MlflowClient, identity: RunIdentity) -> str:
-    """The experiment's id; a new one in a sqlite file keeps its artifacts beside it, and has a view of the scores."""
+    """The id of the experiment, which is created if need be; artifacts of a sqlite store are kept beside its file."""
     view = scores_view(identity.job or "")
     experiment = client.get_experiment_by_name(identity.experiment)
     if experiment is None:
@@ -257,7 +257,7 @@ def _experiment_id(client: MlflowClient, identity: RunIdentity) -> str:
             # The UI opens an experiment of this kind on its training runs.
             tags = {"mlflow.experimentKind": "custom_model_development", **view}
             return client.create_experiment(identity.experiment, artifact_location=location, tags=tags)
-        except MlflowException:  # another run was faster
+        except MlflowException:  # another run has just created it
             experiment = client.get_experiment_by_name(identity.experiment)
             if experiment is None:
                 raise

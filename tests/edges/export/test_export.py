@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
-from ssl_sec.edges.export.export import _found, run_export
+from ssl_sec.edges.export.export import _find, run_export
 from ssl_sec.edges.export.model_card import model_card
 from ssl_sec.edges.export_config import ExportConfig
 from ssl_sec.edges.folder.encoder import load_network
@@ -123,7 +123,7 @@ def test_the_scaling_is_told_where_the_file_has_it_not(exported):
 
 def test_a_folder_is_exported_while_its_store_is_away(finished, exported, tmp_path: Path, caplog):
     overrides = [f"run={finished.folder.path}", "format=safetensors"]
-    with _found(from_values(ExportConfig, compose("export", [*overrides, f"output_dir={tmp_path}"]))) as source:
+    with _find(from_values(ExportConfig, compose("export", [*overrides, f"output_dir={tmp_path}"]))) as source:
         assert caplog.text == "" and source.probes is not None
         assert (source.run.info.run_id, len(source.probes)) == (finished.run_id, 1)
         assert source.run.data.tags["ssl_sec.version"]  # as MLflow has it, and no folder
@@ -134,10 +134,10 @@ def test_a_folder_is_exported_while_its_store_is_away(finished, exported, tmp_pa
     assert weights.keys() == same.keys() and all(torch.equal(weights[name], same[name]) for name in same)
     (told,) = (record.getMessage() for record in caplog.records if record.name == "ssl_sec")
     assert "MLflow at http://127.0.0.1:9 cannot be used: " in told
-    assert told.endswith(f"; the model card tells what {finished.folder.path} has")
+    assert told.endswith(f"; the model card has only what is in {finished.folder.path}")
     # What the folder does not know: its probes, and the version that trained it.
     expected, found = (set((one.folder / "README.md").read_text().splitlines()) for one in (here, alone))
-    assert found - expected == {"MLflow was not asked for linear probes.", "| trained with ssl_sec | unknown |"}
+    assert found - expected == {"MLflow could not be asked for linear probes.", "| trained with ssl_sec | unknown |"}
     missing = [line for line in expected - found if "| probe " not in line and "trained with" not in line]
     assert missing == []
 
@@ -172,7 +172,7 @@ def test_an_existing_output_stays_unless_it_may_be_replaced(finished, exported, 
     output = tmp_path / "taken"
     output.mkdir()
     (output / "README.md").write_text("an older export")
-    with pytest.raises(ConfigError, match="output: .*taken is there already; allowed: a new folder, or overwrite=true"):
+    with pytest.raises(ConfigError, match="output: .*taken already exists; allowed: a new folder, or overwrite=true"):
         run_export(export_config(finished, "safetensors", f"output={output}"))
     (output / "letter.txt").write_text("not ours")
     with pytest.raises(ConfigError, match="overwrite: .*taken is not an export, it holds 'letter.txt'"):
@@ -232,7 +232,7 @@ def test_a_run_without_figures_is_told_as_not_evaluated(finished, exported):
         (
             ["run=abc", "format=torchscript"],
             2,
-            "run: found 'abc', but MLflow at .* has no run whose id or name begins so",
+            "run: found 'abc', but MLflow at .* has no run whose id or name starts with it",
         ),
         (["run={run}", "format=torchscrip"], 2, "format: found 'torchscrip'; did you mean 'torchscript'"),
         (["run={run}"], 2, "format: missing"),
@@ -240,7 +240,7 @@ def test_a_run_without_figures_is_told_as_not_evaluated(finished, exported):
         (
             ["run={run}", "format=onnx", "tracking.uri=sqlite:////proc/none/mlflow.db"],
             4,
-            "tracking.uri: found .*, which is not there",
+            "tracking.uri: found .*, which does not exist",
         ),
         (["run={run}", "format=onnx", "data=cifar10", "data.root=/none"], 3, "cifar"),
     ],

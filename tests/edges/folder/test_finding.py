@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ssl_sec.edges.folder.finding import find_folder, folder_named
+from ssl_sec.edges.folder.finding import find_folder, folder_at
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.errors import ConfigError
 
@@ -45,7 +45,9 @@ def test_a_run_is_found_by_its_id_its_name_the_beginning_of_one_or_its_folder(wo
 
 
 def test_of_several_the_one_of_the_job_is_meant(output_dir):
-    with pytest.raises(ConfigError, match=r"resume: found 'fir', which 2 runs may be: first \(01234567\), first-probe"):
+    with pytest.raises(
+        ConfigError, match=r"resume: found 'fir', which matches 2 runs: first \(01234567\), first-probe"
+    ):
         find_folder("resume", "fir", str(output_dir))
     assert find_folder("resume", "fir", str(output_dir), "pretrain").path == output_dir / "digits/first"
 
@@ -53,9 +55,9 @@ def test_of_several_the_one_of_the_job_is_meant(output_dir):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("second", r"resume: found 'second', which 2 runs may be: second \(no id\), second \(01ff0000\)"),
-        ("01", "which 2 runs may be"),
-        ("secnod", "has no run whose id or name begins so; did you mean 'second'"),
+        ("second", r"resume: found 'second', which matches 2 runs: second \(no id\), second \(01ff0000\)"),
+        ("01", "which matches 2 runs"),
+        ("secnod", "has no run whose id or name starts with it; did you mean 'second'"),
         ("{output_dir}/digits/none", "digits/none holds no run"),
         ("", "resume: found '', must be a run's id, its name"),
     ],
@@ -66,7 +68,7 @@ def test_a_word_that_means_no_run_or_several_is_one_line(word, message, output_d
 
 
 def test_a_folder_knows_its_store_unless_its_credentials_were_left_out(output_dir):
-    folder = folder_named(str(output_dir / "digits/first"))
+    folder = folder_at(str(output_dir / "digits/first"))
     assert folder is not None and folder.identity.known_uri == "sqlite:////somewhere.db"
     folder.identity_path.write_text(json.dumps({"uri": "https://***@mlflow.example", "tags": {}}))
     assert folder.identity.known_uri is None

@@ -57,7 +57,7 @@ def test_a_run_with_a_checkpoint_is_never_discarded(folder: RunFolder):
 
 
 def test_a_run_that_told_something_is_never_discarded(folder: RunFolder):
-    folder.tell("ERROR", "worker 1: its process died")
+    folder.log_message("ERROR", "worker 1: its process died")
     folder.discard_unstarted()
     assert folder.config_path.exists()
 
@@ -67,7 +67,7 @@ def test_a_failure_keeps_its_traceback_and_a_line_that_was_cut_off_is_none(folde
     try:
         raise RuntimeError("lost\nthe others")
     except RuntimeError as error:
-        folder.note_failure(3, error)
+        folder.log_failure(3, error)
     with folder.failures_path.open("a") as file:
         file.write('{"rank": 4')
     (failure,) = folder.failures()
@@ -77,13 +77,13 @@ def test_a_failure_keeps_its_traceback_and_a_line_that_was_cut_off_is_none(folde
 
 def test_a_folder_where_the_driver_left_no_word_is_not_the_runs(folder: RunFolder, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("ssl_sec.edges.folder.folder._VISIBLE_WITHIN_S", 0.0)
-    word = folder.note_launch()
-    folder.require_launch(word)
+    word = folder.write_launch_token()
+    folder.require_launch_token(word)
     with pytest.raises(StorageError, match="is not the folder that the driver writes to; allowed: a folder on storage"):
-        RunFolder(tmp_path / "elsewhere").require_launch(word)
-    folder.note_launch()
+        RunFolder(tmp_path / "elsewhere").require_launch_token(word)
+    folder.write_launch_token()
     with pytest.raises(StorageError):
-        folder.require_launch(word)
+        folder.require_launch_token(word)
 
 
 def test_the_newest_step_is_that_of_the_newest_checkpoint_whole_or_not(folder: RunFolder):
@@ -103,7 +103,7 @@ def test_no_whole_checkpoint_among_some_is_an_error_and_no_new_start(folder: Run
 def test_records_are_kept_to_the_step_that_is_resumed(folder: RunFolder):
     for step in range(4):
         folder.append_record({"step": step, "metrics": {"a": float(step)}})
-    folder.tell("INFO", "hello")
+    folder.log_message("INFO", "hello")
     folder.forget_records_from(2)
     assert [record["step"] for record in folder.records()] == [0, 1]
     assert '"message": "INFO: hello"' in folder.metrics_path.read_text()
@@ -113,7 +113,7 @@ def test_records_are_kept_to_the_step_that_is_resumed(folder: RunFolder):
 
 
 def test_a_run_that_only_said_what_it_was_doing_leaves_its_name_free(folder: RunFolder):
-    folder.tell("INFO", "worker 0: loading digits")
+    folder.log_message("INFO", "worker 0: loading digits")
     assert [message for _, message in folder.messages()] == ["INFO: worker 0: loading digits"]
     folder.discard_unstarted()
     assert not folder.path.exists()

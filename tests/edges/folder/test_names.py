@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ssl_sec.edges.composition.compose import compose
-from ssl_sec.edges.folder.names import claimed, run_name_of, what_tags
+from ssl_sec.edges.folder.names import claim_name, run_name_of, training_tags
 from ssl_sec.errors import StorageError
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
@@ -34,22 +34,22 @@ def test_a_name_says_data_encoder_constraint_and_seed(overrides, name):
 
 
 def test_the_tags_say_what_a_run_is():
-    tags = what_tags(config("experiment=digits", "seed=3"))
+    tags = training_tags(config("experiment=digits", "seed=3"))
     assert tags == {"data": "digits", "encoder": "resnet18x0.25", "loss": "ntxent", "constraint": "sec", "seed": "3"}
     learning = from_values(MetricLearningConfig, compose("metric_learning", ["experiment=digits_retrieval"]))
-    assert what_tags(learning)["loss"] == learning.loss.name
-    assert what_tags(replace(learning, steps=0))["constraint"] == "random"
+    assert training_tags(learning)["loss"] == learning.loss.name
+    assert training_tags(replace(learning, steps=0))["constraint"] == "random"
 
 
 def test_a_name_is_free_or_has_a_number(tmp_path: Path):
-    names = [claimed(tmp_path / "digits", "a") for _ in range(3)]
+    names = [claim_name(tmp_path / "digits", "a") for _ in range(3)]
     assert names == ["a", "a-2", "a-3"]
     with ThreadPoolExecutor(8) as threads:
-        names = list(threads.map(lambda _: claimed(tmp_path / "digits", "b"), range(8)))
+        names = list(threads.map(lambda _: claim_name(tmp_path / "digits", "b"), range(8)))
     assert sorted(names) == ["b", *(f"b-{number}" for number in range(2, 9))]
 
 
 def test_where_no_folder_can_be_made_is_one_line(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="output_dir: .* cannot be written: Not a directory"):
-        claimed(tmp_path / "file", "a")
+        claim_name(tmp_path / "file", "a")

@@ -17,7 +17,7 @@ from ssl_sec.edges.config import ReportConfig
 from ssl_sec.edges.report.report import make_report, run_report
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.tracking import runs as report_runs
-from ssl_sec.edges.tracking.store import connected
+from ssl_sec.edges.tracking.store import connect_to_store
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
@@ -103,7 +103,7 @@ def dotted(changes):
 def empty(tmp_path_factory):
     """A store without runs; its tables take longest to create."""
     folder = tmp_path_factory.mktemp("empty")
-    connected(f"sqlite:///{folder}/mlflow.db")
+    connect_to_store(f"sqlite:///{folder}/mlflow.db")
     return folder / "mlflow.db"
 
 
@@ -355,8 +355,8 @@ def test_a_deviation_of_the_papers_is_shown(store):
         (["table=1", "figure=1"], 2, "one of them"),
         (["tabel=1"], 2, "tabel: unknown key; did you mean 'table'"),
         (["compare", "a"], 2, "compare: found ['a'], must be two runs"),
-        (["table=5"], 4, "which is not there"),
-        (["table=5", "tracking.uri=sqlite:///{folder}/text"], 4, "is no SQLite database"),
+        (["table=5"], 4, "which does not exist"),
+        (["table=5", "tracking.uri=sqlite:///{folder}/text"], 4, "is not an SQLite database"),
         (["table=1", "output=/proc/none"], 4, "output: /proc/none cannot be written"),
     ],
 )
@@ -472,7 +472,7 @@ def test_a_run_is_found_by_its_name_or_its_beginning(store):
     probe = store.pretrained("digits", 0, curves(50.0), name="none-seed0-1-probe")
     store.pretrained("digits", 1, curves(50.0), name="noneXseed1")
     assert "none-seed0-1 and none-seed0-1-probe" in store.text(compare=("none-seed0-1", probe))
-    with pytest.raises(ConfigError, match="compare: found 'none', which 3 runs may be: "):
+    with pytest.raises(ConfigError, match="compare: found 'none', which matches 3 runs: "):
         store.report(compare=("none", probe))
     with pytest.raises(ConfigError, match="which 2 runs may be"):  # _ is no wildcard
         store.report(compare=("none-seed0", probe))
@@ -485,7 +485,7 @@ def test_a_run_is_found_by_its_name_or_its_beginning(store):
 def test_runs_of_one_name_are_distinguished_by_their_ids(store):
     ids = [store.pretrained("digits", seed, curves(50.0), name="same") for seed in (0, 1)]
     assert f"same {ids[0][:8]} and same {ids[1][:8]}" in store.text(compare=tuple(ids))
-    with pytest.raises(ConfigError, match="'same', which 2 runs may be"):
+    with pytest.raises(ConfigError, match="'same', which matches 2 runs"):
         store.report(compare=("same", ids[0]))
 
 

@@ -88,7 +88,7 @@ def test_arms_are_options_of_any_group_or_values_of_any_key(quick, trained):
         (["arms=[loss=ntxnet]"], "arms: loss=ntxnet: loss: found 'ntxnet'; did you mean 'ntxent'"),
         (["arms=[sec,loss=arcface]"], "arms: loss=arcface: loss: found 'arcface', which jobs.pretrain cannot use"),
         (["arms=[constraint.etta=1]"], "arms: constraint.etta=1: constraint.etta: unknown key; did you mean"),
-        (["arms=[sec,seed=3]"], r"arms: found 'seed=3'; seed is no arm's: give seeds=\[...\]"),
+        (["arms=[sec,seed=3]"], r"arms: found 'seed=3'; seed cannot be part of an arm: give seeds=\[...\]"),
         (["arms=[loss=triplet+sce]"], "arms: found 'sce'; did you mean 'sec'.* or an override of any group or key"),
         (["arms=[none]", "epochs=-1"], "^epochs: found -1"),
     ],

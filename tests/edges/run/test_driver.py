@@ -237,7 +237,7 @@ def test_a_probe_of_an_unknown_run_is_one_line(finished):
     config = from_values(ProbeJobConfig, compose("probe", ["run=abc", "runtime=local", f"tracking.uri={finished.uri}"]))
     with pytest.raises(
         ConfigError,
-        match="run: found 'abc', but MLflow at .* has no run whose id or name begins so",
+        match="run: found 'abc', but MLflow at .* has no run whose id or name starts with it",
     ):
         run_probe(config)
 
@@ -319,7 +319,7 @@ def test_a_stopped_run_saves_says_killed_and_ends_as_if_it_had_not_stopped(quick
     run_id = (tmp_path / "runs" / "digits" / "stopped" / "mlflow_run_id").read_text()
     client = MlflowClient(expected.uri)
     killed = client.get_run(run_id)
-    assert (killed.info.status, killed.data.tags["ended"]) == ("KILLED", "stopped: as asked, after saving")
+    assert (killed.info.status, killed.data.tags["ended"]) == ("KILLED", "stopped: on request, after saving")
 
     command = shlex.split(str(stop.value).partition("with: ")[2])
     assert command[:3] == ["python", "-m", "jobs.pretrain"] and len(command) == 4
@@ -364,8 +364,8 @@ def test_a_run_that_is_stopped_while_its_artifacts_are_sent_is_finished_and_not_
         signal.raise_signal(signal.SIGTERM)
         leave(self, tracked)
 
-    leave = Upload.send_artifacts
-    monkeypatch.setattr(Upload, "send_artifacts", told)
+    leave = Upload.upload_results
+    monkeypatch.setattr(Upload, "upload_results", told)
     monkeypatch.setattr(sys, "argv", ["/usr/bin/ssl-sec"])
     config = pretrain_config([*quick, "run_name=late", "probe.enabled=true"])
     with pytest.raises(Stopped, match=r"late is finished; probe it with: ssl-sec probe run=\w+$"):
@@ -399,7 +399,7 @@ def test_a_run_that_another_process_has_is_refused(quick, tmp_path: Path, monkey
 @pytest.mark.parametrize("moment", ["while it trains", "while its artifacts are sent"])
 def test_a_run_whose_folder_is_removed_ends_with_one_line_and_is_failed(moment, quick, tmp_path: Path, monkeypatch):
     folder = RunFolder(tmp_path / "runs" / "digits" / "gone")
-    owner, name = {"while it trains": (worker.FolderRuntime, "report")}.get(moment, (Upload, "send_artifacts"))
+    owner, name = {"while it trains": (worker.FolderRuntime, "report")}.get(moment, (Upload, "upload_results"))
     original, calls = getattr(owner, name), []
 
     def removing(self, *given, **more):
@@ -473,7 +473,10 @@ def test_training_goes_on_without_mlflow_and_the_figures_are_sent_later(quick, c
     records = finished.folder.records()
     assert len(records) > 2
     assert "cannot be used" in caplog.text
-    assert f"{len(records)} figures are not in MLflow; send them with: python -m jobs.replay folder=" in caplog.text
+    assert (
+        f"{len(records)} records of metrics are not in MLflow; upload them with: python -m jobs.replay folder="
+        in caplog.text
+    )
     assert "none; see the warning" in summary(finished)
     with pytest.raises(StorageError, match="cannot be used"):
         run_replay(ReplayConfig(folder=str(finished.folder.path)))
@@ -521,10 +524,10 @@ def test_a_store_that_is_away_for_a_while_has_every_point_once_afterwards(quick,
     monkeypatch.setattr(MlflowClient, "log_batch", unreliable)
     finished = run_training(PRETRAIN, pretrain_config([*quick, "log_every_steps=1"]))
     assert len(calls) >= 2
-    assert "it is tried again" in caplog.text
+    assert "it is retried" in caplog.text
     history = MlflowClient(finished.uri).get_metric_history(finished.run_id, "train/loss")
     expected = [r["step"] for r in finished.folder.records() if "train/loss" in r["metrics"]]
-    told_of_loss = "figures are not in MLflow" in caplog.text
+    told_of_loss = "records of metrics are not in MLflow" in caplog.text
     assert sorted(point.step for point in history) == expected
     assert told_of_loss == (len(calls) == 2)
 

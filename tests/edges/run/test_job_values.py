@@ -14,7 +14,7 @@ from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.run.driver import run_training
-from ssl_sec.edges.run.job_values import cluster_address, quoted, values_of
+from ssl_sec.edges.run.job_values import find_cluster, quoted, values_of
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
@@ -131,11 +131,11 @@ def test_a_cluster_is_joined_where_one_listens(output_dir, monkeypatch, tmp_path
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         noted.write_text(address)
-        assert cluster_address() == address
+        assert find_cluster() == address
         assert values_of("probe", ["run=whole", f"output_dir={output_dir}"])["runtime"]["name"] == "ray"
-    assert cluster_address() is None  # it was killed
+    assert find_cluster() is None  # it was killed
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    assert cluster_address() == "head:6379"
+    assert find_cluster() == "head:6379"
 
 
 def test_a_resumed_run_has_its_own_configuration_but_for_what_is_typed(finished, output_dir):
@@ -188,7 +188,7 @@ def test_a_finished_run_is_left_as_it_is(finished, output_dir, capsys, caplog):
     for given in (["resume=whole"], [*again, "resume=true"], [*again, "resume=auto"]):
         caplog.clear()
         assert run_job("pretrain", pretrain, [*given, f"output_dir={output_dir}"]) == 0
-        assert "whole is finished, so that there is nothing to resume" in caplog.text
+        assert "whole is finished: there is nothing to resume" in caplog.text
         assert f"MLflow run: {finished.run_id}" in capsys.readouterr().out
         assert state() == before
 
@@ -197,7 +197,7 @@ def test_a_run_of_another_job_or_a_folder_that_was_moved_cannot_be_resumed(finis
     values = stored_values(finished.folder.config_path)
     for place, job, message in [
         ("digits/whole", "probe", "holds a run of jobs.probe; allowed: a run of jobs.pretrain"),
-        ("elsewhere/whole", "pretrain", "elsewhere/whole is not named as the run was, digits/whole"),
+        ("elsewhere/whole", "pretrain", "elsewhere/whole was renamed: its run is digits/whole"),
     ]:
         folder = RunFolder(tmp_path / place)
         folder.start(values)

@@ -16,7 +16,7 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.job_values import values_of
-from ssl_sec.edges.run.resuming import require_same, resume_run
+from ssl_sec.edges.run.resuming import require_same_settings, resume_run
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
@@ -51,11 +51,11 @@ def folder_with(path: Path, config) -> RunFolder:
 
 def test_a_resume_needs_the_same_recipe_and_may_change_the_runtime():
     values = {"epochs": 3, "data": {"name": "digits"}, "runtime": {"name": "local"}}
-    require_same(values, {**values, "runtime": {"name": "ray"}})
+    require_same_settings(values, {**values, "runtime": {"name": "ray"}})
     longer = {**values, "epochs": 4}
     with pytest.raises(ConfigError, match="epochs: found 4, but the run to resume has 3"):
-        require_same(values, longer)
-    require_same(values, longer, ("epochs",))
+        require_same_settings(values, longer)
+    require_same_settings(values, longer, ("epochs",))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_the_command_that_a_stopped_run_prints_resumes_it(tmp_path):
     assert steps_so_far(run) == 300
     absolute = [*words[:-1], f"resume={run.path}"]
     again = subprocess.run(absolute, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert again.returncode == 0 and "it is finished, so that there is nothing to resume" in again.stderr
+    assert again.returncode == 0 and "it is finished: there is nothing to resume" in again.stderr
 
 
 def test_a_run_made_by_hand_needs_a_run_to_resume(tmp_path):

@@ -165,7 +165,7 @@ def test_the_next_job_closes_a_run_whose_process_was_killed_and_no_other(store: 
         store.close_abandoned(mine)
         assert store.of(dead).info.status == "FAILED"
         told = store.of(dead).data.tags["ended"]
-        assert f"its process ({dead_pid} on {socket.gethostname()}) ended without a word" in told
+        assert f"its process ({dead_pid} on {socket.gethostname()}) ended unexpectedly" in told
         assert not lock_of(dead).exists()
         for each in (lives, elsewhere, other_store, mine):
             assert store.of(each).info.status == "RUNNING"
@@ -233,7 +233,7 @@ def test_the_next_job_closes_a_sweep_whose_process_was_killed_and_none_that_goes
         dead, run_id = killed_sweep(store, "killed")
         store.close_abandoned(store.run("after a sweep"))
         run = store.client.get_run(run_id)
-        told = f"its process ({dead} on {socket.gethostname()}) ended without a word"
+        told = f"its process ({dead} on {socket.gethostname()}) ended unexpectedly"
         assert (run.info.status, run.data.tags["ended"]) == ("FAILED", f"failed: {told}")
         assert told in run.data.tags["mlflow.note.content"]
         assert store.client.get_run(its_run).info.status == "RUNNING"

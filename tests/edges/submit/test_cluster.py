@@ -222,7 +222,7 @@ def test_without_the_token_nothing_is_told(head, tmp_path):
         stranger = SimpleNamespace(address=head.address, environment={**head.environment, **environment})
         refused = submit(stranger, "list")
         assert refused.returncode == 2
-        assert "asks for another token; give the one it was started with" in refused.stderr
+        assert "needs another token; give the one it was started with" in refused.stderr
         assert refused.stdout == ""
 
 

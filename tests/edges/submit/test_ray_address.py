@@ -89,7 +89,7 @@ def test_a_cluster_that_goes_away_is_one_line(dashboard, monkeypatch):
     assert cluster.jobs() == []
     dashboard.shutdown()
     dashboard.server_close()
-    with pytest.raises(ConnectionLost, match=r"does not answer any more \(Connection refused\); a job may still run"):
+    with pytest.raises(ConnectionLost, match=r"no longer answers \(Connection refused\); a job may still run"):
         cluster.jobs()
     with pytest.raises(ConnectionLost):
         cluster.follow("mine", print)

@@ -18,9 +18,9 @@ from ssl_sec.edges.packaging import JOB_ID_VARIABLE, checkout, packaged
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.submit.cluster import Cluster, as_table, entrypoint, exit_code, is_this_machine
 from ssl_sec.edges.submit.command import submit
-from ssl_sec.edges.submit.orders import Order, checked, passed_on, points_of, stages_after
+from ssl_sec.edges.submit.orders import Order, check_command, expand_sweep, following_stages, passed_environment
 from ssl_sec.edges.submit.pipeline import Plan, _Pipeline
-from ssl_sec.edges.submit.submission import _point_name, job_id_for, send
+from ssl_sec.edges.submit.submission import _point_name, make_job_id, submit_order
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.config import TrackingConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
@@ -64,8 +64,8 @@ def test_a_run_that_is_resumed_on_a_cluster_is_named_by_its_folder(tmp_path, mon
     folder.start(to_values(config))
     monkeypatch.chdir(tmp_path)
     for words in (["resume=my runs/digits/it"], ["resume=it", "output_dir='my runs'"]):
-        ((point, _),) = points_of([*words, "log_every_steps=5"])
-        command = checked("pretrain", point, None, is_local=False)
+        ((point, _),) = expand_sweep([*words, "log_every_steps=5"])
+        command = check_command("pretrain", point, None, is_local=False)
         assert (command.name, command.recipe) == ("it", "digits")
         assert f"resume={folder.path}" in command.overrides
         assert not any(override.startswith("run_name=") for override in command.overrides)
@@ -73,7 +73,7 @@ def test_a_run_that_is_resumed_on_a_cluster_is_named_by_its_folder(tmp_path, mon
         values = values_of("pretrain", shlex.split(typed))
         assert (values["seed"], values["log_every_steps"]) == (3, 5)
     with pytest.raises(ConfigError, match="resume: found 'none'"):
-        checked("pretrain", ["resume=none"], None, is_local=True)
+        check_command("pretrain", ["resume=none"], None, is_local=True)
 
 
 def test_jobs_are_shown_with_state_and_duration():
@@ -83,15 +83,15 @@ def test_jobs_are_shown_with_state_and_duration():
 
 
 def test_a_job_is_checked_before_it_is_sent_and_keeps_its_name():
-    command = checked("pretrain", DIGITS, "mine", is_local=False)
+    command = check_command("pretrain", DIGITS, "mine", is_local=False)
     assert (command.name, command.recipe) == ("mine", "digits")
     assert (
         entrypoint(command.job, command.overrides) == 'echo "python: $(command -v python)"; '
         "exec python -m ssl_sec pretrain experiment=digits output_dir=/shared/runs run_name=mine"
     )
-    unnamed = checked("pretrain", (*DIGITS, "seed=3"), None, is_local=False)
+    unnamed = check_command("pretrain", (*DIGITS, "seed=3"), None, is_local=False)
     assert unnamed.name.startswith("digits-resnet18-sec-s3-2") and f"run_name={unnamed.name}" in unnamed.overrides
-    odd = checked("pretrain", (*DIGITS, "recipe='a; rm -rf x'"), "n", is_local=False)
+    odd = check_command("pretrain", (*DIGITS, "recipe='a; rm -rf x'"), "n", is_local=False)
     assert shlex.split(entrypoint(odd.job, odd.overrides))[-2:] == ["recipe='a; rm -rf x'", "run_name=n"]
 
 
@@ -107,7 +107,7 @@ def test_a_job_is_checked_before_it_is_sent_and_keeps_its_name():
 )
 def test_what_cannot_work_is_refused_before_a_cluster_is_asked(overrides, message):
     with pytest.raises(ConfigError, match=message):
-        checked("pretrain", (*DIGITS, *overrides), None, is_local=False)
+        check_command("pretrain", (*DIGITS, *overrides), None, is_local=False)
 
 
 def test_a_job_names_its_python_before_anything_else(tmp_path):
@@ -139,7 +139,7 @@ class SentJobs(Cluster):
 def test_a_pipeline_finds_its_plan_in_a_file(tmp_path):
     cluster = SentJobs()
     overrides = ("experiment=digits", f"output_dir={tmp_path}", "constraint.eta=0.1,0.5")
-    send(Order(job="pretrain", overrides=overrides, name="eta", then="probe", python="/opt/python"), cluster)
+    submit_order(Order(job="pretrain", overrides=overrides, name="eta", then="probe", python="/opt/python"), cluster)
     ((line, job_id, metadata, _, files),) = cluster.sent
     assert line.endswith("exec /opt/python -m ssl_sec pipeline plan.json")
     plan = from_values(Plan, json.loads(files["plan.json"]))
@@ -151,7 +151,9 @@ def test_the_run_of_a_sweep_has_the_tags_that_all_its_runs_have(tmp_path, monkey
     monkeypatch.delenv(JOB_ID_VARIABLE, raising=False)
     cluster = SentJobs()
     tags = ("+tracking.tags.team=vision", "+tracking.tags.try=1,2", "seed=0,1")
-    send(Order(job="pretrain", overrides=("experiment=digits", f"output_dir={tmp_path}", *tags), name="n"), cluster)
+    submit_order(
+        Order(job="pretrain", overrides=("experiment=digits", f"output_dir={tmp_path}", *tags), name="n"), cluster
+    )
     plan = from_values(Plan, json.loads(cluster.sent[0][-1]["plan.json"]))
     assert (len(plan.points), plan.tracking.tags) == (4, {"team": "vision"})
     sweep = _Pipeline(plan, cluster, "job")._parent()
@@ -165,7 +167,7 @@ def test_the_run_of_a_sweep_has_the_tags_that_all_its_runs_have(tmp_path, monkey
 
 def test_one_job_has_its_overrides_in_its_command_and_its_name_in_ray(tmp_path):
     cluster = SentJobs()
-    send(Order(job="pretrain", overrides=("experiment=digits", f"output_dir={tmp_path}"), name="mine"), cluster)
+    submit_order(Order(job="pretrain", overrides=("experiment=digits", f"output_dir={tmp_path}"), name="mine"), cluster)
     ((line, _, metadata, _, files),) = cluster.sent
     assert f"output_dir={tmp_path} run_name=mine" in line
     assert (metadata["job_name"], files) == ("mine", {})
@@ -173,7 +175,10 @@ def test_one_job_has_its_overrides_in_its_command_and_its_name_in_ray(tmp_path):
 
 def test_on_this_machine_a_relative_folder_is_that_of_the_user(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert f"output_dir={tmp_path}/runs" in checked("pretrain", ("experiment=digits",), None, is_local=True).overrides
+    assert (
+        f"output_dir={tmp_path}/runs"
+        in check_command("pretrain", ("experiment=digits",), None, is_local=True).overrides
+    )
     assert is_this_machine("http://127.0.0.1:8265") and is_this_machine("http://localhost:8265")
     assert not is_this_machine("http://10.0.0.1:8265") and not is_this_machine("http://127.0.0.1.example.org:8265")
 
@@ -181,24 +186,24 @@ def test_on_this_machine_a_relative_folder_is_that_of_the_user(tmp_path, monkeyp
 def test_credentials_of_the_environment_are_not_sent(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "geheim")
-    assert passed_on()["MLFLOW_TRACKING_URI"] == "http://mlflow:5000"
-    assert "geheim" not in passed_on().values()
+    assert passed_environment()["MLFLOW_TRACKING_URI"] == "http://mlflow:5000"
+    assert "geheim" not in passed_environment().values()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ada:geheim@mlflow:5000")
     with pytest.raises(
         ConfigError, match=r"found credentials in http://\*\*\*@mlflow:5000, which the cluster's dashboard"
     ):
-        passed_on()
+        passed_environment()
 
 
 def test_ids_are_new_for_a_name_that_was_given():
-    assert job_id_for("digits", "seed0-20260101-000000", is_new=True) == "digits-seed0-20260101-000000"
-    assert job_id_for("digits", "mine", is_new=False).startswith("digits-mine-2")
-    assert job_id_for("digits", "a b/c", is_new=True) == "digits-a-b-c"
+    assert make_job_id("digits", "seed0-20260101-000000", is_new=True) == "digits-seed0-20260101-000000"
+    assert make_job_id("digits", "mine", is_new=False).startswith("digits-mine-2")
+    assert make_job_id("digits", "a b/c", is_new=True) == "digits-a-b-c"
 
 
 def test_a_sweep_is_every_combination():
     overrides = ["experiment=digits", "constraint.eta=0.1,0.5", "seed=0,1", "probe.learning_rates=[0.1,1.0]"]
-    points = points_of(overrides)
+    points = expand_sweep(overrides)
     assert [swept for _, swept in points] == [
         ("constraint.eta=0.1", "seed=0"),
         ("constraint.eta=0.1", "seed=1"),
@@ -206,31 +211,31 @@ def test_a_sweep_is_every_combination():
         ("constraint.eta=0.5", "seed=1"),
     ]
     assert points[3][0] == ("experiment=digits", "constraint.eta=0.5", "seed=1", "probe.learning_rates=[0.1,1.0]")
-    assert points_of(["seed=3"]) == [(("seed=3",), ())]
+    assert expand_sweep(["seed=3"]) == [(("seed=3",), ())]
     assert _point_name("base", ("constraint.eta=0.1", "experiment=a/b")) == "base-eta0.1-experimenta-b"
     with pytest.raises(ConfigError, match="'seed': not understood"):
-        points_of(["seed"])
+        expand_sweep(["seed"])
 
 
 def test_the_probe_after_a_pretraining_is_the_one_that_its_configuration_describes():
-    command = checked(
+    command = check_command(
         "pretrain", (*DIGITS, "runtime.num_workers=2", "tracking.uri=http://mlflow"), "mine", is_local=False
     )
-    (stage,) = stages_after("probe probe.epochs=7", command)
+    (stage,) = following_stages("probe probe.epochs=7", command)
     trained = from_values(PretrainConfig, compose("pretrain", command.overrides))
     probed = from_values(ProbeJobConfig, compose("probe", [*stage.overrides, "run=abc"]))
     assert probed.probe.labels_per_class == trained.probe.labels_per_class == 10
     assert (probed.probe.epochs, probed.run_name, probed.output_dir) == (7, "mine-probe", "/shared/runs")
     assert (probed.runtime.num_workers, probed.tracking.uri) == (2, "http://mlflow")
-    assert stages_after(None, command) == ()
+    assert following_stages(None, command) == ()
     with pytest.raises(ConfigError, match="--then: found 'ablate'; allowed: probe"):
-        stages_after("ablate", command)
+        following_stages("ablate", command)
     with pytest.raises(ConfigError, match="probe.epoch: unknown key"):
-        stages_after("probe probe.epoch=7", command)
+        following_stages("probe probe.epoch=7", command)
 
 
 def test_a_plan_survives_the_way_to_the_cluster():
-    command = checked("pretrain", DIGITS, "mine", is_local=False)
+    command = check_command("pretrain", DIGITS, "mine", is_local=False)
     stages = [{"job": "pretrain", "overrides": list(command.overrides)}, {"job": "probe", "overrides": []}]
     values = {
         "name": "n",
@@ -355,7 +360,7 @@ def own(tmp_path) -> Path:
 def test_experiments_of_ones_own_travel_with_the_job(own, tmp_path, monkeypatch, capsys):
     cluster = ClusterOfNobody()
     with own_configs(str(own)):
-        send(Order(job="pretrain", overrides=("experiment=mine", "output_dir=/shared/runs"), name="n"), cluster)
+        submit_order(Order(job="pretrain", overrides=("experiment=mine", "output_dir=/shared/runs"), name="n"), cluster)
     monkeypatch.chdir(cluster.lay_out(tmp_path / "there"))
     arguments = cluster.words[cluster.words.index("pretrain") + 1 :]
     assert run_job("pretrain", lambda overrides: str(compose("pretrain", overrides)["epochs"]), arguments) == 0
@@ -366,7 +371,7 @@ def test_every_stage_of_a_pipeline_finds_experiments_of_ones_own(own, tmp_path, 
     cluster = ClusterOfNobody()
     overrides = ("experiment=mine", "output_dir=/shared/runs", "seed=0,1")
     with own_configs(str(own)):
-        send(Order(job="pretrain", overrides=overrides, name="n", then="probe"), cluster)
+        submit_order(Order(job="pretrain", overrides=overrides, name="n", then="probe"), cluster)
     plan = from_values(Plan, json.loads(cluster.files.get("plan.json") or cluster.words[-1]))
     monkeypatch.chdir(cluster.lay_out(tmp_path / "there"))
     for stage in (stage for point in plan.points for stage in point.stages):
@@ -379,7 +384,9 @@ def test_every_stage_of_a_pipeline_finds_experiments_of_ones_own(own, tmp_path, 
 def test_nothing_of_ones_own_travels_where_nothing_of_it_is_chosen(own):
     cluster = ClusterOfNobody()
     with own_configs(str(own)):
-        send(Order(job="pretrain", overrides=("experiment=digits", "output_dir=/shared/runs"), name="n"), cluster)
+        submit_order(
+            Order(job="pretrain", overrides=("experiment=digits", "output_dir=/shared/runs"), name="n"), cluster
+        )
     assert not any(name.startswith("own_configs") for name in cluster.files)
     assert not any("config-dir" in word for word in cluster.words)
 

@@ -8,14 +8,14 @@ from mlflow.entities import Dataset, DatasetInput
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.tracking.scores import child_probes, describe_versions, mark_best
-from ssl_sec.edges.tracking.store import connected
+from ssl_sec.edges.tracking.store import connect_to_store
 
 PAPER, FEW = "digits, all labels (aaaaaaaa)", "digits, 10 labels (bbbbbbbb)"
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> MlflowClient:
-    return connected(f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db")
+    return connect_to_store(f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db")
 
 
 def log_data(client, run_id, digest, classes):

@@ -123,7 +123,7 @@ def test_a_sink_that_stays_away_is_asked_once_more_at_the_end_and_the_loss_is_to
 
 def test_a_sink_that_is_to_connect_is_asked_before_there_are_records(tmp_path: Path):
     sink = Away(outages=1, wanted=0)
-    with Follower(tmp_path / "metrics.jsonl", sink, interval_s=0.01, retry_s=0.01, asks_at_once=True):
+    with Follower(tmp_path / "metrics.jsonl", sink, interval_s=0.01, retry_s=0.01, connects_first=True):
         assert sink.reached.wait(10)
     assert (sink.calls, sink.records) == (2, [])
 
@@ -140,7 +140,7 @@ def test_a_sink_that_does_not_answer_is_left_behind_at_the_end(tmp_path: Path):
     patience = Patience(0.1)
     with Follower(path, Silent(), interval_s=0.01, patience=patience):
         assert entered.wait(10)
-    assert patience.is_over and not over.is_set()
+    assert patience.is_exhausted and not over.is_set()
     over.set()
 
 
@@ -256,7 +256,7 @@ def test_the_name_and_the_bar_come_before_more_figures():
 
 def test_messages_of_an_earlier_process_are_not_shown_again():
     stream = io.StringIO()
-    progress = Progress(total=4, name="run", stream=stream, said=[(1.5, "INFO: loading digits")])
+    progress = Progress(total=4, name="run", stream=stream, shown=[(1.5, "INFO: loading digits")])
     progress([{"time": 1.5, "message": "INFO: loading digits"}, {"time": 2.5, "message": "INFO: loading digits"}])
     assert stream.getvalue() == "INFO: loading digits\n"
 

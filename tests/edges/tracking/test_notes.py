@@ -1,6 +1,6 @@
 """Descriptions of runs."""
 
-from ssl_sec.edges.tracking.notes import description, how_it_ended, resumed, with_end
+from ssl_sec.edges.tracking.notes import describe_end, description, resumed, with_end
 
 TAGS = {
     "command": "python -m jobs.pretrain",
@@ -12,7 +12,7 @@ TAGS = {
 
 
 def test_a_description_says_what_made_the_run_and_how_it_ended():
-    note = with_end(description(TAGS), how_it_ended("FAILED", "the disk is full"))
+    note = with_end(description(TAGS), describe_end("FAILED", "the disk is full"))
     assert note.splitlines() == [
         "- ended: failed: the disk is full",
         "- command: `python -m jobs.pretrain`",
@@ -20,7 +20,7 @@ def test_a_description_says_what_made_the_run_and_how_it_ended():
         "- code: commit abc, changed: see `code.diff`",
         "- ran on: node1",
     ]
-    assert how_it_ended("KILLED", None) == "stopped"
+    assert describe_end("KILLED", None) == "stopped"
 
 
 def test_what_users_write_stays_and_the_end_is_said_once():

@@ -13,7 +13,7 @@ from mlflow.tracking import MlflowClient
 from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.driver import run_replay
-from ssl_sec.edges.tracking.store import connected
+from ssl_sec.edges.tracking.store import connect_to_store
 from tests.edges.conftest import QUICK
 from tests.edges.run.faulty import folder_of, steps_so_far
 
@@ -53,7 +53,7 @@ def limit(connection, record):
 def database(tmp_path: Path) -> Path:
     """A store with its tables, which this process knows by another name and has let go of."""
     uri = f"sqlite:///{tmp_path}/./mlflow.db"
-    connected(uri)
+    connect_to_store(uri)
     SqlAlchemyStore._engine_map[uri].dispose()
     return tmp_path / "mlflow.db"
 
@@ -108,7 +108,7 @@ def assert_replayed(run: RunFolder, uri: str) -> None:
 def test_a_database_that_is_locked_from_the_start_holds_nothing_back(tmp_path, database):
     run, other = folder_of(tmp_path), lock(database)
     last = assert_trained_to_its_end(started(tmp_path), run)
-    assert f"MLflow did not answer for {ANSWER_S:g} s; send what is missing with: " in last
+    assert f"MLflow did not answer for {ANSWER_S:g} s; upload what is missing with: " in last
     other.close()
     assert_replayed(run, f"sqlite:///{database}")
 
@@ -126,7 +126,7 @@ def test_a_database_that_is_locked_in_mid_run_holds_nothing_back(tmp_path, datab
 def test_a_database_that_is_full_in_mid_run_does_not_fail_it(tmp_path, database):
     run = folder_of(tmp_path)
     last = assert_trained_to_its_end(started(tmp_path, FULL + RUN), run)
-    assert "figures are not in MLflow; send them with: " in last
+    assert "records of metrics are not in MLflow; upload them with: " in last
     assert_replayed(run, f"sqlite:///{database}")
 
 

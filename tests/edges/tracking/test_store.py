@@ -36,7 +36,7 @@ def test_an_address_that_no_store_has_is_refused(uri):
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path):
     (tmp_path / "text").write_text("a file with other things in it")
-    with pytest.raises(StorageError, match="text, which is no SQLite database"):
+    with pytest.raises(StorageError, match="text, which is not an SQLite database"):
         require_store(f"sqlite:///{tmp_path}/text", "tracking.uri")
 
 

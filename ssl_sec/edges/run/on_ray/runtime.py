@@ -1,4 +1,4 @@
-"""Ray Train: one worker for each GPU, or as many as asked for on CPUs."""
+"""Ray Train: one worker for each GPU, or the configured number on CPUs."""
 
 import contextlib
 import faulthandler
@@ -35,26 +35,26 @@ from ssl_sec.training.config import RayConfig
 
 logger = logging.getLogger("ssl_sec")
 
-# Between looks at whether the cluster still has room for the workers.
-_SHORTAGE_LOOKS_S = 5.0
-# Between questions whether a machine is about to be taken away.
-_NOTICE_LOOKS_S = 1.0
+# Between checks whether the cluster still has room for the workers.
+_SHORTAGE_CHECKS_S = 5.0
+# Between checks whether a machine is about to be preempted.
+_PREEMPTION_CHECKS_S = 1.0
 
 
 def run_with_ray(spec: RunSpec) -> None:
-    """Does a run on the workers of a Ray cluster, and waits for its end.
+    """Executes a run on the workers of a Ray cluster, and waits for its end.
 
     Args:
-        spec: of the run, whose folder is on storage that all nodes share.
+        spec: of the run; its folder is on storage that all nodes share.
 
     Raises:
-        ConfigError: if the cluster has not what is asked for, or the workers do not divide the batch.
+        ConfigError: if the cluster is too small, or the number of workers does not divide the batch.
     """
     options = spec.config.runtime
     assert isinstance(options, RayConfig)
     connect(options.address, spec.folder.name)
-    scaling = scaling_for(options, ray.cluster_resources())
-    logger.info("starting %s", workers_in_words(scaling))
+    scaling = make_scaling(options, ray.cluster_resources())
+    logger.info("starting %s", describe_workers(scaling))
     if isinstance(spec.config, TrainingConfig) and isinstance(scaling.num_workers, int):
         worker_rows(spec.config.global_batch_size, 0, scaling.num_workers)
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(options.start_timeout_s)
@@ -69,7 +69,7 @@ def run_with_ray(spec: RunSpec) -> None:
         if not _died_at_start(failure) or 0 <= options.max_failures < deaths_at_start:
             raise failure
         logger.warning("a worker died while the workers were started; they are started again")
-        # Ray keeps what the dead group held until its driver leaves.
+        # Ray keeps the resources of the dead group until its driver leaves.
         ray.shutdown()
         connect(options.address, spec.folder.name)
 
@@ -80,7 +80,7 @@ def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig) -> Torch
         "job": spec.recipe.name,
         "values": to_values(spec.config),
         "folder": str(folder.path),
-        "launch": folder.note_launch(),
+        "launch": folder.write_launch_token(),
         "working_folder": os.getcwd(),
     }
     common: dict[str, Any] = {
@@ -90,9 +90,9 @@ def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig) -> Torch
         "run_config": RunConfig(
             name=folder.name,
             storage_path=str(folder.path / "ray"),
-            failure_config=FailureConfig(max_failures=-1),  # the watch counts them
+            failure_config=FailureConfig(max_failures=-1),  # FailureWatch counts them
             callbacks=[FailureWatch(folder, options.max_failures)],
-            # The watch tells what failed, in a line; Ray's log files have the rest.
+            # FailureWatch reports failures in one line; the rest is in Ray's log files.
             logging_config=LoggingConfig(log_level="CRITICAL"),
             worker_runtime_env={} if scaling.use_gpu else {"env_vars": ENVIRONMENT},
         ),
@@ -107,23 +107,23 @@ def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig) -> Torch
 
 
 def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | None:
-    """Trains in a thread of its own, so that the main one keeps its signals: Ray would abort without a checkpoint."""
+    """Trains in a thread, so that the main thread keeps its signals: Ray would abort without a checkpoint."""
     training = Call(trainer.fit)
     training.start()
-    is_short, next_look = False, time.monotonic() + _SHORTAGE_LOOKS_S
+    is_short, next_check = False, time.monotonic() + _SHORTAGE_CHECKS_S
     while training.is_alive():
         training.join(0.2)
-        if time.monotonic() > next_look:
-            next_look = time.monotonic() + _SHORTAGE_LOOKS_S
-            was_short, lack = is_short, shortage(trainer.scaling_config, ray.cluster_resources())
-            is_short = lack is not None
-            if lack is not None and not was_short:
-                folder.tell("WARNING", f"{lack}; training goes on when there are more")
+        if time.monotonic() > next_check:
+            next_check = time.monotonic() + _SHORTAGE_CHECKS_S
+            was_short, shortage = is_short, find_shortage(trainer.scaling_config, ray.cluster_resources())
+            is_short = shortage is not None
+            if shortage is not None and not was_short:
+                folder.log_message("WARNING", f"{shortage}; training continues when there are more")
     return training.error
 
 
-def shortage(scaling: ScalingConfig, resources: Mapping[str, float]) -> str | None:
-    """What the cluster lacks, while machines are away; None if nothing."""
+def find_shortage(scaling: ScalingConfig, resources: Mapping[str, float]) -> str | None:
+    """Describes which resources the cluster lacks while machines are away; None if it lacks none."""
     a_worker: dict[str, float] = {"GPU": 1.0} if scaling.use_gpu else {}
     a_worker |= cast(dict[str, float], scaling.resources_per_worker)
     needs = {kind: round(scaling.min_workers * each) for kind, each in a_worker.items()}
@@ -134,26 +134,26 @@ def shortage(scaling: ScalingConfig, resources: Mapping[str, float]) -> str | No
 
 
 def _died_at_start(failure: BaseException) -> bool:
-    """A worker's death while Ray sets up the others; Ray takes it for an error of its own and does not try again."""
+    """Whether a worker died while others were started, which Ray takes for an error of its own and does not retry."""
     return isinstance(failure, ControllerError) and isinstance(failure.controller_failure, RayActorError)
 
 
 def connect(address: str | None, name: str | None = None) -> None:
-    """Joins the cluster, or starts one on this machine; a second call does nothing.
+    """Joins a cluster, or starts one on this machine; a second call does nothing.
 
     Args:
-        address: of the cluster; None for the environment's, or a new one.
+        address: of the cluster; None for that of the environment, or a new cluster.
         name: of this job in Ray's dashboard.
     """
     if ray.is_initialized():
         return
     require_files_for_ray()
-    # What the workers have to say comes through the run's folder. A Ray of our own keeps the rest in its log files;
-    # of a cluster the rest may tell why nothing starts.
+    # Messages of workers come through the run's folder. If we start Ray, its other output stays in its log files; the
+    # output of a cluster is shown, as it may explain why nothing starts.
     started_here = address is None and "RAY_ADDRESS" not in os.environ
     logging.getLogger("ray").setLevel(logging.ERROR)
-    # Ray gives its workers a low priority, so that they wait for its own services where workers fill all cores. It
-    # reads this when it starts nodes.
+    # Ray gives its workers a low priority, so that they wait for its own services if workers use all cores. It reads
+    # this variable when it starts nodes.
     os.environ.setdefault("RAY_worker_niceness", "0")
     _check_listening(address or os.environ.get("RAY_ADDRESS"))
     logger.info("starting Ray on this machine" if started_here else "connecting to the Ray cluster")
@@ -166,7 +166,7 @@ def connect(address: str | None, name: str | None = None) -> None:
         )
 
 
-def workers_in_words(scaling: ScalingConfig) -> str:
+def describe_workers(scaling: ScalingConfig) -> str:
     """For example `2 to 8 workers with 4 CPUs and 1 GPU each`."""
     workers = scaling.num_workers
     count = f"{workers[0]} to {workers[1]}" if isinstance(workers, tuple) else str(workers)
@@ -177,7 +177,7 @@ def workers_in_words(scaling: ScalingConfig) -> str:
 
 @contextlib.contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Puts back the handlers that Ray replaces by its own, with which a SIGTERM would end the driver at once."""
+    """Restores the signal handlers that Ray replaces, with which a SIGTERM would end the driver at once."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     if threading.current_thread() is threading.main_thread():
@@ -187,7 +187,7 @@ def _own_signal_handlers() -> Iterator[None]:
 
 
 def _check_listening(address: str | None) -> None:
-    """Asks the cluster's port, since Ray itself tries for minutes.
+    """Checks the cluster's port first, as Ray itself retries for minutes.
 
     Raises:
         ConfigError: if nothing listens at an address of the form host:port.
@@ -204,18 +204,18 @@ def _check_listening(address: str | None) -> None:
         ) from error
 
 
-def scaling_for(options: RayConfig, resources: Mapping[str, float]) -> ScalingConfig:
-    """How many workers there are, and what each gets.
+def make_scaling(options: RayConfig, resources: Mapping[str, float]) -> ScalingConfig:
+    """Chooses the number of workers and the resources of each.
 
     Raises:
-        ConfigError: if the cluster has not as much.
+        ConfigError: if the cluster has too few resources.
     """
     num_gpus, num_cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
     use_gpu = options.device == "cuda" or (options.device == "auto" and num_gpus > 0)
     available, kind = (num_gpus, "GPU") if use_gpu else (num_cpus, "CPU")
     if isinstance(options.num_workers, tuple):
         least, most = options.num_workers
-        # What a worker gets is fixed, while machines come and go: its part of the machines of now.
+        # The resources of a worker are fixed, while machines come and go: its share of the present machines.
         cpus = options.cpus_per_worker or (max(1, num_cpus // max(1, num_gpus)) if use_gpu else 1)
     else:
         least = most = options.num_workers or (max(1, num_gpus) if use_gpu else 1)
@@ -237,30 +237,30 @@ def scaling_for(options: RayConfig, resources: Mapping[str, float]) -> ScalingCo
     )
 
 
-class _Notice(threading.Thread):
-    """Asks Ray, beside the training, whether machines of the run are about to be taken away.
+class _PreemptionWatch(threading.Thread):
+    """Checks, beside the training, whether machines of the run are about to be preempted.
 
-    Ray's answer is a barrier of all workers, so each asks as often as the others do.
+    Ray's answer is a barrier of all workers, so each of them must ask equally often.
     """
 
     def __init__(self) -> None:
-        super().__init__(name="preemption-notice", daemon=True)
-        self._given = threading.Event()
+        super().__init__(name="preemption-watch", daemon=True)
+        self._announced = threading.Event()
 
     def run(self) -> None:
-        """Asks until the workers are ended."""
-        with contextlib.suppress(RayError, RuntimeError):  # Ray ends while we ask
-            while not self._given.wait(_NOTICE_LOOKS_S):
+        """Checks until the workers are stopped."""
+        with contextlib.suppress(RayError, RuntimeError):  # Ray shuts down during a check
+            while not self._announced.wait(_PREEMPTION_CHECKS_S):
                 if train.get_preemption_info() is not None:
-                    self._given.set()
+                    self._announced.set()
 
-    def given(self) -> bool:
-        """Whether a notice was given."""
-        return self._given.is_set()
+    def is_announced(self) -> bool:
+        """Whether a preemption was announced."""
+        return self._announced.is_set()
 
 
 class _FolderHandler(logging.Handler):
-    """Lays a worker's messages into the run's folder, where the driver finds them."""
+    """Writes a worker's messages to the run's folder, where the driver reads them."""
 
     def __init__(self, folder: RunFolder, rank: int) -> None:
         super().__init__()
@@ -268,28 +268,28 @@ class _FolderHandler(logging.Handler):
         self._rank = rank
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._folder.tell(record.levelname, f"worker {self._rank}: {record.getMessage()}")
+        self._folder.log_message(record.levelname, f"worker {self._rank}: {record.getMessage()}")
 
 
 def _worker(settings: dict[str, Any]) -> None:
-    """Runs in each of Ray's worker processes."""
+    """Runs in each worker process of Ray."""
     context, folder = train.get_context(), RunFolder(Path(settings["folder"]))
-    folder.require_launch(settings["launch"])
-    # Ray puts its workers into a folder of its own, while paths of a configuration start where the driver was started.
-    with contextlib.suppress(OSError):  # another machine may not have it
+    folder.require_launch_token(settings["launch"])
+    # Ray starts workers in a folder of its own; paths of a configuration are relative to the driver's folder.
+    with contextlib.suppress(OSError):  # it may not exist on another machine
         os.chdir(settings["working_folder"])
     logging.getLogger("ssl_sec").addHandler(_FolderHandler(folder, context.get_world_rank()))
     logging.getLogger("ssl_sec").setLevel(logging.INFO)
     device = get_device()
     assert isinstance(device, torch.device)
-    notice = _Notice()
-    notice.start()
+    watch = _PreemptionWatch()
+    watch.start()
     worker = Worker(
         rank=context.get_world_rank(),
         world_size=context.get_world_size(),
         device=device,
         node=f"{socket.gethostname()} {ray.get_runtime_context().get_node_id()}",
-        leaving=notice.given,
+        is_preempted=watch.is_announced,
     )
     with _crash_reported(folder.crash_path(worker.rank)):
         work(settings["job"], settings["values"], settings["folder"], worker)
@@ -297,7 +297,7 @@ def _worker(settings: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _crash_reported(path: Path) -> Iterator[None]:
-    """Has this process write to a file where it was when a signal kills it."""
+    """Has this process dump its stack to a file when a signal kills it."""
     with path.open("w") as file:
         faulthandler.enable(file)
         try:

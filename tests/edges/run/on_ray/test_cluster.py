@@ -161,7 +161,7 @@ def test_a_node_announced_to_leave_costs_no_step_and_counts_as_no_failure(cluste
     run.stop_path.touch()
     thread.join()
     assert [len(nodes) for nodes in groups(run)] == [2, 1]
-    assert "a machine of this run is about to be taken away" in messages(run)
+    assert "a machine of this run is about to be preempted" in messages(run)
     assert f"resuming after step {saved} of 6000 on 1 worker" in messages(run)
     assert_the_same_curve(run, stopped_after(saved + 3, tmp_path / "one"), saved + 3)
 

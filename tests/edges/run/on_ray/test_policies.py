@@ -97,10 +97,10 @@ def test_a_worker_that_the_others_wait_for_in_vain_is_named(folder, monkeypatch)
     monkeypatch.setattr(policies, "_GRACE_S", 0.2)
     for rank, pid in enumerate((101, 102, 103)):
         monkeypatch.setattr("os.getpid", lambda pid=pid: pid)
-        folder.note_worker(rank, 3, "node")
-    folder.note_failure(2, TIMED_OUT)  # process 103
+        folder.log_worker(rank, 3, "node")
+    folder.log_failure(2, TIMED_OUT)  # process 103
     failed(FailureWatch(folder, max_failures=5), w0=TIMED_OUT)
-    assert f"worker 0: {TIMED_OUT}; worker 1: no sign of life; the workers" in messages(folder)
+    assert f"worker 0: {TIMED_OUT}; worker 1: does not respond; the workers" in messages(folder)
     failed(FailureWatch(folder, max_failures=5), w0=RuntimeError("a bug"))
     assert "worker 0: a bug; the workers" in messages(folder)
 

@@ -11,7 +11,7 @@ import pytest
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.driver import run_training
-from ssl_sec.edges.run.on_ray.runtime import connect, scaling_for, shortage, workers_in_words
+from ssl_sec.edges.run.on_ray.runtime import connect, describe_workers, find_shortage, make_scaling
 from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
@@ -96,25 +96,25 @@ def test_a_stop_saves_on_all_workers(cluster, quick, monkeypatch):
 
 def test_more_workers_than_the_cluster_has_are_refused():
     with pytest.raises(ConfigError, match="runtime.num_workers: found 3, but the cluster has 2 CPUs; allowed: 1 to 2"):
-        scaling_for(RayConfig(num_workers=3), {"CPU": 2.0})
+        make_scaling(RayConfig(num_workers=3), {"CPU": 2.0})
     with pytest.raises(ConfigError, match="found 5, but the cluster has 4 GPUs"):
-        scaling_for(RayConfig(num_workers=5), {"CPU": 64.0, "GPU": 4.0})
+        make_scaling(RayConfig(num_workers=5), {"CPU": 64.0, "GPU": 4.0})
     with pytest.raises(ConfigError, match="runtime.cpus_per_worker: found 2 for 2 workers"):
-        scaling_for(RayConfig(num_workers=2, cpus_per_worker=2), {"CPU": 3.0})
+        make_scaling(RayConfig(num_workers=2, cpus_per_worker=2), {"CPU": 3.0})
     with pytest.raises(ConfigError, match="but the cluster has 0 GPUs"):
-        scaling_for(RayConfig(num_workers=1, device="cuda"), {"CPU": 2.0})
+        make_scaling(RayConfig(num_workers=1, device="cuda"), {"CPU": 2.0})
 
 
 def test_an_elastic_run_needs_the_least_number_and_takes_a_machines_share_for_each():
-    cpus = scaling_for(RayConfig(num_workers=(2, 8), resize_interval_s=7.0), {"CPU": 3.0})
+    cpus = make_scaling(RayConfig(num_workers=(2, 8), resize_interval_s=7.0), {"CPU": 3.0})
     assert (cpus.num_workers, cpus.resources_per_worker) == ((2, 8), {"CPU": 1})
     assert cpus.elastic_resize_monitor_interval_s == 7
-    gpus = scaling_for(RayConfig(num_workers=(2, 8)), {"CPU": 64.0, "GPU": 4.0})
+    gpus = make_scaling(RayConfig(num_workers=(2, 8)), {"CPU": 64.0, "GPU": 4.0})
     assert (gpus.num_workers, gpus.use_gpu, gpus.resources_per_worker) == ((2, 8), True, {"CPU": 16})
     with pytest.raises(ConfigError, match="runtime.num_workers: found 4, but the cluster has 3 CPUs; allowed: 1 to 3"):
-        scaling_for(RayConfig(num_workers=(4, 8)), {"CPU": 3.0})
+        make_scaling(RayConfig(num_workers=(4, 8)), {"CPU": 3.0})
     with pytest.raises(ConfigError, match="runtime.cpus_per_worker: found 2 for 2 workers"):
-        scaling_for(RayConfig(num_workers=(2, 8), cpus_per_worker=2), {"CPU": 3.0})
+        make_scaling(RayConfig(num_workers=(2, 8), cpus_per_worker=2), {"CPU": 3.0})
 
 
 @pytest.mark.parametrize(
@@ -126,25 +126,25 @@ def test_an_elastic_run_needs_the_least_number_and_takes_a_machines_share_for_ea
     ],
 )
 def test_the_workers_are_said_in_words(options, resources, expected):
-    assert workers_in_words(scaling_for(options, resources)) == expected
+    assert describe_workers(make_scaling(options, resources)) == expected
 
 
 def test_a_cluster_that_lost_machines_is_told():
-    scaling = scaling_for(RayConfig(num_workers=4), {"CPU": 8.0, "GPU": 4.0})
-    assert shortage(scaling, {"CPU": 8.0, "GPU": 4.0}) is None
-    assert shortage(scaling, {"CPU": 8.0, "GPU": 3.0}) == "the cluster has 3 GPUs, and the workers need 4"
-    assert shortage(scaling, {"CPU": 6.0, "GPU": 4.0}) == "the cluster has 6 CPUs, and the workers need 8"
-    elastic = scaling_for(RayConfig(num_workers=(1, 4)), {"CPU": 8.0, "GPU": 4.0})
-    assert shortage(elastic, {"CPU": 2.0, "GPU": 1.0}) is None
-    assert shortage(elastic, {"CPU": 2.0}) == "the cluster has 0 GPUs, and the workers need 1"
+    scaling = make_scaling(RayConfig(num_workers=4), {"CPU": 8.0, "GPU": 4.0})
+    assert find_shortage(scaling, {"CPU": 8.0, "GPU": 4.0}) is None
+    assert find_shortage(scaling, {"CPU": 8.0, "GPU": 3.0}) == "the cluster has 3 GPUs, and the workers need 4"
+    assert find_shortage(scaling, {"CPU": 6.0, "GPU": 4.0}) == "the cluster has 6 CPUs, and the workers need 8"
+    elastic = make_scaling(RayConfig(num_workers=(1, 4)), {"CPU": 8.0, "GPU": 4.0})
+    assert find_shortage(elastic, {"CPU": 2.0, "GPU": 1.0}) is None
+    assert find_shortage(elastic, {"CPU": 2.0}) == "the cluster has 0 GPUs, and the workers need 1"
 
 
 def test_workers_are_found_by_themselves():
-    gpus = scaling_for(RayConfig(), {"CPU": 64.0, "GPU": 8.0})
+    gpus = make_scaling(RayConfig(), {"CPU": 64.0, "GPU": 8.0})
     assert (gpus.num_workers, gpus.use_gpu, gpus.resources_per_worker) == (8, True, {"CPU": 8})
-    cpus = scaling_for(RayConfig(), {"CPU": 2.0})
+    cpus = make_scaling(RayConfig(), {"CPU": 2.0})
     assert (cpus.num_workers, cpus.use_gpu, cpus.resources_per_worker) == (1, False, {"CPU": 2})
-    forced = scaling_for(RayConfig(device="cpu", num_workers=4), {"CPU": 16.0, "GPU": 8.0})
+    forced = make_scaling(RayConfig(device="cpu", num_workers=4), {"CPU": 16.0, "GPU": 8.0})
     assert (forced.num_workers, forced.use_gpu, forced.resources_per_worker) == (4, False, {"CPU": 4})
 
 
