@@ -12,7 +12,7 @@ import pytest
 import ssl_sec
 from docs import tables
 from ssl_sec.edges.composition.compose import compose
-from ssl_sec.edges.submit.submission import points_of
+from ssl_sec.edges.submit.orders import expand_sweep
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import from_values
@@ -57,7 +57,7 @@ def commands():
 @pytest.mark.parametrize(("job", "overrides"), commands())
 def test_commands_are_configurations(job, overrides):
     overrides = [override for override in overrides if not override.startswith("resume=")]
-    for point, _ in points_of(overrides):
+    for point, _ in expand_sweep(overrides):
         values = compose(job, point)
         if job in RECIPES:
             from_values(RECIPES[job].config, values)
