@@ -435,7 +435,9 @@ def test_a_figure_shows_the_newest_experiment_or_the_given_recipes(store):
     assert {row["arm"] for row in store.report(figure=4).rows} == {"sec"}
     chosen = store.report(figure=4, recipes=("cifar10_sec_100", "cifar10_ntxent_100"))
     assert {row["arm"] for row in chosen.rows} == {"cifar10_ntxent_100", "cifar10_sec_100"}
-    with pytest.raises(ConfigError, match="recipes: found 'digit', for which no pretraining has finished; did you mean"):
+    with pytest.raises(
+        ConfigError, match="recipes: found 'digit', for which no pretraining has finished; did you mean"
+    ):
         store.report(figure=4, recipes=("digit",))
 
 
