@@ -31,7 +31,7 @@ from benchmarks.measure import (
 )
 from benchmarks.simclr import Ours, PilImages, Setting, draw_images
 from benchmarks.throughput import choose_steps_per_turn
-from ssl_sec.augment.views import SimCLRAugmentation
+from ssl_sec.augment.config import AugmentConfig
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.recipes import assembly
 from ssl_sec.training.objective import Objective
@@ -160,7 +160,7 @@ def measure_augmentations(batch: int, device: torch.device, rounds: int) -> list
     everything = slice(0, batch)
 
     def make_views(*transforms: _AugmentationBase) -> Callable[[], object]:
-        augmentation = SimCLRAugmentation(image_size_px=SIZE_PX, num_channels=3, seed=0)
+        augmentation = AugmentConfig().build(SIZE_PX, 3, seed=0)
         for place, transform in enumerate(transforms):
             augmentation.transforms[place] = transform
         return lambda: augmentation(pixels, 0, everything, batch)

@@ -95,11 +95,12 @@ def pack_images(data: Path, path: Path) -> None:
         path: the .tar.gz.
     """
     from ssl_sec.data import parquet
+    from ssl_sec.data.image_set import Columns
 
     values = describe_data(data)
     with tarfile.open(path, "w:gz") as archive:
         for split in ("train", "test"):
-            files = parquet.inspect(values[split], None, "label")
+            files = parquet.inspect(values[split], Columns())
             number = 0
             for rows in parquet.iterate_rows(files):
                 for encoded, label in zip(rows.encoded.to_pylist(), rows.labels.tolist(), strict=True):

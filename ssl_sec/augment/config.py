@@ -1,6 +1,6 @@
 """The augmentations as values of a run; see `ssl_sec.settings`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 import torch
@@ -89,12 +89,12 @@ class CropConfig(Settings, key="augment"):
         flip_probability: probability of a horizontal flip, in [0, 1].
     """
 
-    short_side_px: Side = 256
-    size_px: Side = 227
-    min_scale: Share = 0.16
-    min_aspect: Positive = 0.75
-    max_aspect: Positive = 4 / 3
-    flip_probability: Probability = 0.5
+    short_side_px: Side = RandomResizedCrop.short_side_px
+    size_px: Side = RandomResizedCrop.size_px
+    min_scale: Share = RandomResizedCrop.min_scale
+    min_aspect: Positive = RandomResizedCrop.min_aspect
+    max_aspect: Positive = RandomResizedCrop.max_aspect
+    flip_probability: Probability = RandomResizedCrop.flip_probability
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,14 +105,7 @@ class CropConfig(Settings, key="augment"):
 
     def random_crop(self) -> RandomResizedCrop:
         """The crop of training."""
-        return RandomResizedCrop(
-            short_side_px=self.short_side_px,
-            size_px=self.size_px,
-            min_scale=self.min_scale,
-            min_aspect=self.min_aspect,
-            max_aspect=self.max_aspect,
-            flip_probability=self.flip_probability,
-        )
+        return RandomResizedCrop(**{each.name: getattr(self, each.name) for each in fields(RandomResizedCrop)})
 
     def centre_crop(self) -> CentreCrop:
         """The crop of evaluation."""
@@ -120,14 +113,7 @@ class CropConfig(Settings, key="augment"):
 
     def on_device(self, image_size_px: int, seed: int) -> RetrievalAugmentation:
         """The augmentation of images that have one size already."""
-        return RetrievalAugmentation(
-            image_size_px=image_size_px,
-            seed=seed,
-            min_scale=self.min_scale,
-            min_aspect=self.min_aspect,
-            max_aspect=self.max_aspect,
-            flip_probability=self.flip_probability,
-        )
+        return RetrievalAugmentation(image_size_px=image_size_px, crop=self.random_crop(), seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)

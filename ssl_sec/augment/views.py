@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from ssl_sec.data.crops import RandomResizedCrop
 from ssl_sec.seeding import derived_seed
 
 # Sides of views whose pixels fit into the registers of one program of a GPU.
@@ -111,10 +112,10 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
         image_size_px: int,
         num_channels: int,
         seed: int,
-        num_views: int = 2,
-        min_scale: float = 0.08,
-        flip_probability: float = 0.5,
-        colour_strength: float = 0.5,
+        num_views: int,
+        min_scale: float,
+        flip_probability: float,
+        colour_strength: float,
     ) -> None:
         from kornia.augmentation import ColorJitter, RandomGrayscale
 
@@ -201,7 +202,7 @@ class FlipAugmentation(_GlobalBatchAugmentation):
         flip_probability: in (0, 1].
     """
 
-    def __init__(self, *, seed: int, flip_probability: float = 0.5) -> None:
+    def __init__(self, *, seed: int, flip_probability: float) -> None:
         from kornia.augmentation import RandomHorizontalFlip
 
         super().__init__([RandomHorizontalFlip(p=flip_probability)], seed, num_views=1)
@@ -215,42 +216,31 @@ class RetrievalAugmentation(_GlobalBatchAugmentation):
 
     Args:
         image_size_px: side of the views, pixels.
+        crop: how large and of which shape they are, and how often mirrored.
         seed: the run's seed.
-        min_scale: smallest crop, as a share of the image's area, in (0, 1].
-        min_aspect: smallest width / height of a crop, > 0.
-        max_aspect: largest, ≥ min_aspect.
-        flip_probability: of a horizontal flip, in [0, 1].
     """
 
-    def __init__(
-        self,
-        *,
-        image_size_px: int,
-        seed: int,
-        min_scale: float = 0.16,
-        min_aspect: float = 3 / 4,
-        max_aspect: float = 4 / 3,
-        flip_probability: float = 0.5,
-    ) -> None:
-        transforms = _crop_and_flip(image_size_px, min_scale, (min_aspect, max_aspect), flip_probability)
+    def __init__(self, *, image_size_px: int, crop: RandomResizedCrop, seed: int) -> None:
+        aspects = (crop.min_aspect, crop.max_aspect)
+        transforms = _crop_and_flip(image_size_px, crop.min_scale, aspects, crop.flip_probability)
         super().__init__(transforms, seed, num_views=1)
 
 
 def _crop_and_flip(
     image_size_px: int, min_scale: float, aspects: tuple[float, float], flip_probability: float
 ) -> list[nn.Module]:
-    from kornia.augmentation import RandomHorizontalFlip, RandomResizedCrop
+    from kornia import augmentation as kornias
 
     # The pixels in the corners of the crop are those of the view, where torchvision's lie up to half a pixel of the
     # view further in. Resampling is twice as fast as slicing.
-    crop = RandomResizedCrop(
+    crop = kornias.RandomResizedCrop(
         (image_size_px, image_size_px),
         scale=(min_scale, 1.0),
         ratio=aspects,
         cropping_mode="resample",
         align_corners=False,
     )
-    return [crop, RandomHorizontalFlip(p=flip_probability)] if flip_probability > 0 else [crop]
+    return [crop, kornias.RandomHorizontalFlip(p=flip_probability)] if flip_probability > 0 else [crop]
 
 
 def _rows_of(draws: list[Any], rows: slice, num_rows: int) -> list[Any]:

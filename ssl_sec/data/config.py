@@ -14,7 +14,7 @@ from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
 from ssl_sec.data.faces.records import open_records
 from ssl_sec.data.folders import open_folder
-from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.image_set import CACHE_FOLDER, Columns, ImageSet
 from ssl_sec.data.retrieval_sets import RetrievalSet, open_retrieval_set
 from ssl_sec.data.samplers import Sampler, ShuffledBatches
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits
@@ -178,9 +178,13 @@ class ParquetConfig(_FilesConfig):
     name: Literal["parquet"] = "parquet"
     train: tuple[str, ...]
     test: tuple[str, ...] | None = None
-    image_column: str | None = None
-    label_column: str = "label"
-    cache_folder: Local = "~/.cache/ssl_sec"
+    image_column: str | None = Columns.image_column
+    label_column: str = Columns.label_column
+    cache_folder: Local = CACHE_FOLDER
+
+    @property
+    def _columns(self) -> Columns:
+        return Columns(image_column=self.image_column, label_column=self.label_column)
 
     @property
     def title(self) -> str:
@@ -193,17 +197,14 @@ class ParquetConfig(_FilesConfig):
             train=list(self.train),
             test=None if self.test is None else list(self.test),
             decoding=self._decoding(crop),
-            image_column=self.image_column,
-            label_column=self.label_column,
+            columns=self._columns,
             cache_folder=self.cache_folder,
         )
 
     def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
         if self.test is None:
             raise ConfigError("data.test: found None, must be given, unless data.num_train_classes splits data.train")
-        train, test = (
-            parquet_class_names(list(files), self.image_column, self.label_column) for files in (self.train, self.test)
-        )
+        train, test = (parquet_class_names(list(files), self._columns) for files in (self.train, self.test))
         require_disjoint(train, test, "parquet")
         return own_classes(self._open(split, crop))
 

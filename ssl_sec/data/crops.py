@@ -77,25 +77,6 @@ class CentreSquare:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CentreCrop:
-    """The centre of the image resized to a short side: how the papers evaluate (SEC, appendix B.1).
-
-    Attributes:
-        short_side_px: short side of the resized image.
-        size_px: side of the result, 1 ≤ size_px ≤ short_side_px.
-    """
-
-    short_side_px: int = 256
-    size_px: int = 227
-
-    def __call__(self, image: Image.Image, draw: int | None = None) -> Image.Image:
-        """The centre, whatever the draw."""
-        width, height = _resized(image.size, self.short_side_px)
-        left, top = round((width - self.size_px) / 2), round((height - self.size_px) / 2)
-        return _cut(image, self.short_side_px, (left, top, left + self.size_px, top + self.size_px))
-
-
-@dataclass(frozen=True, kw_only=True)
 class RandomResizedCrop:
     """A random part of the image resized to a short side, resized again and perhaps mirrored (SEC, appendix B.1).
 
@@ -142,6 +123,25 @@ class RandomResizedCrop:
         part_height = min(height, round(width / self.min_aspect))
         left, top = (width - part_width) // 2, (height - part_height) // 2
         return left, top, left + part_width, top + part_height
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentreCrop:
+    """The centre of the image resized to a short side: how the papers evaluate (SEC, appendix B.1).
+
+    Attributes:
+        short_side_px: short side of the resized image.
+        size_px: side of the result, 1 ≤ size_px ≤ short_side_px.
+    """
+
+    short_side_px: int = RandomResizedCrop.short_side_px
+    size_px: int = RandomResizedCrop.size_px
+
+    def __call__(self, image: Image.Image, draw: int | None = None) -> Image.Image:
+        """The centre, whatever the draw."""
+        width, height = _resized(image.size, self.short_side_px)
+        left, top = round((width - self.size_px) / 2), round((height - self.size_px) / 2)
+        return _cut(image, self.short_side_px, (left, top, left + self.size_px, top + self.size_px))
 
 
 def _resized(size: tuple[int, int], short_side_px: int) -> tuple[int, int]:

@@ -30,6 +30,25 @@ Split = Literal["train", "test"]
 Locations = str | Path | Sequence[str | Path]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """The columns of Parquet files.
+
+    Attributes:
+        image_column: struct{bytes, path}; None takes the only one of that type.
+        label_column: integers, 0 or more.
+    """
+
+    image_column: str | None = None
+    label_column: str = "label"
+
+
+NAMED_AS_USUAL = Columns()
+
+# Where a streamed set of Parquet files is copied to, to be read by row.
+CACHE_FOLDER = "~/.cache/ssl_sec"
+
+
 @runtime_checkable
 class ImageSet(Protocol):
     """The images of one split."""

@@ -24,6 +24,7 @@ from jaxtyping import Int64
 
 from ssl_sec.data.image_set import (
     MAX_CLASSES,
+    Columns,
     Locations,
     check_num_classes,
 )
@@ -97,27 +98,26 @@ def find_files(locations: Locations) -> list[tuple[AbstractFileSystem, str]]:
     return found
 
 
-def inspect(locations: Locations, image_column: str | None, label_column: str) -> ParquetFiles:
+def inspect(locations: Locations, columns: Columns) -> ParquetFiles:
     """Opens each file's footer and checks its columns.
 
     Args:
         locations: a path, a glob, an fsspec URL or a list of them.
-        image_column: the column of images; None takes the only one of type struct{bytes, path}.
-        label_column: the column of integer labels.
+        columns: of the images and the labels.
 
     Raises:
         MissingDataError: a file does not exist.
         DataError: a file is not Parquet, has no such columns or no rows.
     """
     files = find_files(locations)
-    num_rows, class_names, found_column = 0, None, image_column
+    num_rows, class_names, found_column = 0, None, columns.image_column
     for file_system, path in files:
         with _opened(file_system, path) as parquet:
             schema = parquet.schema_arrow
             num_rows += parquet.metadata.num_rows
         found_column = _checked_image_column(schema, found_column, path)
-        _check_label_column(schema, label_column, path)
-        named = _class_names(schema, label_column)
+        _check_label_column(schema, columns.label_column, path)
+        named = _class_names(schema, columns.label_column)
         if named and class_names and named != class_names:
             listed = printable(", ".join(named))
             raise DataError(f"{printable(path)}: its metadata names other classes than another file's: {listed}")
@@ -128,7 +128,7 @@ def inspect(locations: Locations, image_column: str | None, label_column: str) -
     return ParquetFiles(
         files=tuple(files),
         image_column=found_column,
-        label_column=label_column,
+        label_column=columns.label_column,
         class_names=class_names,
         num_rows=num_rows,
     )

@@ -17,6 +17,9 @@ from torch import Tensor
 
 from ssl_sec.data.decode import AS_THEY_ARE, Decoding, decode_image
 from ssl_sec.data.image_set import (
+    CACHE_FOLDER,
+    NAMED_AS_USUAL,
+    Columns,
     EncodedImages,
     ImageSet,
     ImageStore,
@@ -287,9 +290,8 @@ def open_parquet(
     train: Locations | None,
     test: Locations | None,
     decoding: Decoding = AS_THEY_ARE,
-    image_column: str | None = None,
-    label_column: str = "label",
-    cache_folder: str | Path = "~/.cache/ssl_sec",
+    columns: Columns = NAMED_AS_USUAL,
+    cache_folder: str | Path = CACHE_FOLDER,
 ) -> ImageSet:
     """Parquet files in the Hugging Face layout, local or remote.
 
@@ -300,8 +302,7 @@ def open_parquet(
         train: path, glob or fsspec URL of the training files, or a list of them.
         test: the same for the test files.
         decoding: how images become pixels.
-        image_column: column of struct{bytes, path}; None takes the only one of that type.
-        label_column: column of integers, 0 or more.
+        columns: of the images and the labels.
         cache_folder: where a streamed set is copied to, to be read by row; needs the space of the files.
 
     Raises:
@@ -313,7 +314,7 @@ def open_parquet(
     locations = train if split == "train" else test
     if locations is None:
         raise MissingDataError(f"parquet: no files for the {split} split; set data.{split}")
-    files = parquet.inspect(locations, image_column, label_column)
+    files = parquet.inspect(locations, columns)
     encoded = (
         (name, image.as_py(), int(label))
         for rows in parquet.iterate_rows(files)
@@ -337,15 +338,12 @@ def open_parquet(
     return from_store(store, labels, class_names(labels), name, description, streamed)
 
 
-def parquet_class_names(
-    locations: Locations, image_column: str | None = None, label_column: str = "label"
-) -> tuple[str, ...]:
+def parquet_class_names(locations: Locations, columns: Columns = NAMED_AS_USUAL) -> tuple[str, ...]:
     """Names of the classes that have images in Parquet files, in the order of their labels; only labels are read.
 
     Args:
         locations: path, glob or fsspec URL of the files, or a list of them.
-        image_column: as in `open_parquet`.
-        label_column: as in `open_parquet`.
+        columns: of the images and the labels.
 
     Raises:
         MissingDataError: a file does not exist.
@@ -353,7 +351,7 @@ def parquet_class_names(
     """
     from ssl_sec.data import parquet
 
-    files = parquet.inspect(locations, image_column, label_column)
+    files = parquet.inspect(locations, columns)
     labels = parquet.distinct_labels(files)
     class_names = parquet.class_names(files, labels)
     return tuple(class_names[label] for label in labels.tolist())

@@ -20,9 +20,10 @@ def pixels(count, height, width, seed=0):
     return torch.randint(0, 256, (count, 3, height, width), generator=generator, dtype=torch.uint8).to(HERE)
 
 
-def both(size, **options):
-    options = {"image_size_px": size, "num_channels": 3, "seed": 5, **options}
-    return SimCLRAugmentation(**options), FusedSimCLRAugmentation(**options)
+def both(size, layout=torch.contiguous_format, **options):
+    drawn = {"min_scale": 0.08, "flip_probability": 0.5, "colour_strength": 0.5}
+    options = {"image_size_px": size, "num_channels": 3, "seed": 5, "num_views": 2, **drawn, **options}
+    return SimCLRAugmentation(**options), FusedSimCLRAugmentation(layout, **options)
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
@@ -64,10 +65,8 @@ def test_workers_make_their_rows_of_the_whole_batchs_views():
 
 
 def test_the_layout_is_the_one_asked_for():
-    options = {"image_size_px": 5, "num_channels": 3, "seed": 5}
-    plain, last = (
-        FusedSimCLRAugmentation(layout, **options) for layout in (torch.contiguous_format, torch.channels_last)
-    )
+    layouts = (torch.contiguous_format, torch.channels_last)
+    plain, last = (both(5, layout=layout)[1] for layout in layouts)
     images = pixels(3, 5, 5)
     views = whole(last, images)
     assert views.is_contiguous(memory_format=torch.channels_last) and not views.is_contiguous()

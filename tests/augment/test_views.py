@@ -3,7 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssl_sec.augment.views import RetrievalAugmentation, SimCLRAugmentation, already_cropped, unit_range
+from ssl_sec.augment.config import AugmentConfig, CropConfig
+from ssl_sec.augment.views import already_cropped, unit_range
 
 BATCH = 12
 
@@ -14,7 +15,8 @@ def images(count=BATCH, channels=3, size=9, seed=0):
 
 
 def augmentation(channels=3, size=8, **options):
-    return SimCLRAugmentation(image_size_px=size, num_channels=channels, **{"seed": 5, **options})
+    drawn = {"seed": options.pop("seed", 5), "num_views": options.pop("num_views", 2)}
+    return AugmentConfig(**options).build(size, channels, **drawn)
 
 
 def whole(augment, pixels, step=3):
@@ -61,7 +63,7 @@ def test_the_views_of_some_rows_are_those_rows_of_the_whole_batchs_views(channel
 @given(cuts=st.lists(st.integers(1, BATCH - 1), unique=True, max_size=4), step=st.integers(0, 50))
 @settings(max_examples=10)
 def test_so_are_those_of_retrieval(channels, cuts, step):
-    augment = RetrievalAugmentation(image_size_px=8, seed=5)
+    augment = CropConfig().on_device(8, seed=5)
     pixels = images(channels=channels)
     views = whole(augment, pixels, step)
     assert views.shape == (BATCH, channels, 8, 8)
@@ -148,7 +150,7 @@ def test_the_crops_of_retrieval_have_the_sizes_and_flips_stated():
     pixels = torch.stack([across, across.T]).expand(600, 2, 64, 64).contiguous()
 
     def measured(**options):
-        views = whole(RetrievalAugmentation(image_size_px=16, seed=5, **options), pixels)
+        views = whole(CropConfig(**options).on_device(16, seed=5), pixels)
         # The corners of a view show those pixels that are the corners of the crop.
         slopes = torch.stack([views[:, 0, 0, -1] - views[:, 0, 0, 0], views[:, 1, -1, 0] - views[:, 1, 0, 0]])
         width, height = slopes.abs() * 63 + 1

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from ssl_sec.data import parquet
+from ssl_sec.data.image_set import Columns
 from ssl_sec.errors import DataError, MissingDataError
 from tests.data.files import plain, write_parquet
 
@@ -16,8 +17,8 @@ def file(tmp_path):
     return write_parquet(tmp_path / "a.parquet", [plain(i) for i in range(10)], [i % 2 for i in range(10)])
 
 
-def inspect(*locations, image_column=None, label_column="label"):
-    return parquet.inspect(list(locations), image_column, label_column)
+def inspect(*locations, **columns):
+    return parquet.inspect(list(locations), Columns(**columns))
 
 
 def test_rows_come_in_order(tmp_path, file, monkeypatch):

@@ -14,7 +14,7 @@ from torchvision.datasets import CIFAR10, CIFAR100
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.folders import open_folder
-from ssl_sec.data.image_set import EncodedImages, ResidentImages
+from ssl_sec.data.image_set import Columns, EncodedImages, ResidentImages
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits
 from ssl_sec.data.stores import limit_images, open_parquet, parquet_class_names
 from ssl_sec.errors import ConfigError, DataError, MissingDataError
@@ -298,9 +298,9 @@ def test_the_classes_of_parquet_files_are_those_that_have_images(tmp_path):
     first = write_parquet(tmp_path / "0.parquet", [plain(1)] * 4, [4, 1, 1, 4], names, "img")
     second = write_parquet(tmp_path / "1.parquet", [plain(1)] * 2, [2, 1], names, "img")
     assert parquet_class_names([first, second]) == ("b", "c", "e")
-    assert parquet_class_names(second, "img", "label") == ("b", "c")
+    assert parquet_class_names(second, Columns(image_column="img")) == ("b", "c")
     unnamed = write_parquet(tmp_path / "2.parquet", [b"no image"], [7], label_column="y")
-    assert parquet_class_names(unnamed, label_column="y") == ("7",)
+    assert parquet_class_names(unnamed, Columns(label_column="y")) == ("7",)
     wrong = write_parquet(tmp_path / "3.parquet", [plain(1)] * 3, [0, 1, -2])
     assert f"{wrong} row 2: label -2" in line(lambda: parquet_class_names(wrong))
 

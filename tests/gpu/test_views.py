@@ -3,18 +3,16 @@
 import pytest
 import torch
 
-from ssl_sec.augment.views import FlipAugmentation, FusedSimCLRAugmentation, RetrievalAugmentation, SimCLRAugmentation
+from ssl_sec.augment.config import AugmentConfig, CropConfig, FlipConfig
+from ssl_sec.augment.views import FusedSimCLRAugmentation
 from tests.gpu.waiting import forbidden
 
 BUILDS = {
-    "simclr, colour": (3, lambda size: SimCLRAugmentation(image_size_px=size, num_channels=3, seed=5)),
-    "simclr, grey": (1, lambda size: SimCLRAugmentation(image_size_px=size, num_channels=1, seed=5)),
-    "simclr, imagenet": (
-        3,
-        lambda size: SimCLRAugmentation(image_size_px=size, num_channels=3, seed=5, colour_strength=1.0),
-    ),
-    "retrieval": (3, lambda size: RetrievalAugmentation(image_size_px=size, seed=5)),
-    "flip": (3, lambda size: FlipAugmentation(seed=5)),
+    "simclr, colour": (3, lambda size: AugmentConfig().build(size, 3, seed=5)),
+    "simclr, grey": (1, lambda size: AugmentConfig().build(size, 1, seed=5)),
+    "simclr, imagenet": (3, lambda size: AugmentConfig(colour_strength=1.0).build(size, 3, seed=5)),
+    "retrieval": (3, lambda size: CropConfig().on_device(size, seed=5)),
+    "flip": (3, lambda size: FlipConfig().build(seed=5)),
 }
 
 
@@ -71,8 +69,8 @@ def test_making_them_waits_for_nothing(name, device):
 def test_one_launch_makes_kornias_views(size, gpu):
     """Without a GPU, `tests/augment/test_fused.py` runs the kernel in Triton's interpreter."""
     pytest.importorskip("triton")
-    options = {"image_size_px": size, "num_channels": 3, "seed": 5}
-    kornias, ours = SimCLRAugmentation(**options), FusedSimCLRAugmentation(**options)
+    kornias, ours = (AugmentConfig().build(size, 3, seed=5, device=device) for device in (torch.device("cpu"), gpu))
+    assert isinstance(ours, FusedSimCLRAugmentation) and not isinstance(kornias, FusedSimCLRAugmentation)
     images = pixels(64, size)
     here = images.to(gpu)
     whole(ours, here)  # the kernel is compiled

@@ -7,6 +7,7 @@ from typing import Literal
 
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.faces.pairs import VerificationPairs, open_bin, open_lfw_pairs, open_pair_table
+from ssl_sec.data.image_set import Columns
 from ssl_sec.settings import (
     CountOrZero,
     Local,
@@ -102,8 +103,8 @@ class PairTableConfig(_PairsConfig):
     name: Literal["pairs"] = "pairs"
     pairs: Local
     images: Local | tuple[str, ...]
-    image_column: str | None = None
-    label_column: str = "label"
+    image_column: str | None = Columns.image_column
+    label_column: str = Columns.label_column
 
     @property
     def _list(self) -> str:
@@ -113,7 +114,8 @@ class PairTableConfig(_PairsConfig):
         """The pairs with their images."""
         images = Path(self.images).expanduser() if isinstance(self.images, str) else list(self.images)
         table = Path(self.pairs).expanduser()
-        return open_pair_table(table, images, self.title, decoding, self.image_column, self.label_column)
+        columns = Columns(image_column=self.image_column, label_column=self.label_column)
+        return open_pair_table(table, images, self.title, decoding, columns)
 
 
 PairsConfig = BinPairsConfig | LFWPairsConfig | PairTableConfig

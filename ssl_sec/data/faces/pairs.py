@@ -18,7 +18,7 @@ from torch import Tensor
 from ssl_sec.data.decode import AS_THEY_ARE, Decoding
 from ssl_sec.data.faces.bins import read_bin
 from ssl_sec.data.folders import image_paths
-from ssl_sec.data.image_set import ImageSet, ImageStore
+from ssl_sec.data.image_set import NAMED_AS_USUAL, Columns, ImageSet, ImageStore
 from ssl_sec.data.stores import FileStore, MemoryStore, from_store
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 
@@ -158,8 +158,7 @@ def open_pair_table(
     images: str | Path | Sequence[str | Path],
     name: str | None = None,
     decoding: Decoding = AS_THEY_ARE,
-    image_column: str | None = None,
-    label_column: str = "label",
+    columns: Columns = NAMED_AS_USUAL,
 ) -> VerificationPairs:
     """A CSV file with the columns first, second, same (0 or 1) and, if there are several folds, fold.
 
@@ -169,8 +168,7 @@ def open_pair_table(
             files, in the Hugging Face layout, with the paths of the images.
         name: what figures call the set; None takes the name of the table.
         decoding: how images become pixels.
-        image_column: of Parquet files, as in `open_parquet`.
-        label_column: of Parquet files: who is shown.
+        columns: of Parquet files; the labels are who is shown.
 
     Raises:
         MissingDataError: a file or the folder does not exist.
@@ -182,7 +180,7 @@ def open_pair_table(
         listed = _in_folder(Path(images))
     else:
         wanted = {image for pair in pairs for image in (pair.first, pair.second)}
-        listed = _in_parquet(images, image_column, label_column, wanted)
+        listed = _in_parquet(images, columns, wanted)
     return _open_named(name or table.stem, pairs, table, listed, decoding)
 
 
@@ -282,13 +280,11 @@ def _in_folder(root: Path) -> _Listed:
     )
 
 
-def _in_parquet(
-    locations: Sequence[str | Path], image_column: str | None, label_column: str, wanted: set[str]
-) -> _Listed:
+def _in_parquet(locations: Sequence[str | Path], columns: Columns, wanted: set[str]) -> _Listed:
     """The wanted ones of the images in Parquet files."""
     from ssl_sec.data import parquet  # Arrow, which no other list needs
 
-    files = parquet.inspect(locations, image_column, label_column)
+    files = parquet.inspect(locations, columns)
     names: list[str] = []
     paths: list[str] = []
     people: list[str | None] = []
