@@ -23,27 +23,19 @@ class DrawnData(Protocol):
 
 @runtime_checkable
 class RunRecord(Protocol):
-    """What a finished run left."""
+    """What a finished run left.
 
-    @property
-    def path(self) -> Path:
-        """The run's folder, which has its name."""
-        ...
+    Attributes:
+        path: the run's folder, which has its name.
+        features_path: features of some training images, or embeddings of the test images.
+        examples_path: some test images and their neighbours.
+        confusion_path: how a probe confuses the classes.
+    """
 
-    @property
-    def features_path(self) -> Path:
-        """Features of some training images, or embeddings of the test images."""
-        ...
-
-    @property
-    def examples_path(self) -> Path:
-        """Some test images and their neighbours."""
-        ...
-
-    @property
-    def confusion_path(self) -> Path:
-        """How a probe confuses the classes."""
-        ...
+    path: Path
+    features_path: Path
+    examples_path: Path
+    confusion_path: Path
 
     def records(self) -> Sequence[dict[str, Any]]:
         """The figures, as they were reported."""

@@ -10,10 +10,8 @@ and, with the N-pair loss, L = L_npair + λ L_ang                               
 import math
 
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor
 
-from ssl_sec.losses.base import Loss, log_one_plus_sum_exp, require_triplets
+from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, log_one_plus_sum_exp, require_triplets
 from ssl_sec.losses.classes import classes_of, negative_pairs
 from ssl_sec.losses.geometry import directions
 from ssl_sec.losses.pair import NPairLoss
@@ -31,16 +29,12 @@ class AngularLoss(Loss):
         alpha_degrees: α in (0, 90), the largest angle at the negative.
     """
 
-    _shown = ("alpha_degrees",)
-
     def __init__(self, alpha_degrees: float = 45.0) -> None:
         super().__init__()
         Range(gt=0, lt=90).check("alpha_degrees", alpha_degrees)
         self.alpha_degrees = alpha_degrees
 
-    def _share(
-        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
-    ) -> Float[Tensor, ""]:
+    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         classes = classes_of(labels)
         require_triplets(type(self).__name__, classes)
         squared_tangent = math.tan(math.radians(self.alpha_degrees)) ** 2
@@ -63,8 +57,6 @@ class NPairAngularLoss(Loss):
         weight: λ ≥ 0, of the angular loss beside N-pair.
     """
 
-    _shown = ("weight",)
-
     def __init__(self, alpha_degrees: float = 45.0, weight: float = 2.0) -> None:
         super().__init__()
         Range(ge=0).check("weight", weight)
@@ -72,7 +64,5 @@ class NPairAngularLoss(Loss):
         self.n_pair = NPairLoss()
         self.angular = AngularLoss(alpha_degrees)
 
-    def _share(
-        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
-    ) -> Float[Tensor, ""]:
+    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         return self.n_pair(embeddings, labels, anchors) + self.weight * self.angular(embeddings, labels, anchors)

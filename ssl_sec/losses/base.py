@@ -1,7 +1,7 @@
 """What every loss of the core is: `loss(embeddings, labels) -> scalar`, in shares of the anchors; what some share."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from inspect import signature
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -11,6 +11,10 @@ from ssl_sec.losses.classes import Classes, can_look
 from ssl_sec.losses.geometry import in_full_precision
 from ssl_sec.settings import Range
 
+Embeddings = Float[Tensor, "batch dim"]
+Labels = Int64[Tensor, " batch"]
+Scalar = Float[Tensor, ""]
+
 
 class Loss(nn.Module, ABC):
     """A loss on the raw embeddings of the global batch.
@@ -19,14 +23,7 @@ class Loss(nn.Module, ABC):
     that gives it nothing to compare is refused where looking costs nothing, on the CPU; elsewhere its value is NaN.
     """
 
-    _shown: ClassVar[tuple[str, ...]] = ()
-
-    def forward(
-        self,
-        embeddings: Float[Tensor, "batch dim"],
-        labels: Int64[Tensor, " batch"],
-        anchors: slice = slice(None),
-    ) -> Float[Tensor, ""]:
+    def forward(self, embeddings: Embeddings, labels: Labels, anchors: slice = slice(None)) -> Scalar:
         """The loss, or the share of it that a range of anchors contributes.
 
         Args:
@@ -44,15 +41,12 @@ class Loss(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """The values that define the loss."""
-        return ", ".join(f"{name}={getattr(self, name)}" for name in self._shown)
+        shown = {name: getattr(self, name, None) for name in signature(type(self)).parameters}
+        plain = {name: value for name, value in shown.items() if isinstance(value, float | int | Tensor)}
+        return ", ".join(f"{name}={'learned' if isinstance(value, Tensor) else value}" for name, value in plain.items())
 
     @abstractmethod
-    def _share(
-        self,
-        embeddings: Float[Tensor, "batch dim"],
-        labels: Int64[Tensor, " batch"],
-        anchors: slice,
-    ) -> Float[Tensor, ""]: ...
+    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar: ...
 
 
 class CombinedLoss(Loss):
@@ -64,8 +58,6 @@ class CombinedLoss(Loss):
         weight: of the second, ≥ 0.
     """
 
-    _shown = ("weight",)
-
     def __init__(self, first: Loss, second: Loss, weight: float) -> None:
         super().__init__()
         Range(ge=0).check("weight", weight)
@@ -73,9 +65,7 @@ class CombinedLoss(Loss):
         self.second = second
         self.weight = weight
 
-    def _share(
-        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
-    ) -> Float[Tensor, ""]:
+    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         return self.first(embeddings, labels, anchors) + self.weight * self.second(embeddings, labels, anchors)
 
 

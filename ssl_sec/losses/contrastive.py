@@ -11,10 +11,8 @@ Contrastive loss (Hadsell et al. 2006; NormFace, Eq. 7). With d²_ij = ‖f̂_i 
 """
 
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor
 
-from ssl_sec.losses.base import Loss
+from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar
 from ssl_sec.losses.classes import can_look, classes_of, positive_pairs
 from ssl_sec.losses.geometry import directions, squared_distances
 from ssl_sec.losses.tiles import log_sum_exp_of_others
@@ -33,16 +31,12 @@ class NTXentLoss(Loss):
         temperature: T, which the similarities are divided by, > 0.
     """
 
-    _shown = ("temperature",)
-
     def __init__(self, temperature: float = 0.5) -> None:
         super().__init__()
         Range(gt=0).check("temperature", temperature)
         self.temperature = temperature
 
-    def _share(
-        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
-    ) -> Float[Tensor, ""]:
+    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         classes = classes_of(labels)
         if can_look(labels) and (alone := classes.size == 1).any():
             raise ValueError(
@@ -66,16 +60,12 @@ class ContrastiveLoss(Loss):
         margin: m ≥ 0, a squared distance beyond which negatives are left alone.
     """
 
-    _shown = ("margin",)
-
     def __init__(self, margin: float = 1.0) -> None:
         super().__init__()
         Range(ge=0).check("margin", margin)
         self.margin = margin
 
-    def _share(
-        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
-    ) -> Float[Tensor, ""]:
+    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         if len(labels) < 2:
             raise ValueError(f"ContrastiveLoss needs a pair: the batch has {len(labels)} rows")
         squares = squared_distances(directions(embeddings), anchors)

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from ssl_sec.losses.base import Loss, log_one_plus_sum_exp, require_triplets
+from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, log_one_plus_sum_exp, require_triplets
 from ssl_sec.losses.classes import Classes, can_look, classes_of, negative_pairs, positive_pairs
 from ssl_sec.losses.geometry import directions, inner_products, root, squared_distances
 from ssl_sec.settings import Range
@@ -35,16 +35,12 @@ class TripletLoss(Loss):
         margin: m ≥ 0, by which negatives must be farther than positives, in squared distances.
     """
 
-    _shown = ("margin",)
-
     def __init__(self, margin: float = 1.0) -> None:
         super().__init__()
         Range(ge=0).check("margin", margin)
         self.margin = margin
 
-    def _share(
-        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
-    ) -> Float[Tensor, ""]:
+    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         classes = classes_of(labels)
         require_triplets(type(self).__name__, classes)
         squares = squared_distances(directions(embeddings), anchors)
@@ -109,16 +105,12 @@ class SemihardTripletLoss(Loss):
         margin: m ≥ 0, by which negatives must be farther than positives, in squared distances.
     """
 
-    _shown = ("margin",)
-
     def __init__(self, margin: float = 0.2) -> None:
         super().__init__()
         Range(ge=0).check("margin", margin)
         self.margin = margin
 
-    def _share(
-        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
-    ) -> Float[Tensor, ""]:
+    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         classes = classes_of(labels)
         require_triplets(type(self).__name__, classes)
         squares = squared_distances(directions(embeddings), anchors)
@@ -145,16 +137,12 @@ class NormalizedNPairLoss(Loss):
         scale: s, which multiplies the cosines, > 0.
     """
 
-    _shown = ("scale",)
-
     def __init__(self, scale: float = 25.0) -> None:
         super().__init__()
         Range(gt=0).check("scale", scale)
         self.scale = scale
 
-    def _share(
-        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
-    ) -> Float[Tensor, ""]:
+    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         classes = classes_of(labels)
         is_anchor = (classes.occurrence == 0) & (classes.size > 1)
         num_pairs = is_anchor.sum()
@@ -186,9 +174,7 @@ class NPairLoss(Loss):
     negative. A row without a positive contributes 0.
     """
 
-    def _share(
-        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
-    ) -> Float[Tensor, ""]:
+    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         classes = classes_of(labels)
         require_triplets(type(self).__name__, classes)
         positive = classes.positive[anchors]
@@ -214,8 +200,6 @@ class MultiSimilarityLoss(Loss):
         beta: β > 0, how steep the weight of negatives is.
     """
 
-    _shown = ("epsilon", "threshold", "alpha", "beta")
-
     def __init__(self, epsilon: float = 0.1, threshold: float = 0.5, alpha: float = 2.0, beta: float = 40.0) -> None:
         super().__init__()
         Range(ge=0).check("epsilon", epsilon)
@@ -227,9 +211,7 @@ class MultiSimilarityLoss(Loss):
         self.alpha = alpha
         self.beta = beta
 
-    def _share(
-        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
-    ) -> Float[Tensor, ""]:
+    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         require_triplets(type(self).__name__, classes_of(labels))
         similarities = inner_products(directions(embeddings), anchors)
         positive, negative = positive_pairs(labels, anchors)
@@ -258,16 +240,12 @@ class LiftedStructureLoss(Loss):
         margin: m ≥ 0, a distance beyond which negatives are left alone.
     """
 
-    _shown = ("margin",)
-
     def __init__(self, margin: float = 1.0) -> None:
         super().__init__()
         Range(ge=0).check("margin", margin)
         self.margin = margin
 
-    def _share(
-        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
-    ) -> Float[Tensor, ""]:
+    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         classes = classes_of(labels)
         require_triplets(type(self).__name__, classes)
         distances = root(squared_distances(directions(embeddings)))
@@ -298,8 +276,6 @@ class RankedListLoss(Loss):
         imbalance: weight of the negatives, in [0, 1]; the positives have the rest.
     """
 
-    _shown = ("margin", "alpha", "negative_temperature", "positive_temperature", "imbalance")
-
     def __init__(
         self,
         margin: float = 0.4,
@@ -320,9 +296,7 @@ class RankedListLoss(Loss):
         self.positive_temperature = positive_temperature
         self.imbalance = imbalance
 
-    def _share(
-        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
-    ) -> Float[Tensor, ""]:
+    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         if len(labels) < 2:
             raise ValueError(f"RankedListLoss needs a pair: the batch has {len(labels)} rows")
         distances = root(squared_distances(directions(embeddings), anchors))

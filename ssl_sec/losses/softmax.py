@@ -14,7 +14,6 @@ All are means over the rows; the templates may be shared out among workers, as i
 """
 
 import math
-from abc import abstractmethod
 
 import torch
 from jaxtyping import Float, Int64
@@ -86,8 +85,6 @@ class SoftmaxLoss(_SoftmaxLoss):
         dim: of the embeddings.
     """
 
-    _shown = ("num_classes", "dim")
-
     def __init__(self, num_classes: int, dim: int) -> None:
         super().__init__(num_classes, dim)
 
@@ -109,8 +106,6 @@ class L2SoftmaxLoss(_SoftmaxLoss):
         scale: s > 0, the radius that the features are scaled to.
     """
 
-    _shown = ("num_classes", "dim", "scale")
-
     def __init__(self, num_classes: int, dim: int, scale: float) -> None:
         super().__init__(num_classes, dim, scale)
 
@@ -129,8 +124,6 @@ class ModifiedSoftmaxLoss(_SoftmaxLoss):
         num_classes: n ≥ 2.
         dim: of the embeddings.
     """
-
-    _shown = ("num_classes", "dim")
 
     def __init__(self, num_classes: int, dim: int) -> None:
         super().__init__(num_classes, dim)
@@ -154,8 +147,6 @@ class NormFaceLoss(_SoftmaxLoss):
         reachable_loss: a learned s starts where the bound of Prop. 2 is this, > 0.
     """
 
-    _shown = ("num_classes", "dim", "scale")
-
     def __init__(self, num_classes: int, dim: int, scale: float | None = None, reachable_loss: float = 1e-3) -> None:
         require(scale is None or scale > 0, "scale", scale, "> 0, or None to learn it")
         super().__init__(num_classes, dim, 1.0 if scale is None else scale)
@@ -175,23 +166,8 @@ class NormFaceLoss(_SoftmaxLoss):
         """s, learned or not; a GPU is waited for."""
         return self.scale.detach().item() if isinstance(self.scale, Tensor) else self.scale
 
-    def extra_repr(self) -> str:
-        """The values that define the loss."""
-        scale = self.scale if isinstance(self.scale, float | int) else "learned"
-        return f"num_classes={self.num_classes}, dim={self.dim}, scale={scale}"
 
-
-class _MarginLoss(_SoftmaxLoss):
-    """Cross-entropy of s cos θ_k, with the own class's cosine made harder."""
-
-    _shown = ("num_classes", "dim", "scale", "margin")
-
-    @abstractmethod
-    def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-        """What stands for cos θ_y."""
-
-
-class SphereFaceLoss(_MarginLoss):
+class SphereFaceLoss(_SoftmaxLoss):
     """SphereFace (Liu et al. 2017).
 
     cos θ_y is replaced by ψ(θ_y) = (−1)^j cos(m θ_y) − 2j, j = ⌊m θ_y / π⌋, which falls with θ_y.
@@ -219,7 +195,7 @@ class SphereFaceLoss(_MarginLoss):
         return (1 - 2 * (piece % 2)) * multiple - 2 * piece
 
 
-class CosFaceLoss(_MarginLoss):
+class CosFaceLoss(_SoftmaxLoss):
     """CosFace (SEC, Eq. 19).
 
     cos θ_y is replaced by cos θ_y − m (SEC, Eq. 19).
@@ -240,7 +216,7 @@ class CosFaceLoss(_MarginLoss):
         return similarities - self.margin
 
 
-class ArcFaceLoss(_MarginLoss):
+class ArcFaceLoss(_SoftmaxLoss):
     """ArcFace (Deng et al. 2019).
 
     cos θ_y is replaced by cos(θ_y + m) (Deng et al. 2019).
@@ -254,8 +230,6 @@ class ArcFaceLoss(_MarginLoss):
         scale: s > 0, which multiplies the cosines.
         margin_radians: m in [0, π), added to the angle to the own class.
     """
-
-    _shown = ("num_classes", "dim", "scale", "margin_radians")
 
     def __init__(self, num_classes: int, dim: int, scale: float = 64.0, margin_radians: float = 0.45) -> None:
         super().__init__(num_classes, dim, scale)

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from ssl_sec.losses.base import Loss, require
+from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require
 from ssl_sec.losses.centres import move_centres, snapshot
 from ssl_sec.losses.classes import can_look
 from ssl_sec.losses.geometry import directions, in_full_precision
@@ -38,9 +38,7 @@ class _ClassLoss(Loss):
         self.num_classes = num_classes
         self.dim = dim
 
-    def _share(
-        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
-    ) -> Float[Tensor, ""]:
+    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         if embeddings.shape[1] != self.dim or len(labels) == 0:
             raise ValueError(
                 f"{type(self).__name__} needs rows of dim {self.dim}: the batch is {list(embeddings.shape)}"
@@ -53,9 +51,7 @@ class _ClassLoss(Loss):
         return self._terms_of(embeddings, labels, anchors).sum() / len(labels)
 
     @abstractmethod
-    def _terms_of(
-        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
-    ) -> Float[Tensor, " anchors"]:
+    def _terms_of(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Float[Tensor, " anchors"]:
         """The term of each anchor."""
 
 
@@ -121,9 +117,7 @@ class TemplateLoss(_ClassLoss):
         """Whether the templates of all classes are here."""
         return self._parts is None
 
-    def _terms_of(
-        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
-    ) -> Float[Tensor, " anchors"]:
+    def _terms_of(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Float[Tensor, " anchors"]:
         if self._parts is None:
             return self._terms(embeddings[anchors], labels[anchors])
         # A worker has every row's part of its own classes, whichever rows are its anchors.
@@ -154,8 +148,6 @@ class TemplateLoss(_ClassLoss):
 
 class _AgentLoss(TemplateLoss):
     """A hinge for each other class, of squared distances."""
-
-    _shown = ("num_classes", "dim", "margin")
 
     def __init__(self, num_classes: int, dim: int, margin: float) -> None:
         super().__init__(num_classes, dim)
@@ -238,22 +230,17 @@ class CenterLoss(_ClassLoss):
         dim: of the embeddings.
     """
 
-    _shown = ("num_classes", "dim")
     centres: Tensor
 
     def __init__(self, num_classes: int, dim: int) -> None:
         super().__init__(num_classes, dim)
         self.register_buffer("centres", torch.zeros(num_classes, dim))
 
-    def _share(
-        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
-    ) -> Float[Tensor, ""]:
+    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         share = super()._share(embeddings, labels, anchors)
         if self.training:
             move_centres(self.centres, embeddings, labels)
         return share
 
-    def _terms_of(
-        self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], anchors: slice
-    ) -> Float[Tensor, " anchors"]:
+    def _terms_of(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Float[Tensor, " anchors"]:
         return (embeddings[anchors] - snapshot(self.centres[labels[anchors]])).square().sum(1) / 2

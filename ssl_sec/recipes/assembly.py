@@ -28,22 +28,17 @@ from ssl_sec.training.step import Cadence, Runtime, say, train
 
 @runtime_checkable
 class RunStore(Protocol):
-    """Where a run keeps what outlives it."""
+    """Where a run keeps what outlives it.
 
-    @property
-    def encoder_path(self) -> Path:
-        """Where the encoder's weights are left."""
-        ...
+    Attributes:
+        encoder_path: where the encoder's weights are left.
+        head_path: where the head's weights are left, where it belongs to the trained network.
+        features_path: where features of some training images are left.
+    """
 
-    @property
-    def head_path(self) -> Path:
-        """Where the head's weights are left, where it belongs to the trained network."""
-        ...
-
-    @property
-    def features_path(self) -> Path:
-        """Where features of some training images are left."""
-        ...
+    encoder_path: Path
+    head_path: Path
+    features_path: Path
 
     def describe_data(self, image_set: ImageSet) -> None:
         """Keeps what is to be told of the training set."""

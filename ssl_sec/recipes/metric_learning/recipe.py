@@ -29,12 +29,13 @@ _EXAMPLES, _NEIGHBOURS = 8, 4
 
 @runtime_checkable
 class EmbeddingStore(RunStore, Protocol):
-    """Where a run keeps what outlives it, what pictures are drawn from, too."""
+    """Where a run keeps what outlives it, what pictures are drawn from, too.
 
-    @property
-    def examples_path(self) -> Path:
-        """Where some test images and their neighbours are left."""
-        ...
+    Attributes:
+        examples_path: where some test images and their neighbours are left.
+    """
+
+    examples_path: Path
 
     def watched_path(self, steps_taken: int) -> Path:
         """Where the embeddings of the watched images after so many steps are left."""

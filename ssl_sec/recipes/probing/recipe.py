@@ -72,17 +72,15 @@ class ProbeFindings:
 
 @runtime_checkable
 class ProbeStore(Protocol):
-    """Where the encoder lies that is probed, and what the probe finds is left."""
+    """Where the encoder lies that is probed, and what the probe finds is left.
 
-    @property
-    def encoder_path(self) -> Path:
-        """The encoder's weights."""
-        ...
+    Attributes:
+        encoder_path: the encoder's weights.
+        confusion_path: where the confusions of the classes are left.
+    """
 
-    @property
-    def confusion_path(self) -> Path:
-        """Where the confusions of the classes are left."""
-        ...
+    encoder_path: Path
+    confusion_path: Path
 
     def probed(self) -> TrainingConfig:
         """The run whose encoder is probed."""
