@@ -1,5 +1,6 @@
 """What travels along the flow: images with the labels and the indices that they had in their data set."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,16 +24,11 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on `device`; the copy overlaps with work there if the memory is pinned."""
-        return Batch(
-            images=self.images.to(device, non_blocking=True),
-            labels=self.labels.to(device, non_blocking=True),
-            indices=self.indices.to(device, non_blocking=True),
-        )
+        return self._each(lambda values: values.to(device, non_blocking=True))
 
     def pin_memory(self) -> "Batch":
         """The same batch in page-locked memory (called by the data loader)."""
-        return Batch(
-            images=self.images.pin_memory(),
-            labels=self.labels.pin_memory(),
-            indices=self.indices.pin_memory(),
-        )
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        return Batch(images=change(self.images), labels=change(self.labels), indices=change(self.indices))

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from ssl_sec.data.samplers import check_batch_size
 from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.seeding import derived_seed, mix
 
@@ -41,11 +42,7 @@ class _BatchesByClass:
     def __post_init__(self) -> None:
         if len(self._sizes) < 2:
             raise DataError(f"{len(self._sizes)} class found in the labels; batches by class need two or more")
-        if not 1 <= self.global_batch_size <= len(self.labels):
-            raise ConfigError(
-                f"global_batch_size = {self.global_batch_size}, but there are {len(self.labels)} images; "
-                f"allowed: 1 to {len(self.labels)}"
-            )
+        check_batch_size(self.global_batch_size, len(self.labels))
 
     @property
     def steps_per_epoch(self) -> int:

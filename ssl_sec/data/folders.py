@@ -1,8 +1,9 @@
-"""Folders of images: a folder for each split and class."""
+"""Folders of images, a folder for each split and class; reading of files that list images."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -173,6 +174,44 @@ def _links(folder: str, where: str) -> dict[str, bool]:
         return {}
     except (OSError, ValueError) as error:
         raise DataError(f"{where}: {printable(folder)} cannot be read: {first_line(error)}") from error
+
+
+def read_text(path: Path) -> str:
+    """A list as text; file names in it need not be UTF-8.
+
+    Raises:
+        MissingDataError: there is no such file.
+        DataError: it cannot be read.
+    """
+    try:
+        return os.fsdecode(path.read_bytes()).removeprefix("\ufeff")
+    except FileNotFoundError:
+        raise MissingDataError(f"{printable(str(path))}: not there") from None
+    except OSError as error:
+        raise DataError(f"{printable(str(path))}: cannot be read: {first_line(error)}") from error
+
+
+def read_matlab(path: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Some variables of a MATLAB file; those that it lacks are left out.
+
+    Raises:
+        MissingDataError: there is no such file.
+        DataError: it cannot be read.
+    """
+    from scipy.io import loadmat
+
+    try:
+        return loadmat(path, variable_names=names, squeeze_me=True)
+    except FileNotFoundError:
+        raise MissingDataError(f"{printable(str(path))}: not there") from None
+    # scipy raises what a damaged file trips it into: ValueError, TypeError, KeyError, MatReadError, OSError, …
+    except Exception as error:
+        raise DataError(f"{printable(str(path))}: cannot be read: {first_line(error)}") from error
+
+
+def is_number(text: str) -> bool:
+    """Whether a field of a list is a whole number of at most 9 digits: Python refuses to read thousands."""
+    return text.isascii() and text.isdigit() and len(text) <= 9
 
 
 def _inside(folder: Path, root: Path) -> list[str]:

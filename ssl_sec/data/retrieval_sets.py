@@ -5,7 +5,6 @@ set is opened, against the folders (one listing of each, nothing for each file) 
 of images and classes. The images have no common size and are cut when read. Bounding boxes are never used.
 """
 
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,10 @@ import torch
 
 from ssl_sec.data.class_splits import require_disjoint
 from ssl_sec.data.decode import Decoding
-from ssl_sec.data.folders import check_paths
+from ssl_sec.data.folders import check_paths, is_number, read_matlab, read_text
 from ssl_sec.data.image_set import EncodedImages, Split
 from ssl_sec.data.stores import FileStore
-from ssl_sec.errors import DataError, MissingDataError, first_line, printable
+from ssl_sec.errors import DataError, MissingDataError, printable
 
 RetrievalSet = Literal["cub", "cars196", "sop", "inshop"]
 
@@ -281,11 +280,7 @@ def _rows(path: Path, num_fields: int, header: str = "", lines_before: int = 0) 
         lines_before: how many stand before the header.
     """
     printed = printable(str(path))
-    try:
-        # As the file system's names, which need not be UTF-8.
-        lines = os.fsdecode(path.read_bytes()).rstrip().split("\n")
-    except OSError as error:
-        raise DataError(f"{printed}: cannot be read: {first_line(error)}") from error
+    lines = read_text(path).rstrip().split("\n")
     first = lines_before
     if header:
         found = lines[first] if first < len(lines) else ""
@@ -301,28 +296,20 @@ def _rows(path: Path, num_fields: int, header: str = "", lines_before: int = 0) 
 
 
 def _class_number(text: str, where: str) -> int:
-    # Of so many digits at most: Python refuses to read thousands.
-    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) >= 1):
+    if not is_number(text) or int(text) < 1:
         raise DataError(f"{where}: label {printable(text)!r}; allowed: integers, 1 or more")
     return int(text)
 
 
 def _read_cars_annotations(path: Path) -> tuple[list[Any], list[Any], list[str]]:
     """Paths, class numbers and the names of the classes, of which the first is number 1."""
-    from scipy.io import loadmat
-
-    printed = printable(str(path))
-    try:
-        content = loadmat(path, variable_names=("annotations", "class_names"), squeeze_me=True)
-    # scipy raises what a damaged file trips it into: ValueError, TypeError, KeyError, MatReadError, OSError, …
-    except Exception as error:
-        raise DataError(f"{printed}: cannot be read: {first_line(error)}") from error
+    content = read_matlab(path, ("annotations", "class_names"))
     annotations = np.atleast_1d(content.get("annotations", ()))
     fields = annotations.dtype.names or ()
     missing = [field for field in ("relative_im_path", "class") if field not in fields]
     if missing or "class_names" not in content:
         listed = ", ".join([f"annotations.{field}" for field in missing] or ["class_names"])
-        raise DataError(f"{printed}: no {listed}; needed is cars_annos.mat, which annotates all images")
+        raise DataError(f"{printable(str(path))}: no {listed}; needed is cars_annos.mat, which annotates all images")
     class_names = [str(name) for name in np.atleast_1d(content["class_names"])]
     return list(annotations["relative_im_path"]), list(annotations["class"]), class_names
 

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from ssl_sec.errors import ConfigError
 from ssl_sec.seeding import mix
+from ssl_sec.settings import check
 
 NUM_ROUNDS = 10
 BATCHES_AT_ONCE = 16
@@ -74,11 +75,7 @@ class ShuffledBatches:
     seed: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.global_batch_size <= self.num_images:
-            raise ConfigError(
-                f"global_batch_size = {self.global_batch_size}, but there are {self.num_images} images; "
-                f"allowed: 1 to {self.num_images}"
-            )
+        check_batch_size(self.global_batch_size, self.num_images)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -90,6 +87,11 @@ class ShuffledBatches:
         epoch, batch = divmod(step, self.steps_per_epoch)
         block, place = divmod(batch, BATCHES_AT_ONCE)
         return _block(self, epoch, block)[place * self.global_batch_size :][: self.global_batch_size].clone()
+
+
+def check_batch_size(global_batch_size: int, num_images: int) -> None:
+    """Raises a ConfigError if there are fewer images than a batch holds."""
+    check(1 <= global_batch_size <= num_images, "global_batch_size", global_batch_size, f"1 to the {num_images} images")
 
 
 @lru_cache(maxsize=2)

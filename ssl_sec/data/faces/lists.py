@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
+from ssl_sec.data.folders import is_number, read_matlab, read_text
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 
 
@@ -133,13 +134,13 @@ def read_video_pairs(path: str | Path) -> VideoPairs:
     printed = printable(str(path))
     positions: dict[str, int] = {}
     pairs: list[tuple[int, int, int, int]] = []
-    rows = csv.reader(_text(path).splitlines()[1:], skipinitialspace=True, quoting=csv.QUOTE_NONE)
+    rows = csv.reader(read_text(Path(path)).splitlines()[1:], skipinitialspace=True, quoting=csv.QUOTE_NONE)
     for number, row in enumerate(rows, start=2):
         fields = [field.strip() for field in row]
         if len(fields) != 5:
             raise DataError(f"{printed} line {number}: {len(fields)} fields found, 5 expected")
         split, _, first, second, same = fields
-        if not (split.isascii() and split.isdigit() and len(split) <= 9):
+        if not is_number(split):
             raise DataError(f"{printed} line {number}: split {printable(split)!r}; allowed: whole numbers")
         if same not in ("0", "1"):
             raise DataError(f"{printed} line {number}: same is {printable(same)!r}; allowed: 0, 1")
@@ -160,7 +161,7 @@ def read_megaface_list(path: str | Path) -> MegaFaceList:
     """
     printed = printable(str(path))
     try:
-        content = json.loads(_text(path))
+        content = json.loads(read_text(Path(path)))
     except (json.JSONDecodeError, RecursionError) as error:
         raise DataError(f"{printed}: no JSON: {first_line(error)}") from error
     if not isinstance(content, dict) or not _are_names(content.get("path")) or not _are_names(content.get("id", [])):
@@ -178,16 +179,9 @@ def read_blufr(path: str | Path) -> OpenSetProtocol:
         MissingDataError: the file is not there.
         DataError: it is damaged, or an index is outside the list of images.
     """
-    from scipy.io import loadmat
-
     printed = printable(str(path))
     names = ("imageList", "labels", "galIndex", "probIndex")
-    _require(path)
-    try:
-        content = loadmat(path, variable_names=names, squeeze_me=True)
-    # scipy raises what a damaged file trips it into: ValueError, TypeError, KeyError, MatReadError, OSError, …
-    except Exception as error:
-        raise DataError(f"{printed}: cannot be read: {first_line(error)}") from error
+    content = read_matlab(Path(path), names)
     missing = [name for name in names if name not in content]
     if missing:
         raise DataError(f"{printed}: no {', '.join(missing)}; needed is blufr_lfw_config.mat")
@@ -210,25 +204,13 @@ def read_blufr(path: str | Path) -> OpenSetProtocol:
     return OpenSetProtocol(images, labels, tuple(trials))
 
 
-def _require(path: str | Path) -> None:
-    if not Path(path).is_file():
-        raise MissingDataError(f"{printable(str(path))}: not there")
-
-
-def _text(path: str | Path) -> str:
-    _require(path)
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{printable(str(path))}: cannot be read: {first_line(error)}") from error
-
-
 def _columns(path: str | Path, types: dict[str, type[str] | type[int]]) -> list[Any]:
     """The columns of a table without a header whose fields stand between single blanks, as Arrow's."""
     import pyarrow as pa
     from pyarrow import csv as table
 
-    _require(path)
+    if not Path(path).is_file():
+        raise MissingDataError(f"{printable(str(path))}: not there")
     arrow_types = {name: pa.string() if kind is str else pa.int64() for name, kind in types.items()}
     try:
         found = table.read_csv(

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ssl_sec.data.decode import AS_THEY_ARE, Decoding
 from ssl_sec.data.faces.bins import read_bin
-from ssl_sec.data.folders import image_paths
+from ssl_sec.data.folders import image_paths, is_number, read_text
 from ssl_sec.data.image_set import NAMED_AS_USUAL, Columns, ImageSet, ImageStore
 from ssl_sec.data.stores import FileStore, MemoryStore, from_store
-from ssl_sec.errors import DataError, MissingDataError, first_line, printable
+from ssl_sec.errors import DataError, first_line, printable
 
 BIN_FOLDS = 10
 
@@ -195,9 +195,9 @@ def read_lfw_pairs(path: Path) -> list[NamedPair]:
         DataError: a line is malformed, or there are too few or too many.
     """
     printed = printable(str(path))
-    header, *lines = _text(path).rstrip().split("\n")
+    header, *lines = read_text(path).rstrip().split("\n")
     numbers = header.split()
-    if len(numbers) not in (1, 2) or not all(map(_is_number, numbers)) or "0" in numbers:
+    if len(numbers) not in (1, 2) or not all(map(is_number, numbers)) or "0" in numbers:
         raise DataError(
             f"{printed} line 1: found {printable(header[:40].strip())!r}; allowed: the numbers of folds and of their "
             "pairs of a kind"
@@ -209,7 +209,7 @@ def read_lfw_pairs(path: Path) -> list[NamedPair]:
         fold, same = place // (2 * of_a_kind), place // of_a_kind % 2 == 0
         fields = line.split()
         form = "name number number" if same else "name number name number"
-        if len(fields) != len(form.split()) or not all(map(_is_number, (fields[1], fields[-1]))):
+        if len(fields) != len(form.split()) or not all(map(is_number, (fields[1], fields[-1]))):
             raise DataError(f"{where}: found {printable(' '.join(fields)[:60])!r}; allowed: {form}")
         shown = ((fields[0], fields[1]), (fields[0] if same else fields[2], fields[-1]))
         first, second = (f"{person}/{person}_{int(number):04d}" for person, number in shown)
@@ -227,7 +227,7 @@ def read_pair_table(path: Path) -> list[NamedPair]:
         DataError: a column is missing, a line is malformed, or there are no pairs.
     """
     printed = printable(str(path))
-    rows = csv.reader(_text(path).splitlines(), strict=True)
+    rows = csv.reader(read_text(path).splitlines(), strict=True)
     pairs: list[NamedPair] = []
     try:
         columns = next(rows, [])
@@ -243,7 +243,7 @@ def read_pair_table(path: Path) -> list[NamedPair]:
             values = dict(zip(columns, fields, strict=True))
             for column, allowed in (("same", "0, 1"), ("fold", "integers, 0 or more")):
                 value = values.setdefault(column, "0")
-                if not _is_number(value) or (column == "same" and value not in ("0", "1")):
+                if not is_number(value) or (column == "same" and value not in ("0", "1")):
                     raise DataError(f"{where}: {column} {printable(value[:40])!r}; allowed: {allowed}")
             pairs.append(
                 NamedPair(values["first"], values["second"], values["same"] == "1", int(values["fold"]), where)
@@ -253,20 +253,6 @@ def read_pair_table(path: Path) -> list[NamedPair]:
     if not pairs:
         raise DataError(f"{printed}: no pairs")
     return pairs
-
-
-def _text(path: Path) -> str:
-    """A list as text; names of files need not be UTF-8."""
-    try:
-        return os.fsdecode(path.read_bytes()).removeprefix("\ufeff")
-    except FileNotFoundError:
-        raise MissingDataError(f"{printable(str(path))}: not there") from None
-    except OSError as error:
-        raise DataError(f"{printable(str(path))}: cannot be read: {first_line(error)}") from error
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 9
 
 
 def _in_folder(root: Path) -> _Listed:

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ssl_sec.errors import ConfigError
 from ssl_sec.networks.initialisation import he_normal_
+from ssl_sec.settings import check
 
 # Of red, green and blue in [0, 1].
 CAFFE_MEAN = (123 / 255, 117 / 255, 104 / 255)
@@ -140,10 +140,12 @@ def bn_inception(num_channels: int, image_size_px: int) -> tuple[nn.Module, int]
     Raises:
         ConfigError: for smaller images.
     """
-    if image_size_px < _SMALLEST_PX:
-        raise ConfigError(
-            f"encoder.name: found 'bn_inception', but the images have {image_size_px} pixels; "
-            f"allowed: {_SMALLEST_PX} or more, or another encoder"
-        )
+    check_image_size("bn_inception", image_size_px, _SMALLEST_PX)
     backbone = BNInception(num_channels)
     return backbone, backbone.num_features
+
+
+def check_image_size(name: str, image_size_px: int, smallest_px: int) -> None:
+    """Raises a ConfigError if images are too small for an encoder."""
+    allowed = f"another encoder for images of {image_size_px} pixels; it needs {smallest_px} or more"
+    check(image_size_px >= smallest_px, "encoder.name", name, allowed)

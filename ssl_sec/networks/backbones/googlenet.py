@@ -6,7 +6,7 @@ mean and standard deviation. Here `GOOGLENET_MEAN` and `GOOGLENET_STD` say it di
 
 from torch import nn
 
-from ssl_sec.errors import ConfigError
+from ssl_sec.networks.backbones.bn_inception import check_image_size
 from ssl_sec.networks.initialisation import he_normal_
 
 GOOGLENET_MEAN = (0.5,)
@@ -28,11 +28,7 @@ def googlenet(num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
     """
     from torchvision.models.googlenet import BasicConv2d, GoogLeNet  # torchvision takes two seconds to import
 
-    if image_size_px < _SMALLEST_PX:
-        raise ConfigError(
-            f"encoder.name: found 'googlenet', but the images have {image_size_px} pixels; "
-            f"allowed: {_SMALLEST_PX} or more, or another encoder"
-        )
+    check_image_size("googlenet", image_size_px, _SMALLEST_PX)
     backbone = GoogLeNet(aux_logits=False, init_weights=False)
     num_features = backbone.fc.in_features
     if num_channels != 3:
