@@ -1,4 +1,4 @@
-"""What travels along the flow: images with the labels and the indices that they had in their data set."""
+"""A batch: images with their labels and their indices in the data set."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
-"""What workers tell each other; the only module that imports torch.distributed.
+"""Communication between workers; the only module that imports torch.distributed.
 
 The convention that makes W workers equal one: every worker differentiates its own copy of the global loss L, so
 the sum over workers is W · L, and the average of the workers' parameter gradients is the gradient of L. Hence
-the backward pass of a gather and of a sum is a sum over workers. Without a process group every function is that
-of a single worker.
+the backward pass of a gather and of a sum is a sum over workers. Without a process group every function behaves as
+with a single worker.
 """
 
 import inspect
@@ -82,7 +82,7 @@ def highest_over_workers(value: Tensor) -> Tensor:
 
 
 def wait_for_workers() -> None:
-    """Returns when every worker is here."""
+    """Waits until every worker has called this."""
     if world_size() > 1:
         dist.barrier()
 
@@ -99,19 +99,15 @@ def own_rows(num_rows: int) -> slice:
 
 
 def highest_of_workers(value: int, device: torch.device) -> int:
-    """The highest of the workers' numbers; every worker must ask."""
-    if world_size() == 1:
-        return value
-    highest = torch.tensor(value, device=device)
-    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-    return int(highest.item())
+    """The highest of the workers' numbers; every worker must call this."""
+    return value if world_size() == 1 else int(highest_over_workers(torch.tensor(value, device=device)).item())
 
 
 def average_gradients(model: nn.Module, device: torch.device) -> nn.Module:
     """The model, with its gradients averaged over workers during the backward pass (DDP)."""
     if world_size() == 1:
         return model
-    # Buffers move by global statistics, so they are already equal everywhere. torch renamed the argument.
+    # Buffers are updated from global statistics, so they are equal already. torch renamed the argument.
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
     device_ids = [device.index] if device.type == "cuda" else None
@@ -119,18 +115,18 @@ def average_gradients(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def average_parameter_gradients(module: nn.Module, own: Collection[nn.Parameter] = ()) -> None:
-    """Averages the gradient of each of a module's parameters over workers as soon as it is whole.
+    """Averages the gradient of each of a module's parameters over workers as soon as it is complete.
 
     For a module with few parameters beside the model: it needs no wrapper, and nothing is overlapped.
 
     Args:
-        module: the same on every worker, its `own` parameters aside.
-        own: parameters that no other worker has; the gradient of each is that of all workers' losses already.
+        module: the same on every worker, except for its `own` parameters.
+        own: parameters that no other worker has; their gradients are already those of the sum of all workers' losses.
     """
     if world_size() > 1:
-        alone = set(map(id, own))
+        own_ids = set(map(id, own))
         for parameter in module.parameters():
-            hook = _divide_gradient if id(parameter) in alone else _average_gradient
+            hook = _divide_gradient if id(parameter) in own_ids else _average_gradient
             parameter.register_post_accumulate_grad_hook(hook)
 
 

@@ -1,4 +1,4 @@
-"""Errors that a user can mend; a job prints them as one line and exits with their code."""
+"""Errors that a user can fix; a job prints them as one line and exits with their code."""
 
 import difflib
 import re
@@ -15,23 +15,23 @@ class UserError(ValueError):
 
 
 class ConfigError(UserError):
-    """A key or a value of the configuration."""
+    """A key or a value of the configuration is wrong."""
 
     exit_code = 2
 
 
 class DataError(UserError):
-    """A data set or one of its files."""
+    """A data set or one of its files is wrong."""
 
     exit_code = 3
 
 
 class MissingDataError(DataError, FileNotFoundError):
-    """A data set that is not where it was looked for."""
+    """A data set is not where it was looked for."""
 
 
 class StorageError(UserError):
-    """A checkpoint, a run folder or the tracking store."""
+    """A checkpoint, a run folder or the tracking store cannot be used."""
 
     exit_code = 4
 
@@ -43,10 +43,10 @@ class Stopped(Exception):
 
 
 def out_of_memory(error: BaseException) -> ConfigError | None:
-    """What to say of an allocation that failed; None if the error is another."""
+    """The error to report for an allocation that failed; None if the error is of another kind."""
     text = str(error)
-    told = re.search(r"(out of|not enough|can't allocate) memory", text, re.IGNORECASE)
-    if not isinstance(error, MemoryError) and not (isinstance(error, RuntimeError) and told):
+    is_memory = re.search(r"(out of|not enough|can't allocate) memory", text, re.IGNORECASE)
+    if not isinstance(error, MemoryError) and not (isinstance(error, RuntimeError) and is_memory):
         return None
     asked = re.search(r"allocate (?:you tried to allocate )?([\d.]+ ?(?:bytes|[KMGTP]iB))", text)
     at_once = f" for {asked[1]} at once" if asked else ""
@@ -75,7 +75,7 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
 
 
 def printable(name: str) -> str:
-    """`name` on one line of bearable length; what cannot be printed is escaped (file names may hold line ends)."""
+    """`name` on one line, shortened if long; characters that cannot be printed are escaped (as line ends are)."""
     if len(name) > _LONGEST_SHOWN:
         name = f"{name[: _LONGEST_SHOWN // 2]}…{name[-_LONGEST_SHOWN // 2 :]}"
     if name.isprintable():

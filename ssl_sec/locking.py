@@ -1,4 +1,4 @@
-"""One process of a machine at a time."""
+"""A lock between the processes of a machine."""
 
 import fcntl
 from collections.abc import Iterator
@@ -8,10 +8,10 @@ from pathlib import Path
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lets one process of this machine at a time run the block; the lock dies with its process.
+    """Lets one process of this machine at a time run the block; the lock is released when its process ends.
 
     Args:
-        path: the lock's own file, made if need be.
+        path: the lock's own file, created if it is missing.
     """
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Seeds derived from the run's seed and from what they are for, so that no draw depends on another."""
+"""Seeds derived from the run's seed and their purpose, so that no draw depends on another."""
 
 import hashlib
 

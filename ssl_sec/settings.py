@@ -1,9 +1,9 @@
 """Plain nested values -> frozen dataclasses, with errors that name the key.
 
 A field's annotation says what is allowed: str, int, float, bool, a Literal, tuple[T, ...], dict[str, T], a dataclass,
-T | None, or a union of dataclasses, told apart by the field `name` that each declares as a Literal. `Annotated` adds a
-rule, such as a range; `Settings` checks the rules of its fields, however it is made. A number without a range of its
-own is finite: a float fits into 32 bits, an integer into 64.
+T | None, or a union of dataclasses, each with a field `name`, a Literal. `Annotated` adds a rule, such as a range;
+`Settings` checks the rules of its fields, however it is created. A number without a range of its own is finite: a float
+fits into 32 bits, an integer into 64.
 """
 
 import dataclasses
@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 
 class Complete(ABCMeta):
-    """Of classes that leave methods to their subclasses: one that lacks some fails where it is defined.
+    """The metaclass of classes with abstract methods: a subclass that does not define them all fails at its definition.
 
-    A class whose name begins with _ may lack some, and one that says so: `class TrainingConfig(..., is_base=True)`.
+    A class whose name begins with _, or that is a base (`class TrainingConfig(..., is_base=True)`), need not.
     """
 
     def __new__(
@@ -64,12 +64,12 @@ _LARGEST = {float: 1e30, int: 2**63 - 1}
 # What Linux takes as the name of a file, and as a path.
 _LONGEST_NAME, _LONGEST_PATH = 255, 4096
 
-# A run's folder holds files of such names with something added.
+# A run's folder holds files whose names are the run's with something added.
 _LONGEST_RUN_NAME = 200
 
 
 class Rule(Protocol):
-    """What an annotation says of a value beside its type."""
+    """What an annotation requires of a value beside its type."""
 
     def check(self, key: str, value: Any) -> None:
         """Raises a ConfigError that names the key, unless the value is allowed."""
@@ -85,7 +85,7 @@ class Range:
         ge: the value is greater or equal.
         lt: the value is less.
         le: the value is less or equal.
-        note: what else is to be known of the values.
+        note: added to the error message.
     """
 
     gt: int | float | None = None
@@ -170,10 +170,10 @@ Seed = Annotated[int, Range(ge=0)]
 
 
 class Settings(metaclass=Complete):
-    """A dataclass whose fields keep to the rules of their annotations, however it is made.
+    """A dataclass whose fields follow the rules of their annotations, however it is created.
 
     Attributes:
-        key: where a configuration has it, for messages: `class MonitorConfig(Settings, key="monitor")`.
+        key: its place in a configuration, for messages: `class MonitorConfig(Settings, key="monitor")`.
     """
 
     key: ClassVar[str] = ""
@@ -190,42 +190,42 @@ class Settings(metaclass=Complete):
 
 
 class Declared(Settings):
-    """Settings that the constructor of a class declares: each parameter of it is a field; see `declared`.
+    """Settings whose fields are the parameters of a component's constructor; see `declare_settings`.
 
     Attributes:
-        made: the class.
+        component: the class whose constructor it is.
     """
 
-    made: ClassVar[type[Any]]
+    component: ClassVar[type[Any]]
     name: str
 
-    def _made(self, **decided: Any) -> Any:
-        """An instance of the class; what others decide may be more than its constructor takes."""
-        known = {**vars(self), **decided}
-        return self.made(**{name: known[name] for name in inspect.signature(self.made).parameters if name in known})
+    def _construct(self, **others: Any) -> Any:
+        """An instance of the component; `others` that its constructor does not take are ignored."""
+        known = {**vars(self), **others}
+        names = inspect.signature(self.component).parameters
+        return self.component(**{name: known[name] for name in names if name in known})
 
 
-def declared(made: type[Any], name: str, base: type[Declared], decided: Sequence[str]) -> type[Any]:
-    """The dataclass that the constructor of a class declares.
+def declare_settings(component: type[Any], name: str, base: type[Declared], others: Sequence[str]) -> type[Any]:
+    """A dataclass with the parameters of a component's constructor as its fields.
 
     Args:
-        made: the class, whose docstring explains the parameters.
-        name: that chooses it.
-        base: what the dataclass is made from.
-        decided: the parameters that others decide.
+        component: the class; its docstring explains the parameters.
+        name: the name that chooses it in a configuration.
+        base: the base class of the dataclass.
+        others: the parameters that the configuration does not set.
     """
-    hints = get_type_hints(made.__init__, include_extras=True)
+    hints = get_type_hints(component.__init__, include_extras=True)
     fields: list[tuple[str, Any, Any]] = [("name", Literal[name], name)]
-    for parameter in inspect.signature(made).parameters.values():
-        if parameter.name not in decided and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            is_needed = parameter.default is parameter.empty
-            default = dataclasses.MISSING if is_needed else parameter.default
+    for parameter in inspect.signature(component).parameters.values():
+        if parameter.name not in others and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            default = dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
             fields.append((parameter.name, hints[parameter.name], dataclasses.field(default=default)))
-    title, _, rest = inspect.cleandoc(made.__doc__ or "").partition("\n")
-    explained = f"{title}\n\nAttributes:{rest.partition('Args:')[2]}"
-    namespace = {"made": made, "__doc__": explained, "__module__": base.__module__}
+    title, _, rest = inspect.cleandoc(component.__doc__ or "").partition("\n")
+    doc = f"{title}\n\nAttributes:{rest.partition('Args:')[2]}"
+    namespace = {"component": component, "__doc__": doc, "__module__": base.__module__}
     return dataclasses.make_dataclass(
-        f"{made.__name__}Config", fields, bases=(base,), namespace=namespace, frozen=True, kw_only=True
+        f"{component.__name__}Config", fields, bases=(base,), namespace=namespace, frozen=True, kw_only=True
     )
 
 
@@ -233,9 +233,9 @@ def from_values(cls: type[T], values: Any, path: str = "") -> T:
     """Builds a dataclass from nested mappings.
 
     Args:
-        cls: a dataclass; its `__post_init__` may raise ConfigError for values that do not go together.
+        cls: a dataclass; its `__post_init__` may raise ConfigError for values that contradict each other.
         values: a mapping with the dataclass's field names as keys.
-        path: where the mapping stands in the configuration, for messages.
+        path: the mapping's place in the configuration, for messages.
 
     Raises:
         ConfigError: for an unknown key (with the nearest ones), a missing one, or a value of another type.
@@ -255,7 +255,7 @@ def from_values(cls: type[T], values: Any, path: str = "") -> T:
     try:
         return cls(**arguments)
     except ConfigError as error:
-        # A group may have another place than most of its kind, in a list or in another group.
+        # The group may stand elsewhere than its key says, in a list or in another group.
         key = getattr(cls, "key", "")
         if not (path and str(error).startswith(f"{key}.")):
             raise
@@ -299,7 +299,7 @@ def _hints(cls: type[Any], with_rules: bool = False) -> dict[str, Any]:
 
 
 def _check(hint: Any, value: Any, key: str) -> None:
-    """Checks a value, and those in it, by the rules of an annotation."""
+    """Checks a value, and its items, by the rules of an annotation."""
     origin, options = get_origin(hint), get_args(hint)
     if origin is Annotated:
         for rule in cast(Sequence[Rule], hint.__metadata__):
@@ -385,15 +385,15 @@ Processes = Annotated[int, Range(ge=0, le=1024)]
 
 
 def wherever_possible(key: str, asked: bool | None, reason: str | None) -> bool:
-    """Whether to do what is asked for (true), refused (false), or done wherever it is possible (None).
+    """Whether an option applies: always (true), never (false), or wherever it is possible (None).
 
     Args:
-        key: of the option.
-        asked: its value.
-        reason: why it is not possible here; None if it is.
+        key: the option's key.
+        asked: the option's value.
+        reason: why it is not possible here; None if it is possible.
 
     Raises:
-        ConfigError: it is asked for where it is not possible.
+        ConfigError: the option is true, but not possible here.
     """
     if asked and reason is not None:
         raise ConfigError(f"{key}: found True, but {reason}; allowed here: false, or null")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssl_sec import losses
 from ssl_sec.errors import ConfigError
-from ssl_sec.settings import Count, Declared, Settings, declared
+from ssl_sec.settings import Count, Declared, Settings, declare_settings
 
 # Those whose rows of one label are positives of each other.
 PAIR_LOSSES: Mapping[str, type[losses.Loss]] = {
@@ -55,7 +55,7 @@ class _LossConfig(Declared, key="loss"):
 
     def build(self) -> losses.Loss:
         """The loss."""
-        return self._made()
+        return self._construct()
 
 
 class _ClassLossConfig(Declared, key="loss"):
@@ -72,12 +72,12 @@ class _ClassLossConfig(Declared, key="loss"):
 
     def build(self, num_classes: int, dim: int) -> losses.Loss:
         """The loss for so many classes and embeddings of `dim`."""
-        return self._made(num_classes=num_classes, dim=dim)
+        return self._construct(num_classes=num_classes, dim=dim)
 
 
 CONFIGS: Mapping[str, type[Any]] = {
-    **{name: declared(loss, name, _LossConfig, _SIZES) for name, loss in PAIR_LOSSES.items()},
-    **{name: declared(loss, name, _ClassLossConfig, _SIZES) for name, loss in CLASS_LOSSES.items()},
+    **{name: declare_settings(loss, name, _LossConfig, _SIZES) for name, loss in PAIR_LOSSES.items()},
+    **{name: declare_settings(loss, name, _ClassLossConfig, _SIZES) for name, loss in CLASS_LOSSES.items()},
 }
 if TYPE_CHECKING:
     PairLossConfig = _LossConfig

@@ -31,7 +31,7 @@ from ssl_sec.networks.backbones.googlenet import GOOGLENET_MEAN, GOOGLENET_STD
 from ssl_sec.networks.backbones.ir import IRName
 from ssl_sec.networks.backbones.timm import timm_arguments, timm_scaling
 from ssl_sec.networks.heads import Dim
-from ssl_sec.settings import Declared, Local, NotEmpty, Range, Settings, check, declared
+from ssl_sec.settings import Declared, Local, NotEmpty, Range, Settings, check, declare_settings
 
 Width = Annotated[float, Range(gt=0, le=64)]
 Mean = Annotated[tuple[Annotated[float, Range(ge=-1000, le=1000)], ...], NotEmpty()]
@@ -312,8 +312,8 @@ class _HeadConfig(Declared, key="head"):
     def build(self, num_features: int, seed: int) -> nn.Module:
         """The head for an encoder's features, with the weights it is to start from; the seed is of its dropout."""
         with torch.device("meta"):
-            check_memory("head.dim", self.dim, self._made(num_features=num_features, seed=seed))
-        head = self._made(num_features=num_features, seed=seed)
+            check_memory("head.dim", self.dim, self._construct(num_features=num_features, seed=seed))
+        head = self._construct(num_features=num_features, seed=seed)
         if self.weights is not None:
             load_head_weights(head, Path(self.weights).expanduser())
         return head
@@ -328,7 +328,7 @@ HEADS: Mapping[str, type[nn.Module]] = {
     "identity": heads.IdentityHead,
 }
 HEAD_CONFIGS: Mapping[str, type[Any]] = {
-    name: declared(head, name, _HeadConfig, ("num_features", "seed")) for name, head in HEADS.items()
+    name: declare_settings(head, name, _HeadConfig, ("num_features", "seed")) for name, head in HEADS.items()
 }
 if TYPE_CHECKING:
     HeadConfig = _HeadConfig

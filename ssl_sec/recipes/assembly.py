@@ -23,7 +23,7 @@ from ssl_sec.seeding import derived_seed
 from ssl_sec.training.class_sharding import template_losses
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.recipe import Computation, Recipe
-from ssl_sec.training.step import Cadence, Runtime, say, train
+from ssl_sec.training.step import Cadence, Runtime, log_once, train
 
 
 @runtime_checkable
@@ -165,7 +165,7 @@ def _initialise(config: TrainingConfig, image_set: ImageSet, runtime: Runtime) -
     """The encoder and the head as the run's seed draws them, equal on every worker."""
     num_channels, height, width = image_set.image_shape
     size = f"{len(image_set):,} images of {num_channels} x {height} x {width}, {len(image_set.class_names):,} classes"
-    say(runtime, "data: %s, %s", image_set.name, size)
+    log_once(runtime, "data: %s, %s", image_set.name, size)
     worker_rows(config.global_batch_size, runtime.rank, runtime.world_size)
     torch.manual_seed(derived_seed(config.seed, "weights"))
     encoder = config.encoder.build(num_channels, min(height, width))
@@ -176,7 +176,7 @@ def _to_device(
     encoder: nn.Module, head: nn.Module, objective: Objective, runtime: Runtime, computation: Computation
 ) -> nn.Module:
     """head(encoder(images)) with batch norm and gradients of all workers; it and the objective are moved."""
-    say(runtime, "computing in %s", computation)
+    log_once(runtime, "computing in %s", computation)
     network: nn.Module = nn.Sequential(encoder, head)
     if runtime.world_size > 1:
         network = globalise_batch_norm(network)
@@ -197,10 +197,10 @@ def _restore(recipe: Recipe, runtime: Runtime, store: RunStore) -> int:
     first_step = 0 if state is None else recipe.restore(state)
     if first_step:
         workers = "1 worker" if runtime.world_size == 1 else f"{runtime.world_size} workers"
-        say(runtime, "resuming after step %d of %d on %s", first_step, recipe.total_steps, workers)
+        log_once(runtime, "resuming after step %d of %d on %s", first_step, recipe.total_steps, workers)
     if runtime.rank == 0:
         store.describe_data(recipe.image_set)
         store.forget_records_from(first_step)
     steps, batch_size = f"{recipe.total_steps - first_step:,}", f"{recipe.sampler.global_batch_size:,}"
-    say(runtime, "training %s steps of %s images", steps, batch_size)
+    log_once(runtime, "training %s steps of %s images", steps, batch_size)
     return first_step

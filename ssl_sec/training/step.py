@@ -72,7 +72,7 @@ class Runtime(Protocol):
         ...
 
 
-def say(runtime: Runtime, message: str, *values: object) -> None:
+def log_once(runtime: Runtime, message: str, *values: object) -> None:
     """Logs what is being done, once for all workers."""
     if runtime.rank == 0:
         logger.info(message, *values)

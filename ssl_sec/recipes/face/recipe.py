@@ -23,7 +23,7 @@ from ssl_sec.recipes.face.test_sets import Embed, Protocols, cosines
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.class_sharding import draw_templates
 from ssl_sec.training.recipe import Recipe
-from ssl_sec.training.step import Runtime, say
+from ssl_sec.training.step import Runtime, log_once
 
 
 @runtime_checkable
@@ -43,7 +43,7 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
         runtime: this worker's.
         store: the run's, shared by all workers.
     """
-    say(runtime, "loading %s", config.data.name)
+    log_once(runtime, "loading %s", config.data.name)
     image_set = on_device(config.data.open("train"), runtime.device)
     num_channels, height, width = image_set.image_shape
     # Opened before the training, so that what is missing is told at once.
@@ -65,7 +65,7 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     train_recipe(config, recipe, runtime, store, monitor, monitor_every, at_start=True)
     protocols = Protocols(pca=config.evaluation.pca, fars=config.evaluation.fars)
     for title, test_set in test_sets.items():
-        say(runtime, "measuring %s", title)
+        log_once(runtime, "measuring %s", title)
         kept = store.test_set_path(title) if runtime.rank == 0 else None
         figures = test_set.measure(embed, protocols, kept)
         runtime.report(recipe.total_steps, {f"face/{title}_{name}": value for name, value in figures.items()})
@@ -146,7 +146,7 @@ class _Monitor:
         if self._pairs is None:
             return {}
         first, second, same = self._pairs
-        say(self._runtime, "measuring verification on %s pairs", f"{len(same):,}")
+        log_once(self._runtime, "measuring verification on %s pairs", f"{len(same):,}")
         images, places = torch.cat([first, second]).unique(return_inverse=True)
         embeddings = self._embed(self._watched, images)
         scores = cosines(embeddings[places[: len(first)]], embeddings[places[len(first) :]])

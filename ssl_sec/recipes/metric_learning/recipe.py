@@ -21,7 +21,7 @@ from ssl_sec.recipes.assembly import RunStore, assemble, extractor, hold_out, sa
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig, RetrievalConfig
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.recipe import Recipe
-from ssl_sec.training.step import Runtime, say
+from ssl_sec.training.step import Runtime, log_once
 
 # Test images whose neighbours are kept for a picture, and how many neighbours of each.
 _EXAMPLES, _NEIGHBOURS = 8, 4
@@ -50,7 +50,7 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
         runtime: this worker's.
         store: the run's, shared by all workers.
     """
-    say(runtime, "loading %s", config.data.name)
+    log_once(runtime, "loading %s", config.data.name)
     crop, centre = config.augment.random_crop(), config.augment.centre_crop()
     image_set = on_device(config.data.open_by_class("train", crop), runtime.device)
     # Opened before the training, so that a test split that is missing is told at once.
@@ -62,7 +62,7 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
         watched = subset(watched, stratified_sample(watched.labels, config.monitor.max_images, seed=0), "watched")
     monitor = _Monitor(watched_name, with_crop(watched, centre), embed, store, runtime)
     train_recipe(config, recipe, runtime, store, monitor, config.monitor.every_steps, at_start=True)
-    say(runtime, "measuring retrieval on %s images of the test classes", f"{len(test):,}")
+    log_once(runtime, "measuring retrieval on %s images of the test classes", f"{len(test):,}")
     (embeddings, labels), (trained, _) = embed(test), embed(with_crop(trained_on, centre))
     if runtime.rank == 0:
         figures = {
@@ -142,7 +142,7 @@ class _Monitor:
         self._runtime = runtime
 
     def __call__(self, steps_taken: int) -> dict[str, float]:
-        say(self._runtime, "measuring Recall@1 on %s images", f"{len(self._watched):,}")
+        log_once(self._runtime, "measuring Recall@1 on %s images", f"{len(self._watched):,}")
         embeddings, labels = self._embed(self._watched)
         if self._runtime.rank == 0:
             path = self._store.watched_path(steps_taken)

@@ -13,7 +13,7 @@ from ssl_sec.evaluation.splits import stratified_sample, stratified_split
 from ssl_sec.recipes.assembly import RunStore, assemble, extractor, save_network, train_recipe
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.training.recipe import Recipe, image_labels
-from ssl_sec.training.step import Runtime, say
+from ssl_sec.training.step import Runtime, log_once
 
 NUM_VIEWS = 2
 
@@ -26,7 +26,7 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
         runtime: this worker's.
         store: the run's, shared by all workers.
     """
-    say(runtime, "loading %s", config.data.name)
+    log_once(runtime, "loading %s", config.data.name)
     image_set = on_device(config.data.open("train"), runtime.device)
     recipe = build_recipe(config, image_set, runtime)
     monitor = _Monitor(config, recipe, runtime)
@@ -34,7 +34,7 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
     train_recipe(config, recipe, runtime, store, monitor, monitor_every)
     if recipe.total_steps == 0:
         runtime.report(0, monitor(0))
-    say(runtime, "computing the features of %s images for the plots", f"{monitor.num_images:,}")
+    log_once(runtime, "computing the features of %s images for the plots", f"{monitor.num_images:,}")
     features, labels = monitor.features()
     if runtime.rank == 0:
         save_network(recipe, store, with_head=False)
@@ -76,7 +76,7 @@ class _Monitor:
         return len(self._images)
 
     def __call__(self, steps_taken: int) -> dict[str, float]:
-        say(self._runtime, "measuring kNN and RankMe on %s images", f"{self.num_images:,}")
+        log_once(self._runtime, "measuring kNN and RankMe on %s images", f"{self.num_images:,}")
         features, labels = self.features()
         bank, queries = self._bank.to(features.device), self._queries.to(features.device)
         accuracy = knn_top1(

@@ -39,7 +39,7 @@ from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.recipe import Computation
-from ssl_sec.training.step import Request, Runtime, say
+from ssl_sec.training.step import Request, Runtime, log_once
 
 Rows = tuple[Tensor, Tensor]
 
@@ -101,7 +101,7 @@ def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
     """
     trained = store.probed()
     data = config.data or trained.data
-    say(runtime, "loading %s and the encoder", data.name)
+    log_once(runtime, "loading %s and the encoder", data.name)
     test_set = data.open("test")
     if runtime.rank == 0:
         store.describe_data(test_set)
@@ -140,7 +140,7 @@ def linear_evaluation(
     if config.labels_per_class is not None:
         kept = kept[labelled_subset(train_set.labels[kept], config.labels_per_class, seed=config.seed)]
     features_of = extractor(encoder, computation, runtime, batch_size=512)
-    say(runtime, "computing the features of %s training images", f"{len(kept) + len(held_out):,}")
+    log_once(runtime, "computing the features of %s training images", f"{len(kept) + len(held_out):,}")
     kept_rows, held_out_rows = features_of(train_set, kept), features_of(train_set, held_out)
     training = _Training(
         encoder=encoder,
@@ -149,15 +149,15 @@ def linear_evaluation(
         runtime=runtime,
         num_classes=len(train_set.class_names),
     )
-    say(runtime, "training a linear probe at %d learning rates", len(config.learning_rates))
+    log_once(runtime, "training a linear probe at %d learning rates", len(config.learning_rates))
     probes = training(subset(train_set, kept), kept_rows, config.learning_rates, first_epoch=0)
     learning_rate, held_out_top1 = select_learning_rate(probes, *held_out_rows)
     if config.labels_per_class is None:
-        say(runtime, "training the probe again on all labels, at the best rate")
+        log_once(runtime, "training the probe again on all labels, at the best rate")
         everything = torch.cat([kept, held_out])
         kept_rows = (torch.cat([kept_rows[0], held_out_rows[0]]), torch.cat([kept_rows[1], held_out_rows[1]]))
         probes = training(subset(train_set, everything), kept_rows, (learning_rate,), first_epoch=config.epochs)
-    say(runtime, "measuring the probe and kNN on %s test images", f"{len(test_set):,}")
+    log_once(runtime, "measuring the probe and kNN on %s test images", f"{len(test_set):,}")
     test_rows = features_of(test_set)
     return ProbeFindings(
         probe=evaluate_probe(probes, learning_rate, held_out_top1, *test_rows),
