@@ -50,7 +50,7 @@ def train_plain(sizes: dict[str, int]) -> list[float]:
     """Trains with torch's own cross-entropy of the logits of all classes; returns the losses."""
     with torch.device("meta"):
         loss = ArcFaceLoss(sizes["classes"], DIM)
-    draw_templates(loss, 0, shared_out=False)
+    draw_templates(loss, 0, sharded=False)
 
     def value(rows: torch.Tensor, labels: torch.Tensor, step: int) -> torch.Tensor:
         cosines = functional.linear(functional.normalize(rows), functional.normalize(loss.weight))

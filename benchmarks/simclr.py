@@ -29,7 +29,7 @@ from ssl_sec.recipes.pretraining.recipe import build_recipe
 from ssl_sec.settings import from_values
 from ssl_sec.training.norms import NormHistogram
 from ssl_sec.training.recipe import Precision, Recipe
-from ssl_sec.training.step import Cadence, Request, Steps, autocast, steps_of, train
+from ssl_sec.training.step import Cadence, Request, Steps, autocast, choose_step, train
 
 # The learning rate is low enough that no network diverges on random pixels, in any number of steps.
 TEMPERATURE, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.5, 1e-4, 0.9, 1e-4
@@ -168,7 +168,7 @@ class Ours:
         first, self._steps_taken = self._steps_taken, self._steps_taken + count
         recipe = replace(self.recipe, total_steps=self._steps_taken)
         cadence = Cadence(log_every_steps=NEVER, save_every_steps=NEVER, monitor_every_steps=NEVER)
-        self._take_step = self._take_step or steps_of(self.recipe, self._runtime.device)  # made once
+        self._take_step = self._take_step or choose_step(self.recipe, self._runtime.device)  # made once
         train(recipe, self._runtime, cadence, lambda _: {}, first, self._take_step)
 
     def close(self) -> None:

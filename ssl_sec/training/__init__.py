@@ -1,1 +1,1 @@
-"""The train step and all that it needs, the same for every recipe, runtime and number of workers."""
+"""The train step and everything it needs, the same for every recipe, runtime and number of workers."""

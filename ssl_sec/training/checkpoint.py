@@ -1,13 +1,13 @@
-"""Checkpoints that are whole or absent.
+"""Checkpoints that are either whole or absent.
 
 A checkpoint is a folder `step-000001234` with the state and a manifest of its files' sizes and hashes. It is
 written under a temporary name, synced, given its manifest last and then renamed, so that a crash at any moment
-leaves either the old checkpoints or the new one beside them. On resume the newest whole one is used.
+leaves either the old checkpoints alone or the new one beside them. A resume uses the newest whole one.
 
-The newest ones stay, and the one with the highest score, where they have scores.
+The newest ones are kept, and the one with the highest score if they have scores.
 
-Tensors whose rows are shared out among the workers are in files of their own: before the state is saved, each worker
-writes the rows that it holds, and a resume reads those that it needs, whatever the number of workers was.
+Tensors whose rows are sharded over the workers are in files of their own: before the state is saved, each worker writes
+the rows that it holds, and a resume reads the rows that it needs, whatever the number of workers was.
 """
 
 import hashlib
@@ -31,9 +31,9 @@ from ssl_sec.training.class_sharding import HeldRows
 _STATE = "state.pt"
 _MANIFEST = "manifest.json"
 _PARTS = "rows-*.safetensors"
-# In a part's metadata: which of all rows its first is.
+# In a part's metadata: the index of its first row among all rows.
 _FIRST = "first"
-# What a checkpoint takes beyond its tensors.
+# Space for what a checkpoint holds beside its tensors.
 _ROOM_BYTES = 1 << 20
 
 
@@ -56,21 +56,21 @@ def save_checkpoint(
     """Writes the state after `step` steps and removes all but the newest `keep_last` checkpoints and the best.
 
     Args:
-        folder: where the run's checkpoints live.
+        folder: the folder of the run's checkpoints.
         step: steps taken so far, ≥ 0.
         state: nested mappings and lists of tensors, numbers and strings.
         keep_last: how many to keep, ≥ 1.
-        score: of the state, the higher the better; None if it was not judged.
+        score: of the state, the higher the better; None if it has none.
 
     Raises:
         StorageError: if it cannot be written; the checkpoints before it are untouched.
     """
     final = folder / f"step-{step:09d}"
-    if _defect(final) is None:  # a run has one state after so many steps
+    if _defect(final) is None:  # the state after a step is always the same
         return final
     temporary = folder / f".{final.name}.{os.getpid()}"
     try:
-        shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed and had the same number
+        shutil.rmtree(temporary, ignore_errors=True)  # of a killed process with the same number
         folder.mkdir(exist_ok=True)
         temporary.mkdir()
         _check_space(folder, state)
@@ -87,7 +87,7 @@ def save_checkpoint(
             json.dump({"step": step, "score": score, "files": files}, file)
             file.flush()
             os.fsync(file.fileno())
-        if final.exists():  # a torn one
+        if final.exists():  # one that is not whole
             shutil.rmtree(final)
         temporary.rename(final)
         _sync_folder(folder)
@@ -96,19 +96,19 @@ def save_checkpoint(
         # On a full disk torch raises a RuntimeError of its own while it handles the OSError.
         why = error.__context__ if isinstance(error.__context__, OSError) else error
         raise StorageError(f"checkpoint of step {step}: cannot be written to {folder}: {why}") from error
-    # Later ones were skipped on resume, as not whole: they must not count as what is kept.
-    taken = sorted(path for path in folder.glob("step-*") if path.name <= final.name)
-    best = _best(taken)
-    # The parts of a later step may be on their way.
+    # Later ones are not whole and were skipped on resume: they must not count among those that are kept.
+    saved = sorted(path for path in folder.glob("step-*") if path.name <= final.name)
+    best = _best(saved)
+    # The parts of a later step may be in the course of being written.
     parts = [path for path in folder.glob(".parts-*") if path.name <= _parts_folder(folder, step).name]
-    for old in [*taken[:-keep_last], *folder.glob(".step-*"), *parts]:
+    for old in [*saved[:-keep_last], *folder.glob(".step-*"), *parts]:
         if old != best:
             shutil.rmtree(old, ignore_errors=True)
     return final
 
 
 def without_held_rows(state: Any, path: tuple[str | int, ...] = ()) -> tuple[Any, dict[str, HeldRows]]:
-    """The state that all workers have in common, and the rows that this one holds, by where they stand in it."""
+    """The state that all workers have in common, and the rows that this one holds, by their places in the state."""
     if not isinstance(state, Mapping):
         return state, {}
     common: dict[str | int, Any] = {}
@@ -126,9 +126,9 @@ def save_part(folder: Path, step: int, held: Mapping[str, HeldRows]) -> None:
     """Writes the rows that this worker holds, before one worker saves the state after `step` steps.
 
     Args:
-        folder: where the run's checkpoints live.
+        folder: the folder of the run's checkpoints.
         step: steps taken so far, ≥ 0.
-        held: what `without_held_rows` found; all from the same row on.
+        held: the rows from `without_held_rows`; all begin at the same row.
 
     Raises:
         StorageError: if they cannot be written.
@@ -151,14 +151,13 @@ def save_part(folder: Path, step: int, held: Mapping[str, HeldRows]) -> None:
 
 
 class CheckpointWriter:
-    """Writes checkpoints behind the training's back: it waits for a copy of the state, not for the storage.
+    """Writes checkpoints in a thread: training waits until the state is copied, not until it is written.
 
-    On a GPU the host does not wait for the copy either: what follows waits for it on the device.
-
-    One at a time; an error is raised where the next one is handed over, or by `close`.
+    On a GPU the host does not wait for the copy either: the device's next operations do. One checkpoint is written at a
+    time; the next call of `save` or `close` raises its error.
 
     Args:
-        folder: where the run's checkpoints live.
+        folder: the folder of the run's checkpoints.
         keep_last: how many to keep, ≥ 1.
     """
 
@@ -170,10 +169,10 @@ class CheckpointWriter:
         self._stream: torch.cuda.Stream | None = None
 
     def save(self, step: int, state: Mapping[str, Any], score: float | None = None) -> None:
-        """Hands over the state after `step` steps; see `save_checkpoint`.
+        """Starts to write the state after `step` steps; see `save_checkpoint`.
 
         Raises:
-            StorageError: if the one before could not be written.
+            StorageError: if the previous one could not be written.
         """
         self.close()
         copied, wait = self._snapshot(state)
@@ -181,10 +180,10 @@ class CheckpointWriter:
         self._thread.start()
 
     def close(self) -> None:
-        """Waits until all is written.
+        """Waits until the checkpoint is written.
 
         Raises:
-            StorageError: if it could not be.
+            StorageError: if it could not be written.
         """
         if self._thread is not None:
             self._thread.join()
@@ -194,7 +193,7 @@ class CheckpointWriter:
             raise failure
 
     def _snapshot(self, state: Mapping[str, Any]) -> tuple[Mapping[str, Any], Callable[[], None]]:
-        """The state on the CPU, and what waits until it is there."""
+        """A copy of the state on the CPU, and a function that waits until it is complete."""
         device = next((tensor.device for tensor in _tensors(state) if tensor.is_cuda), None)
         if device is None:
             return _copied(state), lambda: None
@@ -231,7 +230,7 @@ def load_checkpoint(path: Path, device: torch.device, held: slice | None = None)
     Args:
         path: the checkpoint's folder.
         device: of the tensors.
-        held: the rows that this worker holds of tensors that are shared out; None leaves these away.
+        held: the rows that this worker holds of sharded tensors; None leaves these out.
 
     Raises:
         StorageError: if a file is not whole, or rows are missing.
@@ -253,7 +252,7 @@ def load_checkpoint(path: Path, device: torch.device, held: slice | None = None)
 
 
 def _held_rows(path: Path, held: slice) -> dict[str, Tensor]:
-    """Rows of the tensors that are shared out, from whichever parts hold them."""
+    """Rows of the sharded tensors, from the parts that hold them."""
     pieces: dict[str, list[Tensor]] = {}
     for part in sorted(path.glob(_PARTS)):
         with safe_open(part, framework="pt") as file:  # pyright: ignore[reportUnknownVariableType]
@@ -265,7 +264,7 @@ def _held_rows(path: Path, held: slice) -> dict[str, Tensor]:
                     pieces.setdefault(name, []).append(rows[max(held.start, first) - first : held.stop - first])
     whole = {name: torch.cat(rows) for name, rows in pieces.items()}
     if not whole or any(len(rows) != held.stop - held.start for rows in whole.values()):
-        raise StorageError(f"checkpoint {path}: it lacks templates of classes {held.start} to {held.stop - 1}")
+        raise StorageError(f"checkpoint {path}: templates of classes {held.start} to {held.stop - 1} are missing")
     return whole
 
 
@@ -307,9 +306,9 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _copied(state: Any) -> Any:
-    """The state with its tensors copied to the CPU; from a GPU without waiting for it."""
+    """The state with its tensors copied to the CPU; from a GPU without waiting."""
     if isinstance(state, torch.Tensor):
-        # Pinned memory: a copy into any other is waited for.
+        # Pinned memory: the host would wait for a copy into any other.
         copy = torch.empty_like(state, device="cpu", pin_memory=state.is_cuda, requires_grad=False)
         return copy.copy_(state.detach(), non_blocking=True)
     if isinstance(state, Mapping):

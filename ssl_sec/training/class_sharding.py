@@ -1,8 +1,8 @@
-"""Class templates shared out among the workers, each holding those of a range of classes.
+"""Class templates sharded over the workers: each holds the templates of a range of classes.
 
-No worker then holds all templates, their gradients or their optimiser's state, nor the logits of all classes. What a
-worker computes is exact: it gathers the rows of all workers anyway, and the workers put together a few numbers a row.
-A template starts at values that its class and the run's seed determine, whoever holds it.
+No worker then holds all templates, their gradients or their optimiser's state, nor the logits of all classes. The
+result is exact: every worker gathers the rows of all workers anyway, and the workers combine a few numbers per row.
+The initial values of a template depend on its class and the run's seed alone, not on the worker that holds it.
 """
 
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ _BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class HeldRows:
-    """Rows of a tensor that is shared out among the workers.
+    """Rows of a tensor that is sharded over the workers.
 
     Attributes:
         rows: those that this worker holds.
-        first: which of all rows the first is.
+        first: index of the first of them among all rows.
     """
 
     rows: Tensor
@@ -34,7 +34,7 @@ class HeldRows:
 
 
 class _Workers:
-    """Puts together what the workers have of each row."""
+    """Combines the workers' values of each row."""
 
     def sum(self, values: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
         return sum_over_workers(values)
@@ -43,19 +43,19 @@ class _Workers:
         return highest_over_workers(values)
 
 
-def draw_templates(loss: nn.Module, seed: int, shared_out: bool) -> None:
-    """Gives a loss the templates that it starts from: all of them, or this worker's range of the classes.
+def draw_templates(loss: nn.Module, seed: int, sharded: bool) -> None:
+    """Draws the initial templates of a loss: all of them, or those of this worker's range of classes.
 
     Args:
-        loss: its template losses are changed in place; what stands on the meta device is made on the CPU.
-        seed: of the run.
-        shared_out: whether the workers hold different classes.
+        loss: its template losses are changed in place; buffers on the meta device move to the CPU.
+        seed: the run's seed.
+        sharded: whether the workers hold different classes.
     """
     for module in template_losses(loss):
-        held = own_rows(module.num_classes) if shared_out else slice(0, module.num_classes)
+        held = own_rows(module.num_classes) if sharded else slice(0, module.num_classes)
         if held.start == held.stop:
-            raise ValueError(f"{module.num_classes} classes are too few to be shared out among the workers")
-        module.hold(held.start, _drawn(held, module.dim, seed), _Workers() if shared_out else None)
+            raise ValueError(f"{module.num_classes} classes are too few to be sharded over the workers")
+        module.hold(held.start, _draw(held, module.dim, seed), _Workers() if sharded else None)
     for module in loss.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_meta:
@@ -76,7 +76,7 @@ def held_templates(loss: nn.Module) -> dict[str, HeldRows]:
     }
 
 
-def _drawn(held: slice, dim: int, seed: int) -> Float[Tensor, "held dim"]:
+def _draw(held: slice, dim: int, seed: int) -> Float[Tensor, "held dim"]:
     templates = torch.empty(held.stop - held.start, dim)
     for block in range(held.start // _BLOCK, -(-held.stop // _BLOCK)):
         generator = torch.Generator().manual_seed(derived_seed(seed, "templates", block))

@@ -55,7 +55,7 @@ class SphericalConfig(Settings, key="constraint"):
     """The norm constraint and the schedule of its weight; see `ssl_sec.losses.spherical`.
 
     Attributes:
-        name: the use, for people; what it is follows from rho and radius.
+        name: a label; rho and radius alone decide what the constraint is.
         eta: η ≥ 0, the weight of the constraint beside the loss.
         ramp: how η changes over the global step t of T: "constant"; "linear", η t / T (SEC, Eq. 29); "face", 0 for
             three epochs and linear over the fourth (SEC, B.2); "capped", min(η, 500 t / T) (SEC, Eq. 32).
@@ -94,10 +94,10 @@ class OptimiserConfig(Settings, key="optimiser"):
     """The optimiser and its learning rate, a cosine over the run.
 
     Attributes:
-        learning_rate: the learning rate at its largest, ≥ 0.
+        learning_rate: the largest learning rate, ≥ 0.
         momentum: momentum, in [0, 1).
         weight_decay: weight decay, ≥ 0; biases and batch norm do not decay.
-        warmup_epochs: epochs in which the learning rate rises from 0 to its largest, ≥ 0.
+        warmup_epochs: epochs over which the learning rate rises from 0 to its largest value, ≥ 0.
     """
 
     name: Literal["sgd", "lars"] = "sgd"
@@ -108,8 +108,8 @@ class OptimiserConfig(Settings, key="optimiser"):
 
     def build(self, *modules: nn.Module) -> Optimizer:
         """The optimiser over the modules' parameters."""
-        build = lars if self.name == "lars" else sgd
-        return build(parameter_groups(modules, self.weight_decay), self.momentum)
+        make = lars if self.name == "lars" else sgd
+        return make(parameter_groups(modules, self.weight_decay), self.momentum)
 
     def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
         """The learning rate by global step."""
@@ -121,11 +121,11 @@ class _SteppedOptimiserConfig(Settings, key="optimiser"):
     """An optimiser whose learning rates fall at given steps.
 
     Attributes:
-        learning_rate: the learning rate at the start of all but the backbone, > 0.
-        backbone_learning_rate: that of the backbone at the start, ≥ 0.
+        learning_rate: the initial learning rate of everything but the backbone, > 0.
+        backbone_learning_rate: the initial learning rate of the backbone, ≥ 0.
         weight_decay: weight decay, ≥ 0; biases and batch norm do not decay.
         decay_at_steps: steps at which the rates fall.
-        decay_factor: what the rates are multiplied by there, in (0, 1].
+        decay_factor: factor by which the rates are multiplied at those steps, in (0, 1].
     """
 
     learning_rate: PositiveRate
@@ -137,19 +137,15 @@ class _SteppedOptimiserConfig(Settings, key="optimiser"):
     def build(self, backbone: nn.Module, *rest: nn.Module) -> Optimizer:
         """The optimiser over the backbone's parameters and the others'."""
         factor = self.backbone_learning_rate / self.learning_rate
-        return self._of_groups(
-            [
-                *parameter_groups([backbone], self.weight_decay, factor),
-                *parameter_groups(rest, self.weight_decay),
-            ]
-        )
+        groups = parameter_groups([backbone], self.weight_decay, factor)
+        return self._build([*groups, *parameter_groups(rest, self.weight_decay)])
 
     def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
-        """The learning rate of all but the backbone by global step."""
+        """The learning rate of everything but the backbone by global step."""
         return StepDecay(self.learning_rate, self.decay_at_steps, self.decay_factor)
 
     @abstractmethod
-    def _of_groups(self, groups: list[ParameterGroup]) -> Optimizer: ...
+    def _build(self, groups: list[ParameterGroup]) -> Optimizer: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +154,7 @@ class SteppedAdamConfig(_SteppedOptimiserConfig):
 
     name: Literal["adam"] = "adam"
 
-    def _of_groups(self, groups: list[ParameterGroup]) -> Optimizer:
+    def _build(self, groups: list[ParameterGroup]) -> Optimizer:
         return adam(groups)
 
 
@@ -173,7 +169,7 @@ class SteppedSGDConfig(_SteppedOptimiserConfig):
     name: Literal["sgd"] = "sgd"
     momentum: BelowOne = 0.9
 
-    def _of_groups(self, groups: list[ParameterGroup]) -> Optimizer:
+    def _build(self, groups: list[ParameterGroup]) -> Optimizer:
         return sgd(groups, self.momentum)
 
 
@@ -181,7 +177,7 @@ SteppedOptimiserConfig = SteppedAdamConfig | SteppedSGDConfig
 
 
 def can_compile() -> bool:
-    """Whether this machine has what torch.compile needs for a GPU: Triton and a C compiler."""
+    """Whether torch.compile can compile for a GPU here: it needs Triton and a C compiler."""
     compilers = (os.environ.get("CC"), "cc", "gcc", "clang")
     return find_spec("triton") is not None and any(shutil.which(name) for name in compilers if name)
 
@@ -193,11 +189,11 @@ class _RuntimeConfig(Settings, key="runtime"):
     Attributes:
         device: auto takes a GPU if there is one.
         precision: of the forward pass; bfloat16 is autocast, float64 is for checks of exactness. None takes bfloat16 on
-            GPUs that compute in it, else float32.
-        channels_last: whether activations are laid out so; None for yes.
-        compile: true: the network is compiled by torch.compile; None for on GPUs, where Triton and a C compiler are.
-        graphs: true: the launches of a step are recorded once and replayed (CUDA graphs), in pretraining by one worker;
-            None for wherever that is possible.
+            GPUs that support it, else float32.
+        channels_last: whether activations are in the channels_last layout; None for yes.
+        compile: whether torch.compile compiles the network; None: on GPUs, if Triton and a C compiler are installed.
+        graphs: whether the launches of a step are recorded once and replayed (CUDA graphs), in pretraining with one
+            worker; None: wherever that is possible.
         num_loader_workers: processes of each worker that decode a streamed set, ≥ 0.
     """
 
@@ -209,7 +205,7 @@ class _RuntimeConfig(Settings, key="runtime"):
     num_loader_workers: Processes = 2
 
     def on(self, device: torch.device) -> Computation:
-        """How the network computes on a device, with what is left to choose chosen."""
+        """How the network computes on a device: options that are None are resolved."""
         on_gpu = device.type == "cuda"
         has_bfloat16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
         return Computation(
@@ -223,7 +219,7 @@ class _RuntimeConfig(Settings, key="runtime"):
         """Whether the launches of a pretraining step are recorded once and replayed.
 
         Raises:
-            ConfigError: `graphs` is asked for where it is not possible.
+            ConfigError: `graphs` is true where it is not possible.
         """
         reason = None
         if device.type != "cuda":
@@ -254,15 +250,15 @@ class RayConfig(_RuntimeConfig):
     """Ray Train: one worker for each GPU of the cluster, or one on CPUs.
 
     Attributes:
-        num_workers: workers, each a process; [least, most] follows the cluster as it shrinks and grows, with those
-            numbers between that divide the batch; None takes one for each GPU of the cluster, or one on CPUs.
+        num_workers: workers, each a process; [least, most] follows the cluster as it shrinks and grows, with the
+            numbers in this range that divide the batch; None takes one for each GPU of the cluster, or one on CPUs.
         address: address of a Ray cluster; None joins the one that RAY_ADDRESS names, or starts one here.
-        cpus_per_worker: CPUs of each worker; None shares the cluster's out among the workers.
-        max_failures: how often in a row the workers are started again without a new checkpoint since, -1 for no limit;
-            a node that is taken away with notice does not count.
+        cpus_per_worker: CPUs of each worker; None divides the cluster's CPUs among the workers.
+        max_failures: how often in a row the workers are restarted without a new checkpoint, -1 for no limit; a node
+            that is removed with notice does not count.
         timeout_s: seconds that a worker waits for the others in a collective.
-        start_timeout_s: seconds that Ray waits for the workers to start before it looks at the cluster again.
-        resize_interval_s: seconds between two looks for room for more workers.
+        start_timeout_s: seconds that Ray waits for the workers to start before it checks the cluster again.
+        resize_interval_s: seconds between two checks for room for more workers.
     """
 
     name: Literal["ray"] = "ray"
@@ -304,11 +300,11 @@ class EpochSGDConfig(Settings, key="optimiser"):
     """SGD with momentum, its learning rate falling at given epochs (SEC, appendix B.2).
 
     Attributes:
-        learning_rate: the learning rate at the start, > 0.
+        learning_rate: the initial learning rate, > 0.
         momentum: momentum, in [0, 1).
         weight_decay: weight decay, ≥ 0; biases and batch norm do not decay.
         decay_at_epochs: epochs at which the rate falls; parts of an epoch are allowed.
-        decay_factor: what the rate is multiplied by there, in (0, 1].
+        decay_factor: factor by which the rate is multiplied at those epochs, in (0, 1].
     """
 
     name: Literal["sgd_epochs"] = "sgd_epochs"

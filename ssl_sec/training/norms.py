@@ -1,4 +1,4 @@
-"""How the norms of embeddings are distributed; training counts them, and `ssl_sec.figures.training` draws them."""
+"""Histograms of the norms of embeddings, counted in training and drawn by `ssl_sec.figures.training`."""
 
 from dataclasses import dataclass
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class NormHistogram:
-    """How the norms of the embeddings are distributed at one step; plain lists, so that JSON can hold it.
+    """The distribution of the embeddings' norms at one step, in plain lists for JSON.
 
     Attributes:
         step: the global step.
-        edges: bounds of the bins, ascending, one more than there are bins.
+        edges: bounds of the bins, ascending, one more than bins.
         counts: number of embeddings in each bin.
     """
 
@@ -26,17 +26,17 @@ class NormHistogram:
 
 
 def norm_histogram(norms: Float[Tensor, " images"], step: int, num_bins: int = 40) -> NormHistogram:
-    """Count norms in equal bins from the smallest to the largest.
+    """Counts norms in equal bins from the smallest to the largest.
 
     Args:
         norms: L2 norms of the raw embeddings, ≥ 0; those that are not finite are left out.
-        step: the global step at which they were taken.
+        step: the global step of the embeddings.
         num_bins: how many bins, ≥ 1.
     """
     values = norms.detach().double().cpu().numpy()
     values = values[np.isfinite(values)]
     low, high = (values.min(), values.max()) if len(values) else (0.0, 1.0)
-    # Norms that are all the same still need bins with a width.
+    # Bins need a width even if all norms are equal.
     high = max(high, low * 1.001, low + 1e-6)
     counts, edges = np.histogram(values, bins=num_bins, range=(low, high))
     return NormHistogram(step, edges.tolist(), counts.tolist())

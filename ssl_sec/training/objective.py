@@ -38,7 +38,7 @@ class Terms:
 
 
 class Objective(nn.Module):
-    """Gathers the rows once, asks the loss for this worker's share of anchors, and adds the constraint.
+    """Gathers the rows once, computes the loss of this worker's anchors, and adds the constraint.
 
     Args:
         loss: any loss of the core.

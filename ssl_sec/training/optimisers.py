@@ -13,12 +13,12 @@ ParameterGroup = dict[str, object]
 def parameter_groups(
     modules: Iterable[nn.Module], weight_decay: float, rate_factor: float = 1.0
 ) -> list[ParameterGroup]:
-    """Weights, which decay, and biases and batch-norm parameters, which do not.
+    """Two groups: weights, which decay, and biases and batch-norm parameters, which do not.
 
     Args:
         modules: the modules whose parameters are trained.
         weight_decay: coupled L2 decay of the weights, ≥ 0.
-        rate_factor: their learning rate as a multiple of the run's, ≥ 0.
+        rate_factor: their learning rate divided by the run's, ≥ 0.
     """
     parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
     groups: list[ParameterGroup] = [
@@ -28,7 +28,7 @@ def parameter_groups(
     return [group for group in groups if group["params"]]
 
 
-# The rate is set at every step; one that is left unset must not train.
+# The rate is set at every step; until then it is 0, so that nothing trains at a wrong rate.
 
 
 def sgd(groups: list[ParameterGroup], momentum: float) -> Optimizer:
@@ -38,15 +38,15 @@ def sgd(groups: list[ParameterGroup], momentum: float) -> Optimizer:
 
 def adam(groups: list[ParameterGroup]) -> Optimizer:
     """Adam, the optimiser of SEC's metric-learning runs; the decay is part of the gradient."""
-    # On a GPU its steps are counted there, so that none waits.
+    # On a GPU its steps are counted there, so that the host never waits.
     return Adam(groups, lr=0.0, capturable=_are_on_gpu(groups))
 
 
 def lars(groups: list[ParameterGroup], momentum: float) -> Optimizer:
-    """LARS (You et al. 2017), for batches of thousands, as timm implements it: on a GPU no step waits for a norm."""
+    """LARS (You et al. 2017), for batches of thousands, by timm, which does not wait for norms on a GPU."""
     from timm.optim.lars import Lars  # timm imports all of its models, which takes seconds
 
-    # Where the rate is a tensor, timm would take one parameter after the other, and wait for the rate.
+    # If the rate is a tensor, timm would otherwise loop over the parameters and wait for the rate.
     foreach = _are_on_gpu(groups) or None
     return Lars(groups, lr=0.0, momentum=momentum, foreach=foreach)  # pyright: ignore[reportArgumentType]  # an int
 

@@ -1,4 +1,4 @@
-"""All that a run trains, and how its network computes; the state that a run is resumed from."""
+"""Everything that a run trains, how its network computes, and the state from which it resumes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Computation:
 
     Attributes:
         precision: of the forward pass; bfloat16 is autocast, with weights in float32.
-        channels_last: whether activations are laid out so.
+        channels_last: whether activations are in the channels_last layout.
         compiled: whether the network is compiled by torch.compile.
         num_loader_workers: processes that decode the images of a streamed set.
     """
@@ -43,19 +43,18 @@ class Computation:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights and the views."""
+        """The type of the weights and the views."""
         return torch.float64 if self.precision == "float64" else torch.float32
 
     @property
     def layout(self) -> torch.memory_format:
-        """Of the views."""
+        """The memory layout of the views."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
 
 def image_labels(batch: Batch, rows: slice, num_views: int) -> Int64[Tensor, " views"]:
-    """Labels of self-supervision: the views of one image of the global batch share its row number."""
-    numbers = torch.arange(rows.start, rows.stop, device=batch.images.device)
-    return numbers.repeat(num_views)
+    """Labels of self-supervision: the views of an image have its row in the global batch as their label."""
+    return torch.arange(rows.start, rows.stop, device=batch.images.device).repeat(num_views)
 
 
 def class_labels(batch: Batch, rows: slice) -> Int64[Tensor, " views"]:
@@ -65,7 +64,7 @@ def class_labels(batch: Batch, rows: slice) -> Int64[Tensor, " views"]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """All that a run trains, and how.
+    """Everything that a run trains, and how.
 
     Attributes:
         encoder: images in [0, 1] -> features.
@@ -74,16 +73,16 @@ class Recipe:
         objective: loss and constraint on the global batch.
         optimiser: over the parameters of all three.
         learning_rate: by global step.
-        image_set: where images come from.
-        sampler: which of them are in step t.
-        views: how they are augmented.
+        image_set: the training images.
+        sampler: draws the images of step t.
+        views: augments them.
         total_steps: T.
-        row_labels: labels of the rows of the views, from a batch and its rows in the global batch.
+        row_labels: labels of the views, from a batch and its rows in the global batch.
         computation: how the network computes.
         graphed: whether the launches of a step are recorded once and replayed (`ssl_sec.training.replaying`).
-        draws: what the loader's crops are drawn from, a number for each row of a step's global batch; None if it draws
+        draws: random numbers for the loader's crops, one for each row of a step's global batch; None if it draws
             nothing.
-        more_figures: what is reported beside what every recipe reports.
+        more_figures: figures that this recipe reports beside those of every recipe.
     """
 
     encoder: nn.Module
@@ -103,9 +102,9 @@ class Recipe:
     more_figures: Callable[[], Mapping[str, float]] = dict
 
     def state(self, step: int) -> dict[str, Any]:
-        """All that a resume after `step` steps needs.
+        """Everything that a resume after `step` steps needs.
 
-        Templates that are shared out, and what the optimiser keeps of them, are HeldRows.
+        Sharded templates, and the optimiser's state of them, are HeldRows.
         """
         held = held_templates(self.objective)
         optimiser = self.optimiser.state_dict()
@@ -114,7 +113,7 @@ class Recipe:
         parameters = [parameter for group in self.optimiser.param_groups for parameter in group["params"]]
         for templates in held.values():
             number = next(number for number, each in enumerate(parameters) if each is templates.rows)
-            # A copy: the optimiser goes on with its own.
+            # A copy: the optimiser keeps its own.
             optimiser["state"][number] = {
                 key: HeldRows(value, templates.first) if getattr(value, "shape", ()) == templates.rows.shape else value
                 for key, value in optimiser["state"].get(number, {}).items()
@@ -130,16 +129,16 @@ class Recipe:
 
     @property
     def held_classes(self) -> slice | None:
-        """The classes whose templates this worker holds, if they are shared out."""
+        """The classes whose templates this worker holds, if they are sharded."""
         for templates in held_templates(self.objective).values():
             return slice(templates.first, templates.first + len(templates.rows))
         return None
 
     def restore(self, state: Mapping[str, Any]) -> int:
-        """Takes up a saved state; returns the steps taken so far.
+        """Restores a saved state; returns the steps taken so far.
 
         Raises:
-            StorageError: the training set has another number of classes than the one of the state.
+            StorageError: the training set has another number of classes than that of the saved run.
         """
         found, saved = len(self.image_set.class_names), int(state.get("num_classes", len(self.image_set.class_names)))
         if found != saved:

@@ -1,8 +1,8 @@
-"""A function of tensors whose launches on a GPU are recorded once and replayed (CUDA graphs).
+"""Records the GPU launches of a function of tensors once, and replays them (CUDA graphs).
 
-A step of a small network has hundreds of launches, each of which costs the host more than the GPU. Replayed, they cost
-one. What is replayed computes what was recorded, on the memory that it was recorded with: numbers that change must be
-tensors, and every input has one shape.
+A step of a small network has hundreds of launches, each of which takes the host longer than the GPU. A replay is a
+single launch. It repeats the recorded operations on the recorded memory: numbers that change must be tensors, and the
+shapes of the inputs are fixed.
 """
 
 import logging
@@ -19,25 +19,25 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
 
-# Calls before the recording, in which networks are compiled, algorithms chosen and optimisers' states made.
+# Calls before the recording, in which networks are compiled, algorithms chosen and optimisers' states created.
 WARM_UP_CALLS = 3
 
 
 @runtime_checkable
 class Graphs(Protocol):
-    """What records launches."""
+    """Records launches."""
 
     def warm_up(self, function: Callable[[], Result]) -> Result:
         """Calls the function as it will be recorded."""
         ...
 
     def record(self, function: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
-        """Records a call without computing anything: its result, and what computes it, again each time."""
+        """Records a call without computing anything: its result, and a function that computes it at each call."""
         ...
 
 
 class CUDAGraphs:
-    """Records on a stream of its own, as CUDA demands.
+    """Records on a stream of its own, as CUDA requires.
 
     Args:
         device: a GPU.
@@ -47,7 +47,7 @@ class CUDAGraphs:
         self._stream = torch.cuda.Stream(device)
 
     def warm_up(self, function: Callable[[], Result]) -> Result:
-        """Calls the function on the stream; what follows waits for it on the device."""
+        """Calls the function on the stream; the device's next operations wait for it."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             result = function()
@@ -57,20 +57,20 @@ class CUDAGraphs:
     def record(self, function: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
         """Records a call, whose memory is kept for the replays."""
         graph = torch.cuda.CUDAGraph()
-        # What other threads do meanwhile, such as one that pins batches, is not of the recording.
+        # Other threads, such as the one that pins batches, are not recorded.
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             result = function()
         return result, graph.replay
 
 
 class Replayed(Generic[Result_co]):
-    """The function, replayed from its fourth call on; every call computes once.
+    """A function that is replayed from its fourth call on; every call computes once.
 
-    Where it cannot be recorded, as when the memory for it is missing, it is called as it is, and a warning says why.
+    If it cannot be recorded, as when memory is short, every call runs the function itself, after a warning.
 
     Args:
-        function: of tensors on the device; it reads no value of theirs. What it returns is overwritten by later calls.
-        graphs: what records it.
+        function: of tensors on the device, whose values it does not read. Later calls overwrite its result.
+        graphs: records it.
     """
 
     def __init__(self, function: Callable[..., Result_co], graphs: Graphs) -> None:
@@ -91,14 +91,14 @@ class Replayed(Generic[Result_co]):
         self._calls += 1
         if self._recorded is None:
             return self._graphs.warm_up(lambda: self._function(*inputs))
-        for mine, given in zip(self._inputs, inputs, strict=True):
-            mine.copy_(given)
+        for recorded, value in zip(self._inputs, inputs, strict=True):
+            recorded.copy_(value)
         result, replay = self._recorded
         replay()
         return result
 
     def _record(self, inputs: tuple[Tensor, ...]) -> None:
-        self._inputs = tuple(given.clone() for given in inputs)
+        self._inputs = tuple(value.clone() for value in inputs)
         try:
             self._recorded = self._graphs.record(lambda: self._function(*self._inputs))
         except RuntimeError as error:

@@ -95,7 +95,7 @@ class CappedRamp:
 def epochs_at(shares: Sequence[float], epochs: int) -> tuple[int, ...]:
     """The 0-based epochs that begin nearest to these shares of a run.
 
-    None is the first and, of two epochs or more, all are reached.
+    None of them is the first epoch and, in a run of two epochs or more, all are reached.
 
     Args:
         shares: of the run, in (0, 1).

@@ -1,7 +1,7 @@
 """One training step and the loop around it, the same for every recipe, runtime and number of workers.
 
 Everything is a function of the global step t: the samples, their views, dropout, the learning rate and η. A resume
-needs the state that `save` was given, and t.
+needs the saved state and t.
 """
 
 import logging
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Request(IntEnum):
-    """What may be asked of a run while it trains; the highest that any worker hears counts for all."""
+    """A request to a run while it trains; the highest request to any worker applies to all."""
 
     NONE = 0
     SAVE = 1
@@ -42,7 +42,7 @@ class Request(IntEnum):
 
 @runtime_checkable
 class Runtime(Protocol):
-    """What training sees of the machine that it runs on."""
+    """The machine that training runs on, as training sees it."""
 
     @property
     def rank(self) -> int:
@@ -60,7 +60,7 @@ class Runtime(Protocol):
         ...
 
     def report(self, step: int, metrics: Mapping[str, float], norms: NormHistogram | None = None) -> None:
-        """Records metrics at a 0-based global step; one worker's word counts."""
+        """Records metrics at a 0-based global step, from one worker."""
         ...
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
@@ -68,19 +68,19 @@ class Runtime(Protocol):
         ...
 
     def request(self) -> Request:
-        """What someone asks of this worker; every worker looks at the same steps."""
+        """The request to this worker; every worker checks it at the same steps."""
         ...
 
 
 def log_once(runtime: Runtime, message: str, *values: object) -> None:
-    """Logs what is being done, once for all workers."""
+    """Logs a message on one worker."""
     if runtime.rank == 0:
         logger.info(message, *values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cadence:
-    """How often the loop reports, saves and monitors; it does all three after the last step, too.
+    """How often the loop reports, saves and monitors; it also does all three after the last step.
 
     Attributes:
         log_every_steps: ≥ 1.
@@ -93,12 +93,12 @@ class Cadence:
     monitor_every_steps: int
 
 
-# Views, their labels and the step's number -> the terms of the objective, before the weights moved.
-Steps = Callable[[Tensor, Tensor, int], Terms]
+# Takes a step: views, their labels and the step's number -> the terms of the objective before the update.
+TakeStep = Callable[[Tensor, Tensor, int], Terms]
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    """The forward pass in bfloat16 where that is asked for; the objective leaves it again."""
+    """A context for the forward pass, in bfloat16 if that is the precision; the objective computes outside it."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
@@ -120,12 +120,12 @@ def update_weights(
     step: int,
     eta: Float[Tensor, ""] | None = None,
 ) -> Terms:
-    """The part of a step that computes on the device alone, at the learning rate that the optimiser has.
+    """The part of a step that computes on the device alone, at the optimiser's current learning rate.
 
     Args:
         recipe: what is trained.
         views: of this worker's images.
-        labels: theirs.
+        labels: of the views.
         step: 0-based global step.
         eta: the constraint's weight; None takes that of the step.
     """
@@ -138,18 +138,18 @@ def update_weights(
     return terms
 
 
-def steps_of(recipe: Recipe, device: torch.device) -> Steps:
-    """What takes a recipe's steps: calls each, or replays them."""
+def choose_step(recipe: Recipe, device: torch.device) -> TakeStep:
+    """The function that takes a recipe's steps: `train_step`, or its replay."""
     return ReplayedSteps(recipe, device, CUDAGraphs(device)) if recipe.graphed else partial(train_step, recipe)
 
 
 class ReplayedSteps:
-    """The steps of one worker, their launches recorded once and replayed; see `ssl_sec.training.replaying`.
+    """The steps of one worker, with launches recorded once and replayed; see `ssl_sec.training.replaying`.
 
     Args:
-        recipe: what is trained; it generates no rows of other classes, and drops none out.
-        device: where.
-        graphs: what records a step.
+        recipe: what is trained, without a feature transform or dropout.
+        device: a GPU.
+        graphs: records a step.
     """
 
     def __init__(self, recipe: Recipe, device: torch.device, graphs: Graphs) -> None:
@@ -181,17 +181,17 @@ def train(
     cadence: Cadence,
     monitor: Callable[[int], Mapping[str, float]],
     first_step: int = 0,
-    take_step: Steps | None = None,
+    take_step: TakeStep | None = None,
 ) -> None:
-    """Trains from `first_step` to the recipe's last, reporting, monitoring and saving on the way.
+    """Trains from `first_step` to the recipe's last step, and reports, monitors and saves on the way.
 
     Args:
         recipe: what is trained.
-        runtime: where.
+        runtime: the machine.
         cadence: how often to report, save and monitor.
-        monitor: figures of the encoder after so many steps, asked for by every worker.
+        monitor: steps taken -> figures of the encoder; every worker calls it.
         first_step: steps already taken.
-        take_step: takes a step; None takes that of `steps_of`.
+        take_step: takes a step; None for that of `choose_step`.
 
     Raises:
         Stopped: after a save, if a stop was asked for.
@@ -201,7 +201,7 @@ def train(
     rows = worker_rows(sampler.global_batch_size, runtime.rank, runtime.world_size)
     steps = range(first_step, recipe.total_steps)
     draws = recipe.draws
-    flow = batches(
+    loaded = batches(
         recipe.image_set,
         (sampler.indices(step)[rows] for step in steps),
         runtime.device,
@@ -209,16 +209,16 @@ def train(
         draws=None if draws is None else (draws(step)[rows] for step in steps),
     )
     dtype, layout = recipe.computation.dtype, recipe.computation.layout
-    take_step = take_step or steps_of(recipe, runtime.device)
+    take_step = take_step or choose_step(recipe, runtime.device)
     recipe.model.train()
     recipe.objective.train()
     clock, clock_step, saved_step = time.perf_counter(), first_step, first_step
-    for step, batch in zip(steps, flow, strict=True):
+    for step, batch in zip(steps, loaded, strict=True):
         views = recipe.views(batch.images, step, rows, sampler.global_batch_size)
         views = views.to(dtype=dtype, memory_format=layout)
         draw_dropout(recipe.head, step, rows, len(views) // len(batch.images), runtime.device)
         terms = take_step(views, recipe.row_labels(batch, rows), step)
-        # On a CPU looking costs nothing; on a GPU it waits until figures are reported.
+        # On a CPU this check is free; on a GPU it waits until figures are reported.
         if runtime.device.type == "cpu" and not math.isfinite(float(terms.total.detach())):
             _require_finite(recipe, _terms_figures(recipe, terms), step)
         taken = step + 1
@@ -254,9 +254,8 @@ def train(
 def _save(recipe: Recipe, runtime: Runtime, step: int) -> None:
     """Saves the state after `step`; one that is not finite is never saved."""
     weights = dict(recipe.model.named_parameters())
-    are_finite = (
-        torch.stack([weight.isfinite().all() for weight in weights.values()]).cpu().tolist()
-    )  # one wait for them all
+    # One transfer for all weights.
+    are_finite = torch.stack([weight.isfinite().all() for weight in weights.values()]).cpu().tolist()
     for name, is_finite in zip(weights, are_finite, strict=True):
         if not is_finite:
             raise FloatingPointError(f"{name} is not finite after step {step}")
@@ -272,7 +271,7 @@ def _require_finite(recipe: Recipe, figures: Mapping[str, float], step: int) -> 
 
 
 def _terms_figures(recipe: Recipe, terms: Terms) -> dict[str, float]:
-    """Figures of the objective's terms, in one transfer: the one place where the device is waited for."""
+    """Figures of the objective's terms, in one transfer: the only place where a step waits for the device."""
     figures = {
         "train/loss": terms.total.detach(),
         "train/metric_loss": terms.metric_loss,
@@ -286,7 +285,7 @@ def _terms_figures(recipe: Recipe, terms: Terms) -> dict[str, float]:
 
 
 def _figures(recipe: Recipe, terms: Terms, step: int) -> dict[str, float]:
-    """What is reported of a step."""
+    """The figures that are reported for a step."""
     objective = recipe.objective
     return {
         **_terms_figures(recipe, terms),

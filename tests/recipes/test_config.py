@@ -505,8 +505,10 @@ def test_images_that_are_too_small_for_an_encoder_are_one_line(name, smallest):
     config = from_values(PretrainConfig, {**RUN, "encoder": {"name": name, "mean": [0.5]}}).encoder
     encoder = config.build(1, smallest).eval()
     assert encoder(torch.rand(2, 1, smallest, smallest)).shape == (2, 1024)
-    told = f"^encoder.name: found '{name}', but the images have {smallest - 1} pixels; allowed: {smallest} or more, or"
-    with pytest.raises(ConfigError, match=told):
+    message = (
+        f"^encoder.name: found '{name}', which needs images of {smallest} pixels or more; these have {smallest - 1}$"
+    )
+    with pytest.raises(ConfigError, match=message):
         config.build(1, smallest - 1)
 
 

@@ -42,13 +42,13 @@ LOSSES = {
 every_loss = pytest.mark.parametrize("name", LOSSES)
 
 
-def trained(name, shared_out, tile_entries=tiles.TILE_ENTRIES, first_step=0, folder=None):
+def trained(name, sharded, tile_entries=tiles.TILE_ENTRIES, first_step=0, folder=None):
     """Losses of some steps, the network's weights and gradients, and this worker's templates with their range."""
     tiles.TILE_ENTRIES = tile_entries
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(7, DIM), nn.Tanh(), nn.Linear(DIM, DIM)).double()
     loss = LOSSES[name]()
-    draw_templates(loss, 3, shared_out)
+    draw_templates(loss, 3, sharded)
     for module in template_losses(loss):
         module.weight.data *= 30
     objective = Objective(loss, losses.SphericalConstraint(), Constant(0.1)).double()
@@ -111,7 +111,7 @@ def assert_equal(results, whole):
 @every_loss
 @pytest.mark.parametrize("num_workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_workers_that_hold_some_of_the_classes_equal_one_that_holds_all(name, num_workers, tmp_path):
-    whole = trained(name, shared_out=False)
+    whole = trained(name, sharded=False)
     results = on_workers(num_workers, tmp_path, trained, name, True)
     assert [len(result[2]) for result in results] == ([5, 6] if num_workers == 2 else [2, 3, 3, 3])
     assert_equal(results, whole)
@@ -132,7 +132,7 @@ def test_tiles_of_shared_out_classes_equal_the_whole(tmp_path):
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (4, 2)])
 def test_a_run_goes_on_with_another_number_of_workers(before, after, tmp_path):
     folder = tmp_path / "checkpoints"
-    whole = trained("cosface", shared_out=False)
+    whole = trained("cosface", sharded=False)
     on_workers(before, tmp_path, trained, "cosface", True, 1 << 24, 0, folder)
     assert len(list((folder / "step-000000001").glob("rows-*"))) == before
     assert not list(folder.glob(".*"))
@@ -142,7 +142,7 @@ def test_a_run_goes_on_with_another_number_of_workers(before, after, tmp_path):
 
 def test_a_checkpoint_that_lacks_classes_is_refused(tmp_path):
     loss = LOSSES["cosface"]()
-    draw_templates(loss, 3, shared_out=True)
+    draw_templates(loss, 3, sharded=True)
     common, held = without_held_rows({"loss": held_templates(loss)})
     save_part(tmp_path, 1, held)
     path = save_checkpoint(tmp_path, 1, common, keep_last=1)
@@ -162,20 +162,20 @@ def test_templates_depend_on_their_class_and_the_seed_alone():
     drawn = {}
     for number in (900, 3000):
         loss = losses.SoftmaxLoss(number, 4)
-        draw_templates(loss, 7, shared_out=False)
+        draw_templates(loss, 7, sharded=False)
         drawn[number] = loss.weight.detach()
     assert torch.equal(drawn[900], drawn[3000][:900])
     assert drawn[3000].std().item() == pytest.approx(0.01, rel=0.05)
     assert len(drawn[3000].unique(dim=0)) == 3000
     loss = losses.SoftmaxLoss(900, 4)
-    draw_templates(loss, 8, shared_out=False)
+    draw_templates(loss, 8, sharded=False)
     assert not torch.equal(loss.weight, drawn[900])
 
 
 def test_a_loss_on_the_meta_device_becomes_real():
     with torch.device("meta"):
         loss = nn.ModuleList([losses.NormFaceLoss(20, 4), losses.CenterLoss(20, 4)])
-    draw_templates(loss, 0, shared_out=False)
+    draw_templates(loss, 0, sharded=False)
     assert not any(tensor.is_meta for tensor in [*loss.parameters(), *loss.buffers()])
     assert loss[0].scale.item() > 1
     assert not loss[1].centres.any()

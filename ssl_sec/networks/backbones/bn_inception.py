@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ssl_sec.errors import ConfigError
 from ssl_sec.networks.initialisation import he_normal_
-from ssl_sec.settings import check
 
 # Of red, green and blue in [0, 1].
 CAFFE_MEAN = (123 / 255, 117 / 255, 104 / 255)
@@ -147,5 +147,8 @@ def bn_inception(num_channels: int, image_size_px: int) -> tuple[nn.Module, int]
 
 def check_image_size(name: str, image_size_px: int, smallest_px: int) -> None:
     """Raises a ConfigError if images are too small for an encoder."""
-    allowed = f"another encoder for images of {image_size_px} pixels; it needs {smallest_px} or more"
-    check(image_size_px >= smallest_px, "encoder.name", name, allowed)
+    if image_size_px < smallest_px:
+        raise ConfigError(
+            f"encoder.name: found {name!r}, which needs images of {smallest_px} pixels or more; "
+            f"these have {image_size_px}"
+        )

@@ -102,7 +102,7 @@ def _build_loss(config: FaceConfig, image_set: ImageSet) -> Loss:
     num_classes = len(image_set.class_names)
     with torch.device("meta"):
         loss = config.loss.build(num_classes, config.head.dim)
-    draw_templates(loss, config.seed, shared_out=num_classes >= config.share_classes_from)
+    draw_templates(loss, config.seed, sharded=num_classes >= config.share_classes_from)
     return loss
 
 

@@ -216,7 +216,7 @@ def face_config(name: str) -> FaceConfig:
     return from_values(FaceConfig, composed("face", f"experiment={name}", *given_for(name)))
 
 
-def steps_of(config: FaceConfig, num_images: int) -> list[float]:
+def choose_step(config: FaceConfig, num_images: int) -> list[float]:
     """Where the rate falls, and the end, by global step."""
     steps_per_epoch = num_images // config.global_batch_size
     return [epochs * steps_per_epoch for epochs in (*config.optimiser.decay_at_epochs, config.epochs)]
@@ -266,12 +266,12 @@ def test_face_experiments_are_normfaces(name):
     assert config.head.dropout == (0.5 if name == "casia_softmax_dropout_wen" else 0)
     if name in ("casia_softmax_wen", "casia_softmax_dropout_wen", "casia_softmax_center_wen"):
         assert config.optimiser.learning_rate == 0.1
-        assert steps_of(config, CASIA) == pytest.approx([16_000, 24_000, 28_000], rel=1e-3)
+        assert choose_step(config, CASIA) == pytest.approx([16_000, 24_000, 28_000], rel=1e-3)
         assert (config.encoder.weights, config.head.weights) == (None, None)
     else:
         base = "runs/casia_softmax_center_wen/base"
         assert config.optimiser.learning_rate == 1e-3
-        assert steps_of(config, CASIA) == pytest.approx([10_000], rel=1e-3)
+        assert choose_step(config, CASIA) == pytest.approx([10_000], rel=1e-3)
         assert config.encoder.weights == f"{base}/encoder.safetensors"
         assert config.head.weights == f"{base}/head.safetensors"
     first, second, weight = (
@@ -323,7 +323,7 @@ def test_face_experiments_on_wus_network_are_normfaces(name):
         assert config.epochs == 0
         return
     assert config.optimiser.learning_rate == 1e-4
-    assert steps_of(config, CASIA) == pytest.approx([10_000], rel=1e-3)
+    assert choose_step(config, CASIA) == pytest.approx([10_000], rel=1e-3)
     if described == "normface_c_contrastive":
         assert config.loss.first.name == "normface"
         assert (config.loss.second, config.loss.weight) == (CONFIGS["c_contrastive"](margin=1.0), 0.01)
@@ -344,7 +344,7 @@ def test_face_experiments_are_sfts(name):
         found = config.transform
         assert (found.name, found.weight, found.tail_below) == (transform, 0.2, 15)
     assert config.optimiser.learning_rate == 0.1
-    assert steps_of(config, MS1M) == pytest.approx([70_000, 90_000, 110_000, 120_000], rel=1e-3)
+    assert choose_step(config, MS1M) == pytest.approx([70_000, 90_000, 110_000, 120_000], rel=1e-3)
     accepted = {column.metric for column in load("sft").table(4).columns if column.metric}
     assert {f"face/ijbc_tar_at_far_{power_of_ten(far)}" for far in config.evaluation.fars} == accepted
 
