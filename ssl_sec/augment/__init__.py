@@ -1,1 +1,1 @@
-"""Augmentation on the device: which views a step has, and the one launch that makes them on a GPU."""
+"""Augmentation on the device: the views of a step, and a kernel that makes them in one launch on a GPU."""

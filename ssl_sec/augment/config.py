@@ -36,8 +36,8 @@ class AugmentConfig(Settings, key="augment"):
         min_scale: smallest crop, as a share of the image's area, in (0, 1].
         flip_probability: probability of a horizontal flip, in [0, 1].
         colour_strength: strength of the colour distortion, ≥ 0; SimCLR has 0.5 for CIFAR and 1 for ImageNet.
-        fused: true: the views are made in one launch (Triton); null: wherever that is possible, for colour images of up
-            to 64 pixels on a GPU.
+        fused: whether one launch makes the views (Triton); null: wherever that is possible, for colour images of up to
+            64 pixels on a GPU.
     """
 
     min_scale: Share = 0.08
@@ -57,7 +57,7 @@ class AugmentConfig(Settings, key="augment"):
         """The augmentation for images of one size.
 
         Raises:
-            ConfigError: `fused` is asked for where it is not possible.
+            ConfigError: `fused` is true where it is not possible.
         """
         settings: dict[str, Any] = {
             "image_size_px": image_size_px,
@@ -118,7 +118,7 @@ class CropConfig(Settings, key="augment"):
 
 @dataclass(frozen=True, kw_only=True)
 class FlipConfig(Settings, key="augment"):
-    """A horizontal flip with some probability in [0, 1], the only augmentation of the papers.
+    """A random horizontal flip, the only augmentation of the papers.
 
     Attributes:
         flip_probability: probability of the flip, in [0, 1].

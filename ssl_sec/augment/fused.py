@@ -1,7 +1,7 @@
 """SimCLR's views of small colour images in one launch of a GPU (Triton).
 
 One program makes one view, whose pixels stay in registers: it samples the drawn crop bilinearly, mirrors it, distorts
-its colours in the drawn order, and greys it. What is drawn, and what each step computes, is kornia's
+its colours in the drawn order, and makes it grey. The draws and the operations are kornia's
 (`ssl_sec.augment.views.SimCLRAugmentation`); the views differ from kornia's by rounding alone.
 """
 
@@ -13,7 +13,7 @@ import triton.language as tl
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-# What is drawn of a view, in this order.
+# The numbers drawn for a view, in this order.
 NUMBERS = (
     *("left", "top", "pixels_right", "pixels_down", "flipped", "jittered", "greyed"),
     *("brightness", "contrast", "saturation", "hue_turns", "order"),
@@ -30,9 +30,9 @@ def fused_views(
 
     Args:
         images: 0-255, contiguous.
-        numbers: of each view, as `NUMBERS` names them, on the images' device: the place of its first pixel and the way
-            to the next ones, in pixels of the image; whether it is flipped, jittered and greyed (0 or 1); kornia's four
-            factors of the colours, the hue's in turns of the circle; and their order, the digits of a number of base 4.
+        numbers: of each view, as `NUMBERS` names them, on the images' device: the position of its first pixel and the
+            steps to the next ones, in pixels of the image; whether it is flipped, jittered and grey (0 or 1); kornia's
+            four colour factors, the hue's in turns of the circle; and their order, the digits of a number of base 4.
         size_px: side of the views; their pixels must fit into the registers of one program.
         layout: of the views in memory.
     """
@@ -50,7 +50,7 @@ def fused_views(
     return views
 
 
-# Triton reads the source of its functions: the tests' checks of types must not wrap them.
+# Triton reads the source of its functions: the tests' type checks must not wrap them.
 
 
 @triton.jit
@@ -123,15 +123,15 @@ def _views_kernel(
 
     if jittered > 0.5:
         for _ in range(4):
-            what = order % 4
+            operation = order % 4
             order = order // 4
-            if what == 0:
+            if operation == 0:
                 red, green, blue = _clamped(red * brightness), _clamped(green * brightness), _clamped(blue * brightness)
-            elif what == 1:
+            elif operation == 1:
                 mean = tl.sum(tl.where(is_inside, _grey(red, green, blue), 0.0)) / (size * size) * (1 - contrast)
                 red, green = _clamped(red * contrast + mean), _clamped(green * contrast + mean)
                 blue = _clamped(blue * contrast + mean)
-            elif what == 2:
+            elif operation == 2:
                 grey = _grey(red, green, blue) * (1 - saturation)
                 red, green = _clamped(red * saturation + grey), _clamped(green * saturation + grey)
                 blue = _clamped(blue * saturation + grey)

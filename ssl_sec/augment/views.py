@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from ssl_sec.data.crops import RandomResizedCrop
 from ssl_sec.seeding import derived_seed
 
-# Sides of views whose pixels fit into the registers of one program of a GPU.
+# The largest side of a view whose pixels fit into the registers of one program of a GPU.
 LARGEST_FUSED_VIEW_PX = 64
 
-# Tensors of a draw that are shared by the batch, whatever their length.
+# Tensors of a draw that the whole batch shares, whatever their length.
 _SHARED_DRAWS = frozenset({"order", "forward_input_shape"})
 
 
@@ -42,8 +42,8 @@ def already_cropped(
 class _GlobalBatchAugmentation:
     """Views by transforms whose draws are made for the global batch.
 
-    No module on purpose: `Module.to` would make kornia draw on the device, whose generator nobody seeds, and wait for
-    it. The transforms follow the device of the images by themselves.
+    Deliberately not a module: `Module.to` would make kornia draw on the device, whose generator nobody seeds, and wait
+    for it. The transforms compute on the device of the images anyway.
 
     Args:
         transforms: kornia's, in their order.
@@ -52,7 +52,7 @@ class _GlobalBatchAugmentation:
     """
 
     def __init__(self, transforms: list[nn.Module], seed: int, num_views: int) -> None:
-        from kornia.augmentation import AugmentationSequential  # here, because a config needs no kornia
+        from kornia.augmentation import AugmentationSequential  # imported late: a config needs no kornia
 
         self.seed = seed
         self.num_views = num_views
@@ -74,7 +74,7 @@ class _GlobalBatchAugmentation:
         Args:
             images: this worker's images, 0-255.
             step: 0-based global step.
-            rows: which rows of the global batch they are.
+            rows: their rows in the global batch.
             global_batch_size: rows of all workers.
         """
         pixels = unit_range(images)
@@ -87,7 +87,7 @@ class _GlobalBatchAugmentation:
         )
 
     def _draw(self, global_shape: torch.Size, step: int, view: int) -> list[Any]:
-        # kornia draws from torch's global generator; only the CPU's is touched, and put back afterwards.
+        # kornia draws from torch's global generator; only the CPU's is used, and restored afterwards.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derived_seed(self.seed, "views", step, view))
             return self.transforms.forward_parameters(global_shape)
@@ -98,7 +98,7 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
 
     Args:
         image_size_px: side of the views, pixels.
-        num_channels: 3, or 1 for grey images, which keep brightness and contrast of the colour distortion.
+        num_channels: 3, or 1 for grey images, whose only colour distortions are brightness and contrast.
         seed: the run's seed.
         num_views: views of each image, ≥ 1.
         min_scale: smallest crop, as a share of the image's area, in (0, 1].
@@ -131,9 +131,9 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
 
 
 class FusedSimCLRAugmentation(SimCLRAugmentation):
-    """The same views in one launch on a GPU, of small colour images; see `ssl_sec.augment.fused`.
+    """The same views of small colour images in one launch on a GPU; see `ssl_sec.augment.fused`.
 
-    What is drawn is what `SimCLRAugmentation` draws, and the views differ from its views by rounding, at most 1e-5.
+    It draws the numbers that `SimCLRAugmentation` draws, and the views differ by rounding, at most 1e-5.
 
     Args:
         layout: of the views in memory.
@@ -152,7 +152,7 @@ class FusedSimCLRAugmentation(SimCLRAugmentation):
         global_batch_size: int,
     ) -> Float[Tensor, "views channels size size"]:
         """The views of this worker's rows of the global batch, all first views before all second ones."""
-        from ssl_sec.augment.fused import fused_views  # Triton is not on every machine
+        from ssl_sec.augment.fused import fused_views  # Triton is not installed on every machine
 
         global_shape = torch.Size((global_batch_size, *images.shape[1:]))
         drawn = [_rows_of(self._draw(global_shape, step, view), rows, len(images)) for view in range(self.num_views)]
@@ -162,22 +162,22 @@ class FusedSimCLRAugmentation(SimCLRAugmentation):
         return fused_views(images.contiguous(), numbers, self.image_size_px, self.layout)
 
     def _numbers(self, draws: list[Any]) -> Float[Tensor, "numbers batch"]:
-        """What the kernel needs of the draws of a view, in the order of its `NUMBERS`."""
+        """The kernel's `NUMBERS` from the draws of a view."""
         drawn = {draw.name.partition("_")[0]: cast(Mapping[str, Tensor], draw.data) for draw in draws}
         corners = drawn["RandomResizedCrop"]["src"]
         first, last = corners[:, 0], corners[:, 2]
         nothing = corners.new_zeros(len(corners))
 
-        def of(transform: str, what: str = "batch_prob") -> Tensor:
-            return drawn[transform][what] if transform in drawn else nothing
+        def read(transform: str, name: str = "batch_prob") -> Tensor:
+            return drawn[transform][name] if transform in drawn else nothing
 
         order = drawn["ColorJitter"]["order"].tolist() if "ColorJitter" in drawn else []
         return torch.stack(
             [
                 *first.unbind(1),
                 *((last - first) / max(self.image_size_px - 1, 1)).unbind(1),
-                *(of(transform) for transform in ("RandomHorizontalFlip", "ColorJitter", "RandomGrayscale")),
-                *(of("ColorJitter", f"{step}_factor") for step in ("brightness", "contrast", "saturation", "hue")),
+                *(read(transform) for transform in ("RandomHorizontalFlip", "ColorJitter", "RandomGrayscale")),
+                *(read("ColorJitter", f"{step}_factor") for step in ("brightness", "contrast", "saturation", "hue")),
                 torch.full_like(nothing, sum(step * 4**place for place, step in enumerate(order))),
             ]
         )
@@ -211,12 +211,12 @@ class FlipAugmentation(_GlobalBatchAugmentation):
 class RetrievalAugmentation(_GlobalBatchAugmentation):
     """One view of each image: the crops of `ssl_sec.data.crops` for images that have one size already.
 
-    The images are not resized before they are cropped, and the crops not antialiased: little is lost where images are
-    not much larger than their views.
+    Images are not resized before they are cropped, and crops are not antialiased, which matters little if the images
+    are not much larger than their views.
 
     Args:
         image_size_px: side of the views, pixels.
-        crop: how large and of which shape they are, and how often mirrored.
+        crop: the sizes and shapes of the crops, and how often they are mirrored.
         seed: the run's seed.
     """
 
@@ -229,27 +229,27 @@ class RetrievalAugmentation(_GlobalBatchAugmentation):
 def _crop_and_flip(
     image_size_px: int, min_scale: float, aspects: tuple[float, float], flip_probability: float
 ) -> list[nn.Module]:
-    from kornia import augmentation as kornias
+    from kornia.augmentation import RandomHorizontalFlip
+    from kornia.augmentation import RandomResizedCrop as KorniaCrop
 
-    # The pixels in the corners of the crop are those of the view, where torchvision's lie up to half a pixel of the
-    # view further in. Resampling is twice as fast as slicing.
-    crop = kornias.RandomResizedCrop(
+    # The corner pixels of the crop become those of the view; torchvision's lie up to half a pixel of the view further
+    # in. Resampling is twice as fast as slicing.
+    crop = KorniaCrop(
         (image_size_px, image_size_px),
         scale=(min_scale, 1.0),
         ratio=aspects,
         cropping_mode="resample",
         align_corners=False,
     )
-    return [crop, kornias.RandomHorizontalFlip(p=flip_probability)] if flip_probability > 0 else [crop]
+    return [crop, RandomHorizontalFlip(p=flip_probability)] if flip_probability > 0 else [crop]
 
 
 def _rows_of(draws: list[Any], rows: slice, num_rows: int) -> list[Any]:
     """The draws of some rows of the global batch; each is kornia's `ParamItem`, a named tuple of name and data."""
-    return [draw._replace(data=_sliced(draw.data, rows, num_rows)) for draw in draws]
+    return [draw._replace(data=_slice(draw.data, rows, num_rows)) for draw in draws]
 
 
-def _sliced(data: object, rows: slice, num_rows: int) -> dict[str, Tensor]:
-    assert isinstance(data, dict)
+def _slice(data: dict[str, Tensor], rows: slice, num_rows: int) -> dict[str, Tensor]:
     sliced = {name: value if name in _SHARED_DRAWS else value[rows] for name, value in data.items()}
     shape = sliced["forward_input_shape"].clone()
     shape[0] = num_rows
@@ -258,7 +258,7 @@ def _sliced(data: object, rows: slice, num_rows: int) -> dict[str, Tensor]:
 
 @runtime_checkable
 class Views(Protocol):
-    """Images of a worker's rows -> their views."""
+    """A function from the images of a worker's rows to their views."""
 
     def __call__(self, images: Tensor, step: int, rows: slice, global_batch_size: int) -> Tensor:
         """The views of the rows, as a function of (seed, step) and the images."""
