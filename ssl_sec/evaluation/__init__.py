@@ -1,1 +1,1 @@
-"""What a frozen encoder's features are worth."""
+"""Measures of the quality of a frozen encoder's features."""

@@ -1,4 +1,4 @@
-"""Embeddings and labels as the measures take them: tensors on any device, or NumPy's arrays."""
+"""Embeddings and labels, the inputs of the measures: tensors on any device, or NumPy arrays."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Embeddings = Float[Tensor, "images dim"] | Float[np.ndarray, "images dim"]
-# Sizes that must agree are left to the functions, whose errors name what does not.
+# The functions check that sizes agree, with errors that name those that do not.
 Rows = Float[Tensor, "_ dim"] | Float[np.ndarray, "_ dim"]
 Labels = Int[Tensor, " _"] | Int[np.ndarray, " _"]
 Scores = Float[Tensor, " _"] | Float[np.ndarray, " _"]
@@ -19,7 +19,7 @@ Selection = Bool[Tensor, " _"] | Int[Tensor, " _"] | Bool[np.ndarray, " _"] | In
 
 def as_tensor(values: Tensor | np.ndarray) -> Tensor:
     """The tensor itself, or a copy of the array."""
-    # A copy, as torch warns of sharing an array that may not be written to, such as a memory-mapped one.
+    # A copy, as torch warns if it shares a read-only array, such as a memory-mapped one.
     return values.detach() if isinstance(values, Tensor) else torch.tensor(values)
 
 
@@ -29,13 +29,13 @@ def unit_rows(embeddings: Float[Tensor, "images dim"]) -> Float[Tensor, "images 
 
 
 def rounded(cosines: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Cosines in float64 to multiples of 2⁻²⁴, in float32, which holds these exactly.
+    """Cosines in float64, rounded to multiples of 2⁻²⁴, in float32, which holds these exactly.
 
-    So rows that are equally alike tie, as they should, where the norms they had or the order of a sum would part them.
+    So equally similar rows tie, as they should, whatever their norms and the order of a sum.
     """
     return torch.round(cosines * 2**24).mul_(2**-24).float()
 
 
 def tiles(count: int, size: int) -> Iterator[slice]:
-    """Slices of `size` one after the other, the last of what is left."""
+    """Consecutive slices of `size`; the last has the rest."""
     return (slice(start, min(start + size, count)) for start in range(0, count, size))

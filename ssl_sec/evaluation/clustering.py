@@ -13,9 +13,9 @@ def nmi_f1(assignments: Labels, labels: Labels) -> tuple[float, float]:
     """Normalised mutual information and pairwise F1 of clusters and classes, each in [0, 1].
 
     NMI = 2 I(A; L) / (H(A) + H(L)), with the arithmetic mean of the entropies, and I(A; L) = H(A) + H(L) - H(A, L).
-    F1 = 2 TP / (pairs in the same cluster + pairs in the same class), where TP counts the pairs that are both: the
+    F1 = 2 TP / (pairs in the same cluster + pairs in the same class), where TP counts the pairs that are in both: the
     harmonic mean of precision and recall over pairs (Song et al. 2016, "Deep Metric Learning via Lifted Structured
-    Feature Embedding", section 6). Where a denominator is 0 both partitions are the same trivial one, which scores 1.
+    Feature Embedding", section 6). If a denominator is 0, both partitions are the same trivial one, which scores 1.
 
     Work and memory grow with the number of images, not with clusters · classes.
 
@@ -48,11 +48,11 @@ def kmeans_assignments(
 ) -> Int64[Tensor, " images"]:
     """The cluster of each image by k-means over the embeddings' directions (faiss), on the CPU.
 
-    The rows are normalised first and the distance is Euclidean. The centres start as scikit-learn's greedy k-means++
-    draws them (Arthur and Vassilvitskii 2007, the best of 2 + ln k draws for each centre), as those of the SEC authors'
-    code do; faiss then takes the iterations, in which all images take part, and the assignment that follows the last.
-    The start goes over the images once for each centre: seconds for the 98 classes of Cars196, many minutes for the
-    11,316 of SOP. A cluster may be empty where images coincide.
+    The rows are normalised first and the distance is Euclidean. The initial centres are those of scikit-learn's greedy
+    k-means++ (Arthur and Vassilvitskii 2007, the best of 2 + ln k draws for each centre), as in the SEC authors' code.
+    faiss then runs the iterations, over all images, and assigns the images. The initial centres take one pass over the
+    images each: seconds for the 98 classes of Cars196, many minutes for the 11,316 of SOP. A cluster may be empty if
+    images coincide.
 
     Args:
         embeddings: one row for each image, of any norm, finite.
@@ -64,7 +64,7 @@ def kmeans_assignments(
         ConfigError: `num_clusters` is outside its range.
         DataError: an embedding is not finite.
     """
-    # They load OpenMP runtimes of their own beside torch's; only who clusters pays for that.
+    # Imported late: they load OpenMP runtimes of their own beside torch's.
     import faiss
     from sklearn.cluster import kmeans_plusplus
 
@@ -78,7 +78,7 @@ def kmeans_assignments(
         rows.shape[1],
         num_clusters,
         niter=num_iterations,
-        # By default faiss draws a share of the images where clusters are large, and warns where they are small.
+        # By default faiss samples the images of large clusters, and warns of small ones.
         max_points_per_centroid=len(rows),
         min_points_per_centroid=1,
     )
@@ -89,7 +89,7 @@ def kmeans_assignments(
 
 
 def _entropy(sizes: Int64[Tensor, " parts"]) -> float:
-    """In nats."""
+    """The entropy of a partition, in nats."""
     shares = sizes.double() / sizes.sum()
     return -(shares * shares.log()).sum().item()
 

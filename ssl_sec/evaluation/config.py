@@ -1,4 +1,4 @@
-"""How a linear probe is trained, as values of a run."""
+"""The options of a linear probe."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -20,15 +20,15 @@ class ProbeConfig(Settings, key="probe"):
     """Linear evaluation (SEC, appendix B.3).
 
     Attributes:
-        enabled: true: a linear probe follows the pretraining.
-        augment: true: the probe trains on freshly augmented images, as SimCLR does, instead of cached features.
+        enabled: whether a linear probe follows the pretraining.
+        augment: whether the probe trains on freshly augmented images, as SimCLR does, instead of cached features.
         learning_rates: learning rates, all trained at once; one is chosen on a held-out tenth of the training set.
-        labels_per_class: train on so few labels of each class; None takes all.
+        labels_per_class: labels of each class to train on; None takes all.
         epochs: epochs of the linear classifier's training, ≥ 1.
         batch_size: images in a step of it, ≥ 1.
         momentum: momentum of its SGD, in [0, 1).
         decay_at: shares of the epochs, each in (0, 1), after which the learning rates fall.
-        decay_factor: what the learning rates are divided by there, ≥ 1.
+        decay_factor: factor by which the learning rates are divided then, ≥ 1.
         seed: seed of the order of the images, the held-out tenth and the few labels.
     """
 

@@ -1,4 +1,4 @@
-"""Directions of embeddings: cosines of pairs, how far they move, how classes spread."""
+"""Directions of embeddings: cosines of pairs, changes between steps, spread of classes."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from ssl_sec.seeding import derived_seed
 def class_divergences(
     embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"]
 ) -> tuple[Int64[Tensor, " classes"], Float[Tensor, " classes"]]:
-    """How widely each class is spread: the trace of its scatter matrix, the mean of ‖x − μ_k‖² (SFT, Eq. 11).
+    """The spread of each class: the trace of its scatter matrix, the mean of ‖x − μ_k‖² (SFT, Eq. 11).
 
     Args:
         embeddings: of any norm; SFT takes unit rows.
@@ -32,7 +32,7 @@ def class_divergences(
 def within_class_energy(
     embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], energy: float = 0.99
 ) -> float:
-    """r_w: the share of the spread within classes that lies where the class means lie (SFT, Eqs. 7 and 8).
+    """r_w: the share of the spread within classes that lies in the span of the class means (SFT, Eqs. 7 and 8).
 
     trace(Uᵀ S_w U) / trace(S_w), with S_w the mean of the classes' scatter matrices and U the fewest leading
     eigenvectors of S_c, the mean of μ_k μ_kᵀ, that hold a share of its trace. Near 0, rotating and translating
@@ -44,14 +44,14 @@ def within_class_energy(
         energy: the share of the means' energy that U holds, in (0, 1].
 
     Returns:
-        r_w in [0, 1]; 0 where no class is spread at all.
+        r_w in [0, 1]; 0 if no class has any spread.
     """
     if not 0 < energy <= 1:
         raise ValueError(f"energy: found {energy}, must be in (0, 1]")
     _, means, numbers, sizes = _class_means(embeddings, labels)
     values, vectors = torch.linalg.eigh(means.T @ means)
     values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
-    # Rounding must not ask for an axis more.
+    # Rounding must not add an axis.
     before = values.cumsum(0) - values
     axes = vectors[:, before < energy * values.sum() * (1 - 1e-6)]
     # S_w is a sum over rows, each with the weight 1 / (C N_k).
@@ -61,23 +61,23 @@ def within_class_energy(
 
 
 def _class_means(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The classes that occur, their means, the number of each row's class and the sizes of the classes."""
+    """The classes that occur, their means, the index of each row's class and the sizes of the classes."""
     classes, numbers, counts = labels.unique(return_inverse=True, return_counts=True)
     sums = embeddings.new_zeros(len(classes), embeddings.shape[1]).index_add(0, numbers, embeddings)
     sizes = counts.to(embeddings.dtype)
     return classes, sums / sizes.unsqueeze(1), numbers, sizes
 
 
-# Pairs whose embeddings are gathered at once: few, so that they stay in the processor's cache.
+# Pairs whose embeddings are gathered at once: few, so that they fit into the processor's cache.
 _PAIRS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """How a quantity is distributed; plain lists and numbers, so that JSON can hold it.
+    """The distribution of a quantity, in plain lists and numbers for JSON.
 
     Attributes:
-        edges: bounds of the bins, ascending, one more than there are bins.
+        edges: bounds of the bins, ascending, one more than bins.
         counts: number of values in each bin.
         mean: of the values, not of the bins; None without a value.
         variance: mean squared distance from the mean; None without a value.
@@ -94,7 +94,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class CosineDistributions:
-    """How alike the directions of images of one class are, and of different classes (SEC, Fig. 5b-d).
+    """Cosines between images of one class, and between images of different classes (SEC, Fig. 5b-d).
 
     Attributes:
         positives: cos θ_ap of pairs of one class, in equal bins over [-1, 1].
@@ -111,11 +111,11 @@ class CosineDistributions:
 
 @dataclass(frozen=True)
 class DirectionChanges:
-    """How far the directions of the embeddings moved between two steps (SEC, Fig. 7).
+    """Changes of the embeddings' directions between two steps (SEC, Fig. 7).
 
     Attributes:
         first_step: the global step of the earlier embeddings.
-        last_step: that of the later ones.
+        last_step: the global step of the later ones.
         changes: 1 − cos between the two directions of each image.
     """
 
@@ -126,7 +126,7 @@ class DirectionChanges:
 
 @dataclass(frozen=True)
 class ClassSpread:
-    """How widely the directions of each class are spread, and where to (SFT, Section 4.2).
+    """The spread of the directions of each class, and r_w (SFT, Section 4.2).
 
     Attributes:
         classes: the labels that occur, ascending.
@@ -147,21 +147,20 @@ def cosine_distributions(
 ) -> CosineDistributions:
     """Cosines between pairs of images of one class and of two, and their differences over triplets.
 
-    All positive pairs are taken if they are no more than `max_pairs`, else that many are drawn, each with the same
-    chance and with replacement; the negative pairs and the triplets likewise. Memory grows with the images and with
-    `max_pairs`, not with the number of pairs there are.
+    If there are more than `max_pairs` positive pairs, that many are drawn uniformly with replacement; the negative
+    pairs and the triplets likewise. Memory grows with the images and with `max_pairs`, not with the number of pairs.
 
     Args:
         embeddings: one row for each image, of any norm.
         labels: class of each image.
         seed: decides which pairs and triplets are drawn.
-        max_pairs: how many of each kind at most, ≥ 1.
+        max_pairs: the largest number of each kind, ≥ 1.
 
     Raises:
         DataError: for a row without a direction.
     """
     order = labels.cpu().argsort(stable=True)
-    # The rows of a class stand side by side, from `firsts` up to `ends`, so that a partner is found by counting.
+    # The rows of a class are consecutive, from `firsts` to `ends`, so that a partner is found by counting.
     unit = _directions(embeddings)[order]
     rows = torch.arange(len(unit))
     _, numbers, sizes = labels.cpu()[order].unique_consecutive(return_inverse=True, return_counts=True)
@@ -170,7 +169,7 @@ def cosine_distributions(
     firsts, num_others = ends - sizes, len(unit) - sizes
     generator = torch.Generator().manual_seed(derived_seed(seed, "cosines"))
 
-    # Of the two orders of a pair, the one that is ascending counts.
+    # Each pair counts once, in ascending order.
     anchors, ranks = _combinations(ends - 1 - rows, max_pairs, generator)
     positives = _cosines(unit, anchors, anchors + 1 + ranks)
     anchors, ranks = _combinations(len(unit) - ends, max_pairs, generator)
@@ -196,7 +195,7 @@ def direction_changes(
     last_step: int,
     num_bins: int = 400,
 ) -> DirectionChanges:
-    """How far each image's direction moved: 1 − cos θ = ½ ‖f̂_after − f̂_before‖², in [0, 2] (SEC, appendix C.2).
+    """The change of each image's direction: 1 − cos θ = ½ ‖f̂_after − f̂_before‖², in [0, 2] (SEC, appendix C.2).
 
     The paper names no measure of its "direction variation"; this one is bounded and grows with the angle.
 
@@ -210,10 +209,10 @@ def direction_changes(
     Raises:
         DataError: for a row without a direction.
     """
-    # 1 − cos would lose small changes to rounding.
+    # Rounding would lose small changes in 1 − cos.
     changes = (_directions(after) - _directions(before)).square().sum(1) / 2
     low, high = (changes.min().item(), changes.max().item()) if len(changes) else (0.0, 1.0)
-    # Changes that are all the same still need bins with a width.
+    # Bins need a width even if all changes are equal.
     return DirectionChanges(first_step, last_step, _distribution(changes, low, max(high, low + 1e-6), num_bins))
 
 
@@ -245,7 +244,7 @@ def _directions(embeddings: Tensor) -> Tensor:
 
 
 def _combinations(numbers: Tensor, most: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Anchors and, counted from 0, which of an anchor's `numbers` combinations; all of them, or `most` drawn ones."""
+    """Anchors, and the indices of their combinations, below `numbers`; all of them, or `most` drawn ones."""
     ends = numbers.cumsum(0)
     total = int(numbers.sum())
     drawn = torch.arange(total) if total <= most else torch.randint(total, (most,), generator=generator)
@@ -255,7 +254,7 @@ def _combinations(numbers: Tensor, most: int, generator: torch.Generator) -> tup
 
 def _cosines(unit: Tensor, rows: Tensor, others: Tensor) -> Tensor:
     chunks = zip(rows.split(_PAIRS_AT_ONCE), others.split(_PAIRS_AT_ONCE), strict=True)
-    # Rounding must not lead out of the bins.
+    # Rounding must not leave the range of the bins.
     return torch.cat([torch.linalg.vecdot(unit[row], unit[other]) for row, other in chunks]).clamp(-1, 1)
 
 

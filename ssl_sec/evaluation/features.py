@@ -1,4 +1,4 @@
-"""Features of a data set by an encoder, its images shared out among the workers."""
+"""The features that an encoder computes for a data set, whose images are divided among the workers."""
 
 import torch
 from jaxtyping import Float, Int64
@@ -23,10 +23,10 @@ def extract_features(
     """Features and labels of the images at `indices`, in that order, on every worker.
 
     Args:
-        encoder: images in [0, 1] -> features; put into evaluation mode and back.
-        image_set: where the images come from.
+        encoder: images in [0, 1] -> features; in evaluation mode during the call.
+        image_set: the data set.
         indices: at least one; None takes all images.
-        device: where the encoder is; None looks at its parameters.
+        device: the encoder's device; None takes that of its parameters.
         batch_size: images of a forward pass on one worker.
         num_loader_workers: processes that decode a streamed set.
 

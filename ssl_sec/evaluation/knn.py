@@ -1,4 +1,4 @@
-"""Weighted k-nearest-neighbour classification of features: no training, so it can follow a run.
+"""Weighted k-nearest-neighbour classification of features: without training, so that it can monitor a run.
 
 Wu et al. 2018, "Unsupervised Feature Learning via Non-Parametric Instance Discrimination", section 3.4.
 """
@@ -22,7 +22,7 @@ def knn_top1(
     temperature: float = 0.1,
     chunk_size: int = 256,
 ) -> float:
-    """Share of the queries that their nearest neighbours in the bank classify rightly, in [0, 1].
+    """Share of the queries that their nearest neighbours in the bank classify correctly, in [0, 1].
 
     A tie between classes counts as wrong, and so does a query whose votes are not finite.
 
@@ -31,8 +31,8 @@ def knn_top1(
         bank_labels: their classes, below `num_classes`.
         queries: features of the images to classify.
         query_labels: their classes.
-        num_classes: how many classes there are.
-        k: how many neighbours vote; all of the bank where it has fewer.
+        num_classes: the number of classes.
+        k: how many neighbours vote; all of the bank if it has fewer.
         temperature: a neighbour at cosine s votes with weight exp(s / temperature), > 0.
         chunk_size: queries compared at once; memory grows with chunk_size · bank.
     """
@@ -57,8 +57,7 @@ def knn_votes(
     for chunk in queries.split(chunk_size):
         similarities = functional.normalize(chunk.to(bank), dim=1) @ bank.T
         nearest, indices = similarities.topk(min(k, len(bank)), dim=1)
-        # Relative to the nearest neighbour: the classes' order is the same, and a low temperature cannot
-        # overflow.
+        # Relative to the nearest neighbour: the classes' order is the same, and a low temperature cannot overflow.
         votes = ((nearest - nearest[:, :1]) / temperature).exp()
         scores.append(votes.new_zeros(len(chunk), num_classes).scatter_add_(1, bank_labels[indices], votes))
     return torch.cat(scores)

@@ -1,9 +1,9 @@
-"""Linear evaluation: what a linear classifier reads from frozen features.
+"""Linear evaluation: the accuracy of a linear classifier on frozen features.
 
-The protocol is the one of SEC's appendix B.3 for SimCLR: SGD with momentum 0.9, batches of 256, 100 epochs,
+The protocol is that of SEC's appendix B.3 for SimCLR: SGD with momentum 0.9, batches of 256, 100 epochs,
 the learning rate divided by 5 at epochs 60, 75 and 90 and tuned in {1, 2, 5, 10}; no weight decay. The paper
-does not say on what the rate is tuned. Here images held out of the training set choose it, and the test
-set is seen once, by the chosen probe.
+does not name the images on which the rate is tuned. Here it is chosen on images held out of the training set, and the
+test set is used once, by the chosen probe.
 
 The classifiers of all learning rates are trained at once over the same batches. For logits z = W x + b and
 cross-entropy the gradient is known, (softmax(z) - onehot(y)) xᵀ averaged over the batch, so one step for all
@@ -27,7 +27,7 @@ from ssl_sec.training.schedules import epochs_at
 
 FeatureBatch = tuple[Float[Tensor, "batch dim"], Int64[Tensor, " batch"]]
 
-# Of the training images, by class: they choose the learning rate.
+# Share of the training images of each class on which the learning rate is chosen.
 HELD_OUT_SHARE = 0.1
 
 
@@ -46,7 +46,7 @@ class LinearProbes:
     learning_rates: tuple[float, ...]
 
     def logits(self, features: Float[Tensor, "images dim"]) -> Float[Tensor, "rates images classes"]:
-        """What every classifier answers for `features`."""
+        """The logits of every classifier."""
         rates, num_classes, dim = self.weight.shape
         features = features.to(self.weight)
         flat = functional.linear(features, self.weight.reshape(-1, dim), self.bias.flatten())
@@ -60,13 +60,13 @@ class LinearProbes:
 
 @dataclass(frozen=True, eq=False)
 class ProbeResult:
-    """What a linear evaluation reports.
+    """The result of a linear evaluation.
 
     Attributes:
-        learning_rate: the base learning rate that the held-out images chose.
+        learning_rate: the base learning rate that was chosen on the held-out images.
         held_out_top1: accuracy on the held-out images for each learning rate, in [0, 1].
         top1: accuracy on the test set, in [0, 1].
-        top5: the same for the five best classes, or for all classes where there are fewer than five.
+        top5: the same for the five best classes, or for all classes if there are fewer than five.
         confusion: number of test images by true class (row) and predicted class (column).
     """
 
@@ -82,7 +82,7 @@ def linear_probe(
     test: tuple[Float[Tensor, "test dim"], Int64[Tensor, " test"]],
     **settings: Any,
 ) -> ProbeResult:
-    """The whole protocol on features: a learning rate is chosen on held-out training images, the test set seen once.
+    """The whole protocol on features: chooses a learning rate on held-out training images, then tests once.
 
     Args:
         train: features and labels of the training images.
@@ -98,14 +98,14 @@ def linear_probe(
     num_classes = int(torch.cat([labels, test[1].to(labels)]).max()) + 1
     kept, held_out = stratified_split(labels, HELD_OUT_SHARE, seed=config.seed)
 
-    def trained(images: Tensor, rates: Sequence[float]) -> LinearProbes:
+    def train_on(images: Tensor, rates: Sequence[float]) -> LinearProbes:
         batches = shuffled(features[images], labels[images], config.batch_size, derived_seed(config.seed, "probe"))
         dim, device = features.shape[1], features.device
         return train_linear_probes(batches, config, rates, num_classes=num_classes, dim=dim, device=device)
 
-    probes = trained(kept, config.learning_rates)
+    probes = train_on(kept, config.learning_rates)
     rate, held_out_top1 = select_learning_rate(probes, features[held_out], labels[held_out])
-    return evaluate_probe(trained(torch.cat([kept, held_out]), (rate,)), rate, held_out_top1, *test)
+    return evaluate_probe(train_on(torch.cat([kept, held_out]), (rate,)), rate, held_out_top1, *test)
 
 
 def shuffled(
@@ -116,11 +116,11 @@ def shuffled(
     Args:
         features: one row for each training image.
         labels: class of each image.
-        batch_size: rows of a batch, ≥ 1; the last batch of an epoch has what is left.
+        batch_size: rows of a batch, ≥ 1; the last batch of an epoch has the rest.
         seed: decides the order.
 
     Returns:
-        A function that gives the batches of an epoch.
+        A function from an epoch to its batches.
     """
 
     def batches(epoch: int) -> Iterator[FeatureBatch]:
@@ -144,19 +144,19 @@ def train_linear_probes(
     dtype: torch.dtype = torch.float32,
     on_epoch: Callable[[int, Tensor], None] | None = None,
 ) -> LinearProbes:
-    """Train a linear classifier for every learning rate at once (SEC, appendix B.3).
+    """Trains a linear classifier for every learning rate at once (SEC, appendix B.3).
 
-    Each follows the trajectory that `torch.optim.SGD` without weight decay gives it alone. They start from
-    zero: the problem is convex, so the start decides nothing but the need for another seed.
+    Each is trained as `torch.optim.SGD` without weight decay would train it alone. They start from zero: the problem is
+    convex, so a random start would only need another seed.
 
     Args:
-        feature_batches: gives the batches of an epoch, counted from 0: `shuffled` for cached features, or
-            the encodings of freshly augmented images. It runs without gradients.
+        feature_batches: from an epoch, counted from 0, to its batches: `shuffled` for cached features, or the features
+            of freshly augmented images. It runs without gradients.
         config: epochs, momentum (without dampening) and decays, which take place at the nearest epochs.
         learning_rates: base learning rates, distinct, > 0.
         num_classes: labels are below it.
         dim: columns of the features.
-        device: where the classifiers are trained; the CPU by default. Batches are brought there.
+        device: of the classifiers, to which batches are moved; the CPU by default.
         dtype: of the classifiers; batches are converted to it.
         on_epoch: called after each epoch with its number and the mean training loss of each learning
             rate, with shape (rates,), in nats.
@@ -183,8 +183,8 @@ def train_linear_probes(
             bias_velocity.mul_(config.momentum).add_(gradient.sum(0))
             weight.addcmul_(weight_velocity, step_size.unsqueeze(1), value=-1)
             bias.addcmul_(bias_velocity, step_size, value=-1)
-            right = labels.view(-1, 1, 1).expand(-1, rates, 1)
-            total_loss -= log_probabilities.gather(2, right).sum((0, 2))
+            targets = labels.view(-1, 1, 1).expand(-1, rates, 1)
+            total_loss -= log_probabilities.gather(2, targets).sum((0, 2))
             num_images += len(labels)
         if not num_images:
             raise DataError("the linear probe was given no training images")
@@ -198,11 +198,11 @@ def select_learning_rate(
     held_out_features: Float[Tensor, "images dim"],
     held_out_labels: Int64[Tensor, " images"],
 ) -> tuple[float, dict[float, float]]:
-    """The learning rate with the highest accuracy on held-out training images; the smallest of equals.
+    """The learning rate with the highest accuracy on held-out training images; the smallest if several have it.
 
     Args:
         probes: the trained classifiers.
-        held_out_features: features of images that were neither trained on nor belong to the test set.
+        held_out_features: features of images that are neither trained on nor in the test set.
         held_out_labels: their classes.
 
     Returns:
@@ -230,12 +230,12 @@ def evaluate_probe(
     test_features: Float[Tensor, "images dim"],
     test_labels: Int64[Tensor, " images"],
 ) -> ProbeResult:
-    """Report the chosen classifier on the test set.
+    """Evaluates the chosen classifier on the test set.
 
     Args:
         probes: the trained classifiers.
         learning_rate: the chosen one, from `select_learning_rate`.
-        held_out_top1: what it was chosen by, from there too.
+        held_out_top1: the held-out accuracies, from `select_learning_rate`.
         test_features: features of the test images.
         test_labels: their classes.
     """
@@ -253,26 +253,26 @@ def evaluate_probe(
 def top_k_accuracy(logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"], k: int) -> float:
     """Share of the images whose class is among the k with the highest logits, in [0, 1].
 
-    A class that ties with the right one counts as higher, and a row with a logit that is not finite
+    A class that ties with the true one counts as higher, and a row with a logit that is not finite
     counts as wrong, so a collapsed encoder cannot score by the order of the classes.
 
     Args:
         logits: any scores, higher is likelier.
-        labels: the right classes.
-        k: 1 to the number of classes; at that number every finite row is right.
+        labels: the true classes.
+        k: 1 to the number of classes; at that number every finite row is correct.
     """
     return _is_in_top_k(logits, labels.to(logits.device), k).double().mean().item()
 
 
 def _is_in_top_k(logits: Tensor, labels: Tensor, k: int) -> Tensor:
     assert 1 <= k <= logits.shape[1], f"k is {k} for {logits.shape[1]} classes"
-    right = logits.gather(1, labels.unsqueeze(1))
-    num_as_high = (logits >= right).sum(1) - 1
+    true = logits.gather(1, labels.unsqueeze(1))
+    num_as_high = (logits >= true).sum(1) - 1
     return (num_as_high < k) & logits.isfinite().all(1)
 
 
 def _confusion(logits: Tensor, labels: Tensor) -> Int64[Tensor, "classes classes"]:
-    """Counts by true and predicted class, whose diagonal is what `top_k_accuracy` calls right."""
+    """Counts by true and predicted class, with the hits of `top_k_accuracy` on the diagonal."""
     labels, num_classes = labels.to(logits.device), logits.shape[1]
     others = logits.nan_to_num().scatter(1, labels.unsqueeze(1), -torch.inf)
     predicted = torch.where(_is_in_top_k(logits, labels, 1), labels, others.argmax(1))

@@ -1,4 +1,4 @@
-"""How many dimensions the features use."""
+"""The number of dimensions that features use."""
 
 import torch
 from jaxtyping import Float
@@ -11,8 +11,8 @@ def rankme(features: Float[Tensor, "images dim"], epsilon: float = 1e-7) -> floa
 
     RankMe = exp(-Σ p_k log p_k) with p_k = σ_k / Σ σ + epsilon, over the min(images, dim) singular values.
 
-    The singular values are the roots of the eigenvalues of the (dim, dim) Gram matrix. In float64 the
-    squaring loses those below about 1e-8 of the largest, less than `epsilon` hides.
+    The singular values are the square roots of the eigenvalues of the (dim, dim) Gram matrix. In float64 the squaring
+    loses those below about 1e-8 of the largest, which `epsilon` hides anyway.
 
     Args:
         features: one row for each image.

@@ -1,9 +1,9 @@
 """Retrieval by embeddings: Recall@K, exact, and the nearest neighbours of some images.
 
 Recall@K is the share of the queries that have an image of their class among their K nearest (Song et al. 2016, "Deep
-Metric Learning via Lifted Structured Feature Embedding", section 6). The K nearest need not be found for it: a query is
-right when fewer than K images of other classes are at least as similar as its most similar positive, so one pass that
-counts takes the place of a search.
+Metric Learning via Lifted Structured Feature Embedding", section 6). It needs no search for the K nearest: a query is
+correct if fewer than K images of other classes are at least as similar as its most similar positive, so one pass that
+counts them is enough.
 """
 
 from collections.abc import Iterable
@@ -18,12 +18,12 @@ from ssl_sec.evaluation.arrays import Embeddings, Labels, Selection, as_tensor, 
 
 
 class _Images(NamedTuple):
-    """Images sorted by label, so that those of one class stand side by side.
+    """Images sorted by label, so that those of one class are consecutive.
 
     Attributes:
         rows: embeddings of length 1, or 0 where they were 0, with shape (images, dim).
         labels: ascending, with shape (images,).
-        ids: the position of each before the sorting; what tells a query that it meets itself.
+        ids: the position of each before the sorting, by which a query recognises itself.
     """
 
     rows: Tensor
@@ -45,14 +45,13 @@ def recall_at_k(
 ) -> dict[int, float]:
     """Share of the queries that have an image of their class among their k nearest, in [0, 1], by cosine.
 
-    Whatever is in doubt speaks against the query. An image of another class that is as similar as the best positive
-    ranks before it, so collapsed embeddings score 0. A query without a positive in the gallery is wrong, as is the
-    field's convention. So is a query that is not finite, and a gallery image that is not finite ranks before all
-    others, but never as a positive.
+    Doubtful cases count against the query. An image of another class that is as similar as the best positive ranks
+    before it, so collapsed embeddings score 0. A query without a positive in the gallery is wrong, by convention. So is
+    a query that is not finite; a gallery image that is not finite ranks before all others, but never as a positive.
 
-    The similarities are computed in float32. A query that their rounding leaves undecided is ranked again in float64,
-    so the result depends neither on the order of the images nor on the tiles. A fully collapsed encoder leaves them all
-    undecided and takes several times as long.
+    The similarities are computed in float32. A query that rounding leaves undecided is ranked again in float64, so the
+    result depends neither on the order of the images nor on the tiles. If the encoder has collapsed, all queries are
+    undecided, and ranking takes several times as long.
 
     All embeddings are needed in one process. Beside them it takes up to 20 bytes for each of their values, on their
     device, and about 20 bytes · tile_size².
@@ -60,11 +59,11 @@ def recall_at_k(
     Args:
         embeddings: one row for each image, of any norm.
         labels: class of each image.
-        ks: how many neighbours may be looked at, each ≥ 1; above the size of the gallery all of it.
+        ks: numbers of neighbours, each ≥ 1; above the size of the gallery all of it.
         query: a mask of the images that are queries, or their indices; they rank the others, the gallery (the protocol
             of In-Shop). By default every image ranks all others.
-        tile_size: queries and gallery images compared at once, ≥ 1. It decides memory and speed alone; in smaller tiles
-            threads wait for each other more often, in larger ones they leave the caches.
+        tile_size: queries and gallery images compared at once, ≥ 1. It affects memory and speed alone: with smaller
+            tiles threads wait for each other more often, and larger ones do not fit into the caches.
 
     Raises:
         ConfigError: a k is below 1.
@@ -97,13 +96,13 @@ def nearest(
 ) -> Int64[Tensor, "queries k"]:
     """Indices of the k images nearest to each query by cosine, the nearest first; never the query itself.
 
-    It is for pictures: it takes 8 bytes · images · (queries + dim) beside the embeddings, on their device.
+    It is meant for figures: it takes 8 bytes · images · (queries + dim) beside the embeddings, on their device.
 
     Args:
         embeddings: one row for each image, of any norm; those that are not finite come last.
         queries: the queries' indices or a mask of them.
-        k: at least 1, and no more than the gallery has beside the query.
-        gallery: what to choose from, as indices or a mask; all images by default.
+        k: at least 1, at most the size of the gallery without the query.
+        gallery: the candidates, as indices or a mask; all images by default.
 
     Raises:
         ConfigError: `k` is outside its range.
@@ -124,7 +123,7 @@ def nearest(
 
 
 def _ranks(queries: _Images, gallery: _Images, ks: list[int], tile_size: int) -> Int64[Tensor, " queries"]:
-    """How many images of other classes rank before each query's best positive; exact as far as `ks` asks."""
+    """How many images of other classes rank before each query's best positive; exact where `ks` needs it."""
     ranked = queries._replace(rows=queries.rows.float())
     others = ranked if queries is gallery else gallery._replace(rows=gallery.rows.float())
     certain, possible = _rank_bounds(ranked, others, tile_size)
@@ -139,15 +138,15 @@ def _ranks(queries: _Images, gallery: _Images, ks: list[int], tile_size: int) ->
 def _rank_bounds(queries: _Images, gallery: _Images, tile_size: int) -> Int64[Tensor, "2 queries"]:
     """The least and the greatest rank that rounding allows; beyond the gallery for a query without a positive."""
     best = _best_positives(queries, gallery, tile_size)
-    # Rounding moves an inner product of two rows of length 1 by at most about (dim / 2) eps, be its terms added in
-    # whatever order, and normalising a row by as much; two of them are compared.
+    # Rounding changes an inner product of two rows of length 1 by at most about (dim / 2) eps, in any order of its
+    # terms, and normalising a row changes it by as much; two of them are compared.
     margin = 2 * (queries.rows.shape[1] + 4) * torch.finfo(best.dtype).eps
     thresholds = torch.stack([best + margin, best - margin])
     num_below = torch.zeros(thresholds.shape, dtype=torch.int64, device=best.device)
     for rows in tiles(len(best), tile_size):
         tile = queries.at(rows)
         for columns in tiles(len(gallery.ids), tile_size):
-            # Where images rank each other, a tile serves its columns too, as the similarities are symmetric.
+            # If images rank each other, a tile also ranks for its columns, as the similarities are symmetric.
             if queries is gallery and columns.start < rows.start:
                 continue
             is_mirrored = queries is gallery and columns.start > rows.start
@@ -156,7 +155,7 @@ def _rank_bounds(queries: _Images, gallery: _Images, tile_size: int) -> Int64[Te
             if tile.labels[0] <= others.labels[-1] and others.labels[0] <= tile.labels[-1]:
                 similarities.masked_fill_(tile.labels.unsqueeze(1) == others.labels, -torch.inf)
             for counts, threshold in zip(num_below, thresholds, strict=True):
-                # NaN is below nothing. Summing bools to int32 is several times as fast as to int64.
+                # NaN is never below. Summing bools to int32 is several times as fast as to int64.
                 counts[rows] += (similarities < threshold[rows].unsqueeze(1)).sum(1, dtype=torch.int32)
                 if is_mirrored:
                     counts[columns] += (similarities < threshold[columns]).sum(0, dtype=torch.int32)
@@ -164,9 +163,9 @@ def _rank_bounds(queries: _Images, gallery: _Images, tile_size: int) -> Int64[Te
 
 
 def _best_positives(queries: _Images, gallery: _Images, tile_size: int) -> Float[Tensor, " queries"]:
-    """The similarity of each query's most similar positive; -inf where there is none."""
+    """The similarity of each query's most similar positive; -inf if there is none."""
     best = queries.rows.new_full((len(queries.ids),), -torch.inf)
-    # Few rows at a time, as the fewer they are the fewer classes stand in the way of each.
+    # Few rows at a time: each is compared with all images of all their classes.
     for rows in tiles(len(best), max(1, tile_size // 16)):
         tile = queries.at(rows)
         first = int(torch.searchsorted(gallery.labels, tile.labels[0]))

@@ -1,4 +1,4 @@
-"""Which images are held out to choose a learning rate, and which few keep their labels."""
+"""Subsets of the training images: held-out images, and the labelled images of a probe with few labels."""
 
 import torch
 from jaxtyping import Int64
@@ -11,10 +11,9 @@ from ssl_sec.seeding import derived_seed
 def stratified_split(
     labels: Int64[Tensor, " images"], fraction: float, seed: int
 ) -> tuple[Int64[Tensor, " rest"], Int64[Tensor, " held_out"]]:
-    """Hold out the same share of every class, drawn by `seed`.
+    """Holds out the same share of every class, drawn by `seed`.
 
-    A class with two or more images gives at least one and keeps at least one; a class with a single
-    image keeps it.
+    Of a class with two or more images at least one is held out and at least one kept; a single image is kept.
 
     Args:
         labels: class of each image, ≥ 0.
@@ -38,7 +37,7 @@ def stratified_split(
 
 
 def stratified_sample(labels: Int64[Tensor, " images"], num_images: int, seed: int) -> Int64[Tensor, " chosen"]:
-    """About so many images, the same share of every class, drawn by `seed`; all where there are no more.
+    """About `num_images` images, the same share of every class, drawn by `seed`; all if there are no more.
 
     Returns:
         Indices, ascending, on the CPU.

@@ -148,7 +148,7 @@ def test_a_checkpoint_that_lacks_classes_is_refused(tmp_path):
     path = save_checkpoint(tmp_path, 1, common, keep_last=1)
     restored = load_checkpoint(path, CPU, slice(4, 9))["loss"]["weight"]
     assert torch.equal(restored, loss.weight[4:9])
-    with pytest.raises(StorageError, match="lacks templates of classes 4 to 20"):
+    with pytest.raises(StorageError, match="templates of classes 4 to 20 are missing"):
         load_checkpoint(path, CPU, slice(4, 21))
     counted = save_checkpoint(tmp_path, 2, {"num_classes": 11}, keep_last=2)
     with pytest.raises(StorageError, match="step-000000002: its run had 11 classes, and this one has 21 or more"):

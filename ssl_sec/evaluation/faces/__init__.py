@@ -1,1 +1,1 @@
-"""What embeddings of faces are worth: verification, identification, templates, videos."""
+"""Measures of face embeddings: verification, identification, templates, videos."""

@@ -1,12 +1,12 @@
 """Face identification: which person of a gallery is it, and is it any of them?
 
 BLUFR (Liao et al. 2014, "A Benchmark Study of Large-scale Unconstrained Face Recognition"; NormFace, Table 3) compares
-all pairs of the test images of a trial, and looks up probes whose person may be missing from the gallery. MegaFace
-(Kemelmacher-Shlizerman et al. 2016, "The MegaFace Benchmark"; SEC, Table 4) hides one image of a person among up to a
-million distractors.
+all pairs of the test images of a trial, and identifies probes whose person may be missing from the gallery. MegaFace
+(Kemelmacher-Shlizerman et al. 2016, "The MegaFace Benchmark"; SEC, Table 4) searches for one image of a person among up
+to a million distractors.
 
-Similarities are cosines, computed in float64 and rounded to multiples of 2⁻²⁴, so directions that are equal tie
-whatever their norms. A tie speaks against the probe, and so does a row that is not finite.
+Similarities are cosines, computed in float64 and rounded to multiples of 2⁻²⁴, so equal directions tie whatever their
+norms. A tie counts against the probe, and so does a row that is not finite.
 """
 
 from collections.abc import Iterable
@@ -28,8 +28,8 @@ def all_pairs_tar_at_far(
 ) -> dict[float, float]:
     """True accept rate at each false accept rate over all pairs of images, exact: the verification rate of BLUFR.
 
-    Beside the rows in float64 it keeps the scores of the genuine pairs and the highest of the impostors, about
-    4 bytes · FAR · images² / 2, not those of all pairs.
+    Beside the rows in float64 it keeps the scores of the genuine pairs and the highest scores of the impostors, about
+    4 bytes · FAR · images² / 2, not the scores of all pairs.
 
     Args:
         embeddings: one row for each image, of any norm.
@@ -80,7 +80,7 @@ def open_set_identification(
     Args:
         embeddings: one row for each image, of any norm.
         labels: the person on each image.
-        trial: which images are gallery and which probes.
+        trial: the images of the gallery and the probes.
         fars: shares of the impostors, as for `tar_at_far`.
         tile_size: probes compared with the gallery at once.
 
@@ -98,7 +98,7 @@ def open_set_identification(
         is_genuine = is_mate.any(1)
         mate = similarities.masked_fill(~is_mate, -torch.inf).amax(1)
         other = similarities.masked_fill(is_mate, -torch.inf).amax(1)
-        # NaN is greater than nothing.
+        # NaN is never greater.
         genuine.append(mate.masked_fill(~(mate > other), -torch.inf)[is_genuine])
         impostors.append(other[~is_genuine].nan_to_num(nan=torch.inf))
     detected = torch.cat([rows.new_empty(0, dtype=torch.float32), *genuine])
@@ -112,17 +112,17 @@ def open_set_identification(
 def random_open_set_trials(
     labels: Labels, seed: int, *, num_trials: int, num_gallery: int, num_training_people: int
 ) -> list[OpenSetTrial]:
-    """Trials drawn as those of BLUFR were, where the published lists are not at hand.
+    """Trials drawn like those of BLUFR, for use without its published lists.
 
-    Each leaves out other people, those that BLUFR lets a model be trained on. Of the others, `num_gallery` that have
-    two images or more have one in the gallery. All their other images are genuine probes, everyone else's impostors.
+    Each trial excludes some people, on whom BLUFR allows training. Of the others, `num_gallery` with two images or more
+    have one in the gallery. Their other images are genuine probes; the images of everyone else are impostors.
 
     Args:
         labels: the person on each image.
         seed: decides the draws; a trial is the same whatever the number of trials.
-        num_trials: how many.
+        num_trials: number of trials.
         num_gallery: people in the gallery.
-        num_training_people: people who take no part in a trial.
+        num_training_people: people who are excluded from a trial.
 
     Raises:
         DataError: there are too few people with two images.
@@ -155,17 +155,17 @@ def rank_1_identification(
 ) -> dict[int, float]:
     """Rank-1 identification rates of MegaFace, in [0, 1]: {number of distractors: rate}.
 
-    For every ordered pair of images of one person, the second is put among the distractors and the first looks for it:
-    it is found if no distractor is at least as similar. The rate is the share of these pairs.
+    For every ordered pair of images of one person, the second is put among the distractors and the first searches for
+    it: it is found if no distractor is at least as similar. The rate is the share of the pairs that are found.
 
-    The distractors are read once. They are compared in float32; what its rounding leaves undecided is compared again in
-    float64. A collapsed encoder leaves all of it undecided.
+    The distractors are read once. They are compared in float32, and again in float64 if rounding leaves a comparison
+    undecided, as it always does for a collapsed encoder.
 
     Args:
-        probes: one row for each image of the people who are looked for (FaceScrub), of any norm.
+        probes: one row for each image of the people to identify (FaceScrub), of any norm.
         labels: their person.
-        distractors: chunks of embeddings, of other people. The first `size` of them are those of that size, so the
-            subsets are nested; `shuffled` draws an order.
+        distractors: chunks of embeddings, of other people. A size takes the first so many of them, so the subsets are
+            nested; `shuffled` draws an order.
         sizes: numbers of distractors, each ≥ 1.
         tile_size: probes compared with twice as many distractors at once.
 
@@ -198,7 +198,7 @@ def rank_1_identification(
 
 
 def shuffled(num_distractors: int, seed: int) -> Int64[Tensor, " distractors"]:
-    """An order of the distractors that is a function of `seed`, on the CPU; its beginnings are the subsets."""
+    """An order of the distractors that is a function of `seed`, on the CPU; the subsets are its first parts."""
     generator = torch.Generator().manual_seed(derived_seed(seed, "distractors"))
     return torch.randperm(num_distractors, generator=generator)
 
@@ -221,13 +221,13 @@ def _keep_nearest(
     distractors: Float[Tensor, "distractors dim"],
     tile_size: int,
 ) -> None:
-    """Raises the similarity of each probe's nearest distractor, where one of these is nearer."""
+    """Updates the similarity of each probe's nearest distractor, if one of these is nearer."""
     rough = distractors.float()
-    # As in retrieval: what the rounding of an inner product in float32, and of its rows, may move it by.
+    # As in retrieval: how far rounding may change an inner product in float32, and its rows.
     margin = (rows.shape[1] + 4) * torch.finfo(torch.float32).eps
     for tile in tiles(len(rows), tile_size):
         closest = (rows[tile].float() @ rough.T).amax(1)
-        # NaN is open, as it comes no closer than anything.
+        # NaN is undecided, as no comparison with it holds.
         is_open = (~(closest < nearest[tile] - margin)).nonzero().squeeze(1) + tile.start
         if len(is_open):
             similarities = _similarities(rows[is_open], distractors).nan_to_num(nan=torch.inf)

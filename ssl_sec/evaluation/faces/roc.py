@@ -1,8 +1,8 @@
-"""What a score tells apart: pairs of the same person (genuine) from pairs of different people (impostors).
+"""How well a score separates pairs of the same person (genuine) from pairs of different people (impostors).
 
 At a threshold, FAR (false positive rate) is the share of the impostors that are accepted and TAR (true positive rate)
-that of the genuine pairs. A threshold accepts what scores no less, so scores that are equal go together, and no tie
-speaks for the embeddings. Nor does a score that is NaN: a genuine pair ranks last with it and an impostor first.
+that of the genuine pairs. A threshold accepts scores that reach it, so equal scores are accepted together, and no tie
+counts in favour of the embeddings. Nor does NaN: a genuine pair with it ranks last and an impostor first.
 """
 
 import math
@@ -24,7 +24,7 @@ class ROC(NamedTuple):
     Attributes:
         fpr: false positive rates, ascending.
         tpr: true positive rates, ascending.
-        thresholds: the scores from which on pairs are accepted, descending; the first, inf, accepts none.
+        thresholds: the lowest accepted scores, descending; the first, inf, accepts none.
     """
 
     fpr: Float[Tensor, " corners"]
@@ -36,9 +36,9 @@ def tar_at_far(scores: Scores, same: Same, fars: Iterable[float]) -> dict[float,
     """True accept rate at each false accept rate, in [0, 1], exact over all pairs.
 
     The threshold is the lowest that accepts ⌊far · impostors⌋ impostors or fewer: TAR is the share of the genuine pairs
-    that score more than the impostor that comes after so many. Where that is none, they must beat every impostor.
+    that score more than the next impostor. If no impostor may be accepted, they must score more than every impostor.
 
-    It sorts the highest scores of the impostors, as many as the greatest FAR asks for.
+    It sorts only the highest scores of the impostors, as many as the greatest FAR needs.
 
     Args:
         scores: of the pairs, the higher the more alike.
@@ -67,12 +67,12 @@ def num_decisive(fars: Iterable[float], num_impostors: int) -> int:
 def share_accepted(
     genuine: Float[Tensor, " genuine"], highest: Float[Tensor, " highest"], num_impostors: int, fars: Iterable[float]
 ) -> dict[float, float]:
-    """`tar_at_far` of what is sorted already.
+    """`tar_at_far` of scores that are sorted already.
 
     Args:
         genuine: scores of the genuine pairs, none of them NaN.
         highest: the `num_decisive` highest scores of the impostors, descending.
-        num_impostors: how many there are in all.
+        num_impostors: the number of all impostors.
         fars: each in [0, 1].
     """
     rates: dict[float, float] = {}
@@ -112,7 +112,7 @@ def roc(scores: Scores, same: Same) -> ROC:
 
 
 def equal_error_rate(scores: Scores, same: Same) -> float:
-    """Where the ROC has as many impostors accepted as genuine pairs refused, FAR = 1 - TAR, in [0, 1].
+    """The rate at which FAR = 1 - TAR, in [0, 1]: equal shares of impostors accepted and genuine pairs refused.
 
     Between two thresholds the rate is interpolated, so scores that are all equal give 0.5. Arguments and errors as for
     `roc`.
@@ -128,7 +128,7 @@ def equal_error_rate(scores: Scores, same: Same) -> float:
 def _num_accepted(far: float, num_impostors: int) -> int:
     if not 0 <= far <= 1:
         raise ConfigError(f"TAR at FAR = {far}; allowed: 0 to 1")
-    # As a decimal number: 0.29 · 100 is 29, and a little less in binary.
+    # As a decimal number: 0.29 · 100 is 29, but a little less in binary.
     return math.floor(Fraction(str(far)) * num_impostors)
 
 

@@ -1,6 +1,6 @@
 """Templates: sets of images and video frames of one person that are compared as one (IJB-C, Maze et al. 2018).
 
-A template's images come from media, a photograph or the frames of one video. So that a long video weighs no more than a
+A template's images come from media: photographs, or the frames of a video. So that a long video weighs no more than a
 photograph, its faces are averaged first: t = Σ_m mean_{i in m} x_i / ‖x_i‖ over the template's media m, then t / ‖t‖.
 """
 
@@ -21,7 +21,7 @@ def pool_templates(
     Args:
         embeddings: one row for each face, of any norm; a template with a row that is not finite is not finite.
         templates: the template of each face; any numbers.
-        media: the medium of each face; any numbers, which may be those of media in other templates.
+        media: the medium of each face; any numbers, which other templates may use too.
 
     Raises:
         DataError: the numbers of faces differ.
@@ -46,7 +46,7 @@ def pool_templates(
 def template_scores(
     ids: Int64[Tensor, " templates"], pooled: Float[Tensor, "templates dim"], first: Labels, second: Labels
 ) -> Float[Tensor, " pairs"]:
-    """The cosine of each pair of templates to a multiple of 2⁻²⁴, computed in float64, a few pairs at a time.
+    """The cosine of each pair of templates, computed in float64 and rounded to a multiple of 2⁻²⁴.
 
     Args:
         ids: numbers of the templates, ascending.
@@ -55,7 +55,7 @@ def template_scores(
         second: number of the second.
 
     Raises:
-        DataError: the numbers differ, or a pair names a template that is not there.
+        DataError: the numbers differ, or a pair names a template that has no face.
     """
     first, second = _positions(ids, first), _positions(ids, second)
     if len(first) != len(second):

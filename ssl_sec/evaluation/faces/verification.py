@@ -4,8 +4,8 @@ The protocol is LFW's *unrestricted with labelled outside data* (Huang and Learn
 Wild: Updates and New Reporting Procedures"), which AgeDB-30, CFP and YouTube Faces follow: the threshold of each fold
 is chosen on the others.
 
-Cosines are computed in float64 and rounded to multiples of 2⁻²⁴, so pairs that are equally alike score the same,
-whatever the norms of their rows: no threshold can part what only rounding parts.
+Cosines are computed in float64 and rounded to multiples of 2⁻²⁴, so equally similar pairs score the same, whatever the
+norms of their rows: no threshold can separate pairs that only rounding separates.
 """
 
 import math
@@ -28,8 +28,8 @@ class FoldedAccuracy(NamedTuple):
 
     Attributes:
         mean: over the folds.
-        std: population standard deviation over the folds, as InsightFace prints it; LFW's own tables give the standard
-            error of the mean, std / √(folds - 1).
+        std: population standard deviation over the folds, as in InsightFace; LFW's own tables give the standard error
+            of the mean, std / √(folds - 1).
         per_fold: in the order of the folds' numbers.
     """
 
@@ -46,8 +46,8 @@ def kfold_accuracy(first: Rows, second: Rows, same: Same, folds: Folds = 10, pca
         first: embedding of the first image of each pair, of any norm.
         second: embedding of the second.
         same: whether the two are of one person.
-        folds: the fold of each pair; or how many folds of equal size, one after the other, in the pairs' order.
-        pca: to how many principal components the directions are reduced, which are then directions again; the
+        folds: the fold of each pair; or the number of folds, consecutive and of equal size.
+        pca: the number of principal components to which the directions are reduced, and normalised again; the
             components and the mean are those of the other folds' images (NormFace, section 5.1). A direction within
             1e-6 of the mean becomes 0.
 
@@ -79,12 +79,12 @@ def kfold_accuracy(first: Rows, second: Rows, same: Same, folds: Folds = 10, pca
 
 @torch.no_grad()
 def kfold_accuracy_of_scores(scores: Scores, same: Same, folds: Folds = 10) -> FoldedAccuracy:
-    """Accuracy of a threshold on any score, chosen for each fold by the others.
+    """Accuracy of a threshold on any score, chosen for each fold on the others.
 
-    A pair is said to be of the same person if it scores more than the threshold. Thresholds are tried between any two
-    neighbouring scores of the other folds, halfway, and beyond both ends; of those that are most accurate there the
-    middle one is taken, the lower of two. Scores that are all equal are thus right as often as the commoner answer of
-    the other folds. A pair whose score is not finite is wrong, and chooses no threshold.
+    A pair is classified as of the same person if it scores more than the threshold. Thresholds are tried halfway
+    between any two neighbouring scores of the other folds, and beyond both ends; of the most accurate ones the middle
+    one is taken, the lower of two. With equal scores every pair thus gets the more frequent class of the other folds. A
+    pair whose score is not finite is wrong, and does not affect the threshold.
 
     Args:
         scores: of the pairs, the higher the more alike.
@@ -105,11 +105,11 @@ def kfold_accuracy_of_scores(scores: Scores, same: Same, folds: Folds = 10) -> F
 def over_folds(
     accuracy: Callable[[Bool[Tensor, " pairs"]], float], folds: Folds, same: Bool[Tensor, " pairs"]
 ) -> FoldedAccuracy:
-    """The mean and spread of `accuracy`, which is given the mask of the pairs of each fold in turn.
+    """The mean and standard deviation of `accuracy`, called with the mask of the pairs of each fold.
 
     Raises:
         ConfigError: `folds` is a number outside 2 to the number of pairs.
-        DataError: there is another number of folds than of pairs, or one fold only.
+        DataError: `folds` are not as many as the pairs, or there is one fold only.
     """
     numbers = _fold_numbers(folds, len(same)).to(same.device)
     per_fold = tuple(accuracy(numbers == fold) for fold in numbers.unique())
@@ -117,7 +117,7 @@ def over_folds(
 
 
 def best_threshold(scores: Float[Tensor, " pairs"], same: Bool[Tensor, " pairs"]) -> float:
-    """The threshold above which to say "same" most often rightly, as `kfold_accuracy_of_scores` chooses it.
+    """The threshold above which "same" is most accurate, as `kfold_accuracy_of_scores` chooses it.
 
     Args:
         scores: finite.
@@ -139,26 +139,26 @@ def best_threshold(scores: Float[Tensor, " pairs"], same: Bool[Tensor, " pairs"]
 def sum_of_directions(
     embeddings: Float[Tensor, "images dim"], flipped: Float[Tensor, "images dim"]
 ) -> Float[Tensor, "images dim"]:
-    """Embeddings of images and of their mirror images as one, x / ‖x‖ + x' / ‖x'‖, so that both count alike."""
+    """Combines embeddings of images and of their mirror images, x / ‖x‖ + x' / ‖x'‖, with equal weight."""
     return unit_rows(embeddings) + unit_rows(flipped)
 
 
 def sum_of_embeddings(
     embeddings: Float[Tensor, "images dim"], flipped: Float[Tensor, "images dim"]
 ) -> Float[Tensor, "images dim"]:
-    """Embeddings of images and of their mirror images as one, x + x' (NormFace, section 5.1)."""
+    """Combines embeddings of images and of their mirror images, x + x' (NormFace, section 5.1)."""
     return embeddings + flipped
 
 
 def _cosines(first: Float[Tensor, "pairs dim"], second: Float[Tensor, "pairs dim"]) -> Float[Tensor, " pairs"]:
-    """Of rows of length 1 in float64."""
+    """Cosines of rows of length 1 in float64."""
     return rounded((first * second).sum(1))
 
 
 def _accuracy(scores: Float[Tensor, " pairs"], same: Bool[Tensor, " pairs"], is_test: Bool[Tensor, " pairs"]) -> float:
     is_finite = scores.isfinite()
-    chosen_on = is_finite & ~is_test
-    threshold = best_threshold(scores[chosen_on], same[chosen_on])
+    is_training = is_finite & ~is_test
+    threshold = best_threshold(scores[is_training], same[is_training])
     is_right = ((scores > threshold) == same) & is_finite
     return int(is_right[is_test].sum()) / int(is_test.sum())
 
@@ -179,7 +179,7 @@ def _fold_numbers(folds: Folds, num_pairs: int) -> Int64[Tensor, " pairs"]:
 def _principal_components(
     rows: Float[Tensor, "images dim"], count: int
 ) -> tuple[Float[Tensor, " dim"], Float[Tensor, "dim components"]]:
-    """The mean, and the directions in which the rows vary most."""
+    """The mean, and the directions of largest variance."""
     mean = rows.mean(0)
     centred = rows - mean
     # eigh sorts ascending.
@@ -190,5 +190,5 @@ def _reduced(
     rows: Float[Tensor, "images dim"], mean: Float[Tensor, " dim"], components: Float[Tensor, "dim components"]
 ) -> Float[Tensor, "images components"]:
     projected = (rows - mean) @ components
-    # Rows that should be the mean itself stand off it by the rounding of float32, and in no direction.
+    # Rows that should equal the mean differ from it by the rounding of float32, in arbitrary directions.
     return unit_rows(projected.masked_fill(projected.norm(dim=1, keepdim=True) < 1e-6, 0))

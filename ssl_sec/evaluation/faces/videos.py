@@ -1,7 +1,7 @@
 """Pairs of videos as the matrix of their frames' cosines (YouTube Faces, Wolf et al. 2011; NormFace, section 5.3).
 
-C_ij is the cosine of the i-th frame of one video and the j-th of the other. A pair's score is the mean or the greatest
-of them, or an SVM reads their histogram.
+C_ij is the cosine of the i-th frame of one video and the j-th of the other. A pair's score is their mean or maximum, or
+an SVM classifies their histogram.
 """
 
 import torch
@@ -27,15 +27,15 @@ def video_score_mean(first: Rows, second: Rows) -> float:
 
 
 def video_score_max(first: Rows, second: Rows) -> float:
-    """The greatest of C, in [-1, 1]; arguments and errors as for `video_score_mean`."""
+    """The maximum of C, in [-1, 1]; arguments and errors as for `video_score_mean`."""
     return _cosines(first, second).amax().item()
 
 
 def score_histogram(first: Rows, second: Rows, num_bins: int = 100) -> Float[Tensor, " bins"]:
     """The shares of C's entries in bins of equal width from -1 to 1, in float64 (NormFace, Fig. 9).
 
-    NormFace has 100 bins, and does not say over which range nor whether they hold counts. Here they hold shares, so
-    that long videos and short ones compare; 1 belongs to the last bin. NaN if a frame is not finite.
+    NormFace has 100 bins, but does not state their range, or whether they hold counts. Here they hold shares, so that
+    long and short videos are comparable; 1 belongs to the last bin. NaN if a frame is not finite.
 
     Other arguments and errors as for `video_score_mean`.
     """
@@ -49,19 +49,19 @@ def score_histogram(first: Rows, second: Rows, num_bins: int = 100) -> Float[Ten
 def hik_svm_kfold_accuracy(histograms: Float[Tensor, "pairs bins"], same: Same, folds: Folds = 10) -> FoldedAccuracy:
     """Accuracy of an SVM with the histogram intersection kernel, Σ_b min(h_b, g_b), on the CPU (NormFace, Table 5).
 
-    Each fold is classified by an SVM that the others trained. C = 1, LIBSVM's own, as the paper names none. It takes
+    Each fold is classified by an SVM trained on the others. C = 1, LIBSVM's default, as the paper names none. It takes
     16 bytes · pairs².
 
     Args:
-        histograms: of the pairs, ≥ 0; a pair whose histogram is not finite is wrong, and trains nothing.
+        histograms: of the pairs, ≥ 0; a pair whose histogram is not finite is wrong, and not trained on.
         same: whether the two videos of a pair are of one person.
         folds: as for `kfold_accuracy`.
 
     Raises:
         ConfigError: `folds` is outside its range.
-        DataError: the numbers of pairs differ, or there is a fold whose others have pairs of one kind, or no others.
+        DataError: the numbers of pairs differ, or the other folds of some fold have pairs of one kind or none.
     """
-    # It loads an OpenMP runtime of its own beside torch's; only who trains an SVM pays for that.
+    # Imported late: it loads an OpenMP runtime of its own beside torch's.
     from sklearn.svm import SVC
 
     histograms, same = histograms.cpu().double(), as_tensor(same).cpu()
@@ -74,21 +74,21 @@ def hik_svm_kfold_accuracy(histograms: Float[Tensor, "pairs bins"], same: Same, 
     kernel = (sums.unsqueeze(1) + sums - torch.cdist(histograms, histograms, p=1)) / 2
 
     def accuracy(is_test: Bool[Tensor, " pairs"]) -> float:
-        trains, tested = is_finite & ~is_test, is_finite & is_test
-        if len(same[trains].unique()) < 2:
+        is_training, tested = is_finite & ~is_test, is_finite & is_test
+        if len(same[is_training].unique()) < 2:
             raise DataError("verification: the other folds of one have pairs of one kind only; an SVM needs both")
         if not tested.any():
             return 0.0
-        svm = SVC(kernel="precomputed").fit(kernel[trains][:, trains].numpy(), same[trains].numpy())
-        answers = torch.from_numpy(svm.predict(kernel[tested][:, trains].numpy()))
-        return int((answers == same[tested]).sum()) / int(is_test.sum())
+        svm = SVC(kernel="precomputed").fit(kernel[is_training][:, is_training].numpy(), same[is_training].numpy())
+        predicted = torch.from_numpy(svm.predict(kernel[tested][:, is_training].numpy()))
+        return int((predicted == same[tested]).sum()) / int(is_test.sum())
 
     return over_folds(accuracy, folds, same)
 
 
 @torch.no_grad()
 def _cosines(first: Rows, second: Rows) -> Float[Tensor, "frames others"]:
-    """C, computed in float64 and rounded to multiples of 2⁻²⁴, so that equal directions have the same."""
+    """C, computed in float64 and rounded to multiples of 2⁻²⁴, so that equal directions have equal cosines."""
     first, second = as_tensor(first), as_tensor(second)
     if len(first) == 0 or len(second) == 0:
         raise DataError(f"videos of {len(first)} and {len(second)} frames; 1 or more each")
