@@ -1,4 +1,4 @@
-"""Backbones as other libraries name them: the Python that builds each there, with the key names of our weights."""
+"""The backbones in other libraries: the Python code that builds each of them, with the key names of our weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from ssl_sec.networks.backbones.resnet import LAYERS, stage_planes
 
 @runtime_checkable
 class Architecture(Protocol):
-    """A backbone as others name it."""
+    """A backbone, as other libraries build it."""
 
     @property
     def title(self) -> str:
-        """What it is, for people."""
+        """Its name for people."""
         ...
 
     @property
@@ -23,7 +23,7 @@ class Architecture(Protocol):
         ...
 
     def building(self) -> str:
-        """Python that makes `encoder`: images to features, the key names of our backbone, weights yet to come.
+        """Python code that builds `encoder`, from images to features, with our key names and without weights.
 
         Raises:
             ConfigError: if no other library builds it.
@@ -41,7 +41,7 @@ class Architecture(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TorchvisionResNet:
-    """A ResNet of `ssl_sec.networks.backbones.resnet` in torchvision's words.
+    """A ResNet of `ssl_sec.networks.backbones.resnet`, as torchvision builds it.
 
     Attributes:
         depth: 18, 34 or 50.
@@ -57,7 +57,7 @@ class TorchvisionResNet:
 
     @property
     def title(self) -> str:
-        """What it is, for people."""
+        """Its name for people."""
         stem = "CIFAR stem (3x3, no pooling)" if self.stem == "cifar" else "ImageNet stem"
         return f"ResNet-{self.depth}, {stem}, width {self.width:g}"
 
@@ -67,7 +67,7 @@ class TorchvisionResNet:
         return "torchvision"
 
     def building(self) -> str:
-        """The Python that changes torchvision's ResNet: its first and last layers, and by a subclass its width."""
+        """Python code that changes torchvision's ResNet: its first and last layers, and by a subclass its width."""
         planes = stage_planes(self.width)
         lines: list[str] = []
         if planes == stage_planes(1.0):
@@ -109,7 +109,7 @@ class TorchvisionResNet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TorchvisionGoogLeNet:
-    """A GoogLeNet of `ssl_sec.networks.backbones.googlenet` in torchvision's words.
+    """A GoogLeNet of `ssl_sec.networks.backbones.googlenet`, as torchvision builds it.
 
     Attributes:
         num_channels: of the images.
@@ -119,7 +119,7 @@ class TorchvisionGoogLeNet:
 
     @property
     def title(self) -> str:
-        """What it is, for people."""
+        """Its name for people."""
         return "GoogLeNet with batch norm"
 
     @property
@@ -128,7 +128,7 @@ class TorchvisionGoogLeNet:
         return "torchvision"
 
     def building(self) -> str:
-        """The Python that takes torchvision's classifiers away, and gives it a first layer for other channels."""
+        """Python code that removes the classifiers of torchvision's GoogLeNet, and adapts its first layer."""
         lines = ["encoder = torchvision.models.GoogLeNet(aux_logits=False, init_weights=False)"]
         if self.num_channels != 3:
             lines.append(
@@ -150,21 +150,21 @@ class TorchvisionGoogLeNet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnNetwork:
-    """A network that no installed library builds; only formats that hold the forward pass hold it.
+    """A network that no installed library builds; it needs formats that include the forward pass.
 
     Attributes:
-        title: what it is, for people.
+        title: its name for people.
     """
 
     title: str
 
     @property
     def imports(self) -> str:
-        """No module has it, so none is named."""
+        """No other module is needed."""
         return "torch"
 
     def building(self) -> str:
-        """Nobody's.
+        """Refused: no other library builds it.
 
         Raises:
             ConfigError: always.
@@ -172,7 +172,7 @@ class OwnNetwork:
         raise self._refusal("safetensors", "neither torchvision nor timm can build")
 
     def timm_model(self) -> tuple[str, Mapping[str, Any]]:
-        """None: timm has no such model.
+        """Refused: timm has no such model.
 
         Raises:
             ConfigError: always.
@@ -191,7 +191,7 @@ class TimmModel:
 
     Attributes:
         model: its name; a tag of pretrained weights after a point is left out.
-        arguments: that `timm.create_model` takes besides.
+        arguments: the other arguments of `timm.create_model`.
     """
 
     model: str
@@ -199,7 +199,7 @@ class TimmModel:
 
     @property
     def title(self) -> str:
-        """What it is, for people."""
+        """Its name for people."""
         return f"timm's {self._name}"
 
     @property

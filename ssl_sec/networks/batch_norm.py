@@ -26,9 +26,9 @@ class _GlobalBatchNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, ...]:
         count, mean, variance = _statistics(images)
-        # One gather carries all that a worker has to say.
-        mine = torch.cat([count, mean, variance * count])
-        counts, means, deviations = gather_rows(mine.unsqueeze(0)).split([1, len(mean), len(mean)], dim=1)
+        # One gather for all of a worker's statistics.
+        own = torch.cat([count, mean, variance * count])
+        counts, means, deviations = gather_rows(own.unsqueeze(0)).split([1, len(mean), len(mean)], dim=1)
         total = counts.sum()
         mean = (counts * means).sum(0) / total
         variance = (deviations + counts * (means - mean).square()).sum(0) / total
@@ -41,7 +41,7 @@ class _GlobalBatchNormFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         images, weight, mean, variance, total = ctx.saved_tensors
-        # By statistics that are given, as in evaluation, the gradients of weight and bias are the two sums.
+        # With given statistics, as in evaluation, the gradients of weight and bias are the two sums.
         _, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
             grad_outputs[0], images, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
         )
@@ -68,7 +68,7 @@ class _GlobalBatchNormFunction(torch.autograd.Function):
 
 def _statistics(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Number of values a channel, with shape (1,), and their means and variances, in float32 or better."""
-    # A GPU's kernel adds values of half precision up in float32 as it reads them.
+    # On a GPU the kernel adds values in half precision up in float32.
     values = images if images.is_cuda or images.dtype == torch.float64 else images.float()
     mean, variance = torch.batch_norm_update_stats(values, None, None, 0.0)  # ten times as fast as var_mean
     return mean.new_full((1,), float(values.numel() // values.shape[1])), mean, variance
@@ -88,7 +88,7 @@ def _gradient_on_gpu(
         sums: Σ∂y and Σ(∂y x̂) over all workers.
         total: n.
     """
-    # Both in one layout: the kernel takes the strides of one for those of the other.
+    # Both in one layout: the kernel assumes that their strides are equal.
     layout = torch.contiguous_format
     if images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last):
         layout = torch.channels_last
@@ -122,9 +122,9 @@ class GlobalBatchNorm(_BatchNorm):
             with torch.no_grad():
                 assert self.num_batches_tracked is not None
                 self.num_batches_tracked += 1
-                pace = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
-                self.running_mean.lerp_(mean.to(self.running_mean.dtype), pace)
-                self.running_var.lerp_((variance * total / (total - 1)).to(self.running_var.dtype), pace)
+                momentum = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+                self.running_var.lerp_((variance * total / (total - 1)).to(self.running_var.dtype), momentum)
         return through_children(self, outputs)
 
 

@@ -41,22 +41,22 @@ Std = Annotated[tuple[Annotated[float, Range(ge=1e-6, le=1000)], ...], NotEmpty(
 def check_memory(key: str, found: object, module: nn.Module) -> None:
     """Raises a ConfigError if this machine cannot hold a module's weights, their gradients and momenta."""
     needed = 3 * sum(each.numel() * each.element_size() for each in module.parameters())
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    allowed = f"less: training its layers needs {needed / 2**30:.0f} GiB, and this machine has {there / 2**30:.0f}"
-    check(needed <= there, key, found, allowed)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    allowed = f"less: training its layers needs {needed / 2**30:.0f} GiB, and this machine has {memory / 2**30:.0f}"
+    check(needed <= memory, key, found, allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _EncoderConfig(Settings, key="encoder"):
-    """What every encoder has.
+    """The options of every encoder.
 
     Attributes:
-        weights: a .safetensors file or a state dict that the backbone starts from; None starts from random weights.
-        mean: subtracted from the pixels, which are in [0, 1]: one value, or one for each channel. None takes what the
-            encoder's published weights expect, and 0 where there are none.
-        std: what the pixels are then divided by, > 0, likewise; None takes what the published weights expect, and 1
-            where there are none.
-        freeze_batch_norm: true: the backbone's batch norms keep the statistics and the weights that they start with.
+        weights: a .safetensors file or a state dict with the backbone's initial weights; None for random weights.
+        mean: subtracted from the pixels, which are in [0, 1]: one value, or one for each channel. None takes the mean
+            that the encoder's published weights expect, or 0 if there are none.
+        std: the pixels are then divided by it, > 0; None takes the one that the published weights expect, or 1 if there
+            are none.
+        freeze_batch_norm: whether the backbone's batch norms keep their initial statistics and weights.
     """
 
     weights: Local | None = None
@@ -65,7 +65,7 @@ class _EncoderConfig(Settings, key="encoder"):
     freeze_batch_norm: bool = False
 
     def build(self, num_channels: int, image_size_px: int) -> Encoder:
-        """The encoder for images of one size, with the weights it is to start from."""
+        """The encoder for images of one size, with its initial weights."""
         mean, std = self._published_scaling()
         mean, std = mean if self.mean is None else self.mean, std if self.std is None else self.std
         for key, values in (("encoder.mean", mean), ("encoder.std", std)):
@@ -82,11 +82,11 @@ class _EncoderConfig(Settings, key="encoder"):
 
     @abstractmethod
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
-        """The backbone as others name it."""
+        """The backbone, as other libraries build it."""
 
     @property
     def _has_weights(self) -> bool:
-        """Whether it starts from weights; the running statistics of others are not worth freezing."""
+        """Whether the initial weights are trained ones, whose running statistics are worth freezing."""
         return self.weights is not None
 
     def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -101,16 +101,16 @@ class _EncoderConfig(Settings, key="encoder"):
 
 @dataclass(frozen=True, kw_only=True)
 class _WidthConfig(_EncoderConfig):
-    """What encoders have whose layers may be wider or narrower than the published ones.
+    """The options of encoders whose layers may be wider or narrower than the published ones.
 
     Attributes:
-        width: of the layers, as a multiple of the published ones'.
+        width: width of the layers divided by that of the published ones.
     """
 
     width: Width = 1.0
 
     def build(self, num_channels: int, image_size_px: int) -> Encoder:
-        """The encoder for images of one size, with the weights it is to start from."""
+        """The encoder for images of one size, with its initial weights."""
         with torch.device("meta"):
             backbone, _ = self._backbone(num_channels, image_size_px)
         check_memory("encoder.width", self.width, backbone)
@@ -133,7 +133,7 @@ class ResNetConfig(_WidthConfig):
         return int(self.name.removeprefix("resnet"))
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
-        """The ResNet in torchvision's words."""
+        """The ResNet, as torchvision builds it."""
         return TorchvisionResNet(depth=self._depth, stem=self.stem, width=self.width, num_channels=num_channels)
 
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
@@ -149,7 +149,7 @@ class BNInceptionConfig(_EncoderConfig):
     std: Std | None = CAFFE_STD
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
-        """What no other library has."""
+        """A network that no other library builds."""
         return OwnNetwork(title="BN-Inception")
 
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
@@ -165,7 +165,7 @@ class GoogLeNetConfig(_EncoderConfig):
     std: Std | None = GOOGLENET_STD
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
-        """The GoogLeNet in torchvision's words."""
+        """The GoogLeNet, as torchvision builds it."""
         return TorchvisionGoogLeNet(num_channels=num_channels)
 
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
@@ -177,8 +177,8 @@ class IRConfig(_WidthConfig):
     """An IR network of ArcFace for aligned faces of 112 x 112; se_ir50 is SEC's SE-ResNet50E-IR.
 
     Attributes:
-        weights: a file that the backbone starts from: InsightFace's iresnet, whose std is 0.5 and whose head is
-            head=fc_bn, or one of ours; None starts from random weights.
+        weights: a file with the backbone's initial weights: InsightFace's iresnet, whose std is 0.5 and whose head is
+            head=fc_bn, or one of ours; None for random weights.
     """
 
     name: IRName
@@ -186,7 +186,7 @@ class IRConfig(_WidthConfig):
     std: Std | None = FACE_STD
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
-        """What no installed library has."""
+        """A network that no installed library builds."""
         kind, _, depth = self.name.upper().partition("IR")
         return OwnNetwork(title=f"{kind.replace('_', '-')}IR-{depth} of ArcFace, width {self.width:g}")
 
@@ -214,7 +214,7 @@ class SphereFaceNetConfig(_WidthConfig):
         check(not self.freeze_batch_norm, "encoder.freeze_batch_norm", True, "false: sphereface_net has no batch norm")
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
-        """What no installed library has."""
+        """A network that no installed library builds."""
         return OwnNetwork(title=f"SphereFace's CNN of {list(self.units)} residual units, width {self.width:g}")
 
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
@@ -232,7 +232,7 @@ class LightCNNConfig(_WidthConfig):
         check(not self.freeze_batch_norm, "encoder.freeze_batch_norm", True, "false: light_cnn has no batch norm")
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
-        """What no installed library has."""
+        """A network that no installed library builds."""
         return OwnNetwork(title=f"Light CNN-9, width {self.width:g}")
 
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
@@ -241,14 +241,14 @@ class LightCNNConfig(_WidthConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PixelsConfig(_EncoderConfig):
-    """The pixels themselves, the floor that an encoder has to beat; with head=identity and epochs=0."""
+    """The pixels themselves, a baseline for encoders; with head=identity and epochs=0."""
 
     name: Literal["pixels"] = "pixels"
     mean: Mean | None = FACE_MEAN
     std: Std | None = FACE_STD
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
-        """Nothing that has weights."""
+        """A network without weights."""
         return OwnNetwork(title="the pixels")
 
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
@@ -261,7 +261,7 @@ class TimmConfig(_EncoderConfig):
 
     Attributes:
         model: timm's name of the model, with the tag of its weights after a point or without.
-        pretrained: true: timm downloads its weights, unless `weights` are given.
+        pretrained: whether timm downloads its weights, unless `weights` are given.
     """
 
     name: Literal["timm"] = "timm"
@@ -299,18 +299,18 @@ EncoderConfig = (
 
 @dataclass(frozen=True, kw_only=True)
 class _HeadConfig(Declared, key="head"):
-    """What every head has.
+    """The options of every head.
 
     Attributes:
-        weights: a file that the head starts from: a head that a run left, or, for fc_bn, weights of InsightFace's
-            iresnet.
+        weights: a file with the head's initial weights: a head that a run saved, or, for fc_bn, weights of
+            InsightFace's iresnet.
     """
 
     dim: Dim
     weights: Local | None = None
 
     def build(self, num_features: int, seed: int) -> nn.Module:
-        """The head for an encoder's features, with the weights it is to start from; the seed is of its dropout."""
+        """The head for an encoder's features, with its initial weights; the seed is of its dropout."""
         with torch.device("meta"):
             check_memory("head.dim", self.dim, self._construct(num_features=num_features, seed=seed))
         head = self._construct(num_features=num_features, seed=seed)

@@ -1,9 +1,8 @@
-"""Convolutions that oneDNN gets wrong on CPUs, computed another way.
+"""A workaround for convolutions that oneDNN computes wrongly on CPUs.
 
 In channels_last, the backward pass of a 1x1 convolution that skips pixels and has fewer input channels than a vector
 register has floats writes beyond oneDNN's workspace: the process crashes, or gradients are wrong
-(https://github.com/uxlfoundation/oneDNN/issues/6035). Torch compiles networks for CPUs in channels_last, too, whatever
-layout was asked for.
+(https://github.com/uxlfoundation/oneDNN/issues/6035). torch.compile uses channels_last on CPUs whatever the layout.
 """
 
 from functools import partial
@@ -12,20 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Floats of the widest vector register, of AVX-512; others are affected below 8 or 4 channels.
+# Floats in the widest vector register (AVX-512); on other processors the bug occurs below 8 or 4 channels.
 _LEAST_CHANNELS = 16
 
 
 def lay_out(network: nn.Module, device: torch.device, channels_last: bool) -> None:
-    """Lays a network's weights out, and on a CPU makes its convolutions safe.
+    """Sets the layout of a network's weights, and on a CPU makes its convolutions safe.
 
-    Those that are not take every n-th pixel first, and then convolve with stride 1: the same convolution, and the same
-    in floating point. Names, parameters and buffers stay as they are.
+    Unsafe ones take every n-th pixel first, and then convolve with stride 1: the same convolution, with the same
+    rounding. Names, parameters and buffers are unchanged.
 
     Args:
         network: on the device; changed in place.
-        device: where it computes.
-        channels_last: whether activations are laid out so.
+        device: the network's device.
+        channels_last: whether activations are in the channels_last layout.
     """
     if channels_last:
         network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]

@@ -1,8 +1,8 @@
 """Dropout whose draws do not depend on the number of workers.
 
-In training an entry is 0 with probability p, and 1 / (1 − p) times itself otherwise (Srivastava et al. 2014). Which of
-them is a function of the seed, the step and the row's place in the global batch alone, by `ssl_sec.seeding.mix`: each
-worker computes what its own rows keep, on its device, and no other draw is disturbed.
+In training an entry is 0 with probability p, and 1 / (1 − p) times itself otherwise (Srivastava et al. 2014). The draw
+is a function of the seed, the step and the row's place in the global batch alone, by `ssl_sec.seeding.mix`: each worker
+computes the draws of its own rows, on its device, and no other draw is affected.
 """
 
 import torch
@@ -16,12 +16,12 @@ class GlobalDropout(nn.Module):
     """Dropout of [rows, width]; in training, `draw` is called before each step.
 
     Args:
-        probability: p, in [0, 1); with 0 nothing is drawn, and no call changes anything.
+        probability: p, in [0, 1); with 0 nothing is drawn or changed.
         width: of the rows.
-        seed: the run's.
+        seed: the run's seed.
     """
 
-    # A buffer, which may change from step to step without another compilation.
+    # A buffer, as its change from step to step must not cause another compilation.
     kept: Tensor | None
 
     def __init__(self, probability: float, width: int, seed: int) -> None:
@@ -36,13 +36,13 @@ class GlobalDropout(nn.Module):
         return f"probability={self.probability}, width={self.width}, seed={self.seed}"
 
     def draw(self, step: int, rows: slice, num_views: int, device: torch.device) -> None:
-        """Draws which entries a step keeps of this worker's rows.
+        """Draws the entries of this worker's rows that a step keeps.
 
         Args:
             step: 0-based global step.
-            rows: which rows of the global batch they are.
+            rows: this worker's rows of the global batch.
             num_views: views of each, all first views before all second ones.
-            device: where the rows will be.
+            device: of the rows.
         """
         if self.probability == 0:
             return
@@ -57,7 +57,7 @@ class GlobalDropout(nn.Module):
         """The entries that are kept, scaled, in training; the values in evaluation."""
         if self.probability == 0 or not self.training:
             return values
-        assert self.kept is not None and self.kept.shape == values.shape, "a step's draw comes before it"
+        assert self.kept is not None and self.kept.shape == values.shape, "draw must be called before each step"
         return values * self.kept * (1 / (1 - self.probability))
 
 

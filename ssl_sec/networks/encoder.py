@@ -1,4 +1,4 @@
-"""A backbone with the scaling of pixels that its weights expect."""
+"""A backbone with the pixel scaling that its weights expect."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ class Encoder(nn.Module):
     Args:
         backbone: [batch, channels, height, width] -> [batch, num_features].
         num_features: width of its output.
-        mean: one value a channel, or one for all; 0 leaves the pixels as they are, as SimCLR does.
+        mean: one value for each channel, or one for all; 0 leaves the pixels as they are, as SimCLR does.
         std: likewise, > 0.
     """
 

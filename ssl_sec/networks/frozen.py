@@ -1,14 +1,14 @@
-"""Batch norms exchanged for others of the same names, and those that stay as they were pretrained."""
+"""Frozen batch norms, and the replacement of batch norms by others under the same names."""
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
 
 class FrozenBatchNorm(_BatchNorm):
-    """Batch normalisation of [batch, channels, ...] by the running statistics, in training too; nothing is trained."""
+    """Batch normalisation of [batch, channels, ...] by the running statistics, also in training; it is not trained."""
 
     def _check_input_dim(self, input: Tensor) -> None:
-        """Takes rows and maps alike."""
+        """Accepts both rows and maps."""
 
     def train(self, mode: bool = True) -> "FrozenBatchNorm":
         """Stays in evaluation mode."""
@@ -22,9 +22,9 @@ class FrozenBatchNorm(_BatchNorm):
 
 
 def freeze_batch_norm(module: nn.Module) -> nn.Module:
-    """Replaces every batch norm in `module` by a frozen one, whose weights take no gradients; names stay.
+    """Replaces every batch norm in `module` by a frozen one, whose weights take no gradients; names are kept.
 
-    SEC's metric learning trains so (appendix B.1).
+    As in SEC's metric learning (appendix B.1).
     """
     module = replace_batch_norm(module, FrozenBatchNorm)
     for layer in module.modules():
@@ -37,7 +37,7 @@ def freeze_batch_norm(module: nn.Module) -> nn.Module:
 def replace_batch_norm(module: nn.Module, kind: type[_BatchNorm]) -> nn.Module:
     """Replaces every batch norm in `module` by one of `kind`, keeping parameters, buffers and names.
 
-    Frozen ones stay: they have no statistics of the batch to share.
+    Frozen ones are kept: they use no statistics of the batch.
     """
     if isinstance(module, _BatchNorm):
         if isinstance(module, (kind, FrozenBatchNorm)):
@@ -55,7 +55,7 @@ def replace_batch_norm(module: nn.Module, kind: type[_BatchNorm]) -> nn.Module:
 
 
 def through_children(layer: _BatchNorm, outputs: Tensor) -> Tensor:
-    """What follows a batch norm inside of itself: timm's hold a dropout and the activation."""
+    """Applies the layers inside a batch norm: timm's batch norms contain a dropout and the activation."""
     for child in layer.children():
         outputs = child(outputs)
     return outputs

@@ -1,4 +1,4 @@
-"""Heads: features -> raw embeddings, which losses normalise and the norm constraint sees as they are."""
+"""Heads: features -> raw embeddings, which losses normalise and the norm constraint uses as they are."""
 
 from typing import Annotated, Literal
 
@@ -17,8 +17,7 @@ Dim = Annotated[int, Range(ge=1, le=2**20)]
 class ProjectionHead(nn.Module):
     """SimCLR's projection MLP: (linear, batch norm, ReLU) for each hidden layer, then a linear layer.
 
-    No batch norm stands after the last layer: it would hold the norms of the embeddings, which are what the
-    spherical constraint acts on.
+    The last layer has no batch norm: it would fix the norms of the embeddings, on which the spherical constraint acts.
 
     Args:
         num_features: width of the encoder's features.
@@ -84,10 +83,10 @@ class BatchNormLinearHead(nn.Module):
 
 
 class LinearBatchNormHead(nn.Module):
-    """Dropout, a linear layer, batch norm: the output E of face recognition (ArcFace), behind an IR network.
+    """Dropout, a linear layer, batch norm: the output E of face recognition (ArcFace), after an IR network.
 
-    The scale of the batch norm is fixed at 1, so that ‖f‖² is dim + ‖β‖² in the mean over a batch of training, β being
-    its shift. The norm of a single row is free: the spherical constraint, which sees these rows, can still act on it.
+    The scale of the batch norm is fixed at 1, so that the mean of ‖f‖² over a training batch is dim + ‖β‖², with β its
+    shift. The norm of a single row is free: the spherical constraint can still act on it.
 
     Parameter names are those of InsightFace's iresnet.
 
@@ -111,7 +110,7 @@ class LinearBatchNormHead(nn.Module):
 
 
 class MaxoutHead(nn.Module):
-    """The elementwise maximum of two linear layers: the last layer of Wu et al. 2015, behind `encoders.light_cnn`.
+    """The elementwise maximum of two linear layers: the last layer of Wu et al. 2015, after the Light CNN.
 
     Args:
         num_features: width of the encoder's features.
@@ -139,7 +138,7 @@ class IdentityHead(nn.Identity):
         dim: dimensions of the embeddings, the same number.
 
     Raises:
-        ConfigError: it is another.
+        ConfigError: the numbers differ.
     """
 
     def __init__(self, num_features: int, dim: Dim) -> None:
@@ -150,12 +149,12 @@ class IdentityHead(nn.Identity):
 
 
 def building(head: nn.Module) -> str:
-    """Python that makes `head` of torch alone, in evaluation the same with the same key names, weights yet to come.
+    """Python code that builds `head` for evaluation, with the same key names and without weights.
 
-    It uses the modules `torch` and `collections`.
+    It uses only the modules `torch` and `collections`.
 
     Args:
-        head: one of this module's.
+        head: a head of this module.
     """
     lines: list[str] = []
     kind = "torch.nn.Sequential"
@@ -167,7 +166,7 @@ def building(head: nn.Module) -> str:
             "        return torch.maximum(*super().forward(features).chunk(2, dim=1))",
             "",
         ]
-    # Every head applies its layers in the order in which it has them; dropout is nothing in evaluation.
+    # Every head applies its layers in their order; dropout does nothing in evaluation.
     layers = [
         f"{name}={_layer(layer)}" for name, layer in head.named_children() if not isinstance(layer, GlobalDropout)
     ]

@@ -1,4 +1,4 @@
-"""How layers start."""
+"""Initial weights of layers."""
 
 from torch import nn
 
@@ -13,7 +13,7 @@ def he_normal_(backbone: nn.Module) -> None:
 
 
 def caffe_xavier_(layer: nn.Conv2d | nn.Linear, bias: float = 0.0) -> None:
-    """Draws the weights from U(±√(3 / fan-in)), as Caffe's Xavier looks at the fan-in alone; biases start at `bias`."""
+    """Draws the weights from U(±√(3 / fan-in)), as Caffe's Xavier uses the fan-in alone; biases start at `bias`."""
     nn.init.kaiming_uniform_(layer.weight, nonlinearity="linear")
     assert layer.bias is not None
     nn.init.constant_(layer.bias, bias)

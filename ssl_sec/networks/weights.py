@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from ssl_sec.errors import MissingDataError, StorageError, first_line
 
-# A classifier in the file has no place in a backbone, nor has the batch norm behind InsightFace's linear layer; others
-# have whole backbones in `features`.
+# Keys that a backbone does not have: of a classifier, and of the batch norm after InsightFace's linear layer, whose name
+# is the prefix of whole backbones elsewhere.
 _CLASSIFIER_KEYS = ("fc.", "head.", "classifier.", "head_dist.", "last_linear.", "aux1.", "aux2.") + tuple(
     f"features.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 )
 
 
 def save_weights(backbone: nn.Module, path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Writes a backbone's state dict as safetensors, whole or not at all.
+    """Writes a backbone's state dict as safetensors, completely or not at all.
 
     Args:
         backbone: its key names are kept.
@@ -26,7 +26,7 @@ def save_weights(backbone: nn.Module, path: Path, metadata: dict[str, str] | Non
         metadata: strings kept in the file's header.
 
     Raises:
-        StorageError: if it cannot be written; a file that was there is untouched.
+        StorageError: if it cannot be written; an existing file is unchanged.
     """
     tensors = {name: value.detach().cpu().contiguous() for name, value in backbone.state_dict().items()}
     temporary = path.with_name(path.name + ".tmp")
@@ -77,7 +77,7 @@ def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
         raise MissingDataError(f"{key}: no file {path}")
     try:
         tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except Exception as error:  # the readers raise whatever they stumble over in a file of anything
+    except Exception as error:  # the readers raise errors of any kind for a file that holds something else
         raise StorageError(f"{key}: {path} cannot be read as weights: {first_line(error)}") from error
     if isinstance(tensors, dict) and isinstance(tensors.get("state_dict"), dict):
         tensors = tensors["state_dict"]
@@ -89,7 +89,7 @@ def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
 
 
 def _defect(name: str, found: Tensor, wanted: Tensor) -> str | None:
-    """What is wrong with numbers that stand for others."""
+    """What is wrong with the values of a tensor in a file; None if nothing is."""
     if wanted.is_floating_point() and not found.is_floating_point():
         return f"{name} has type {found.dtype}, must be {wanted.dtype}"
     if wanted.is_floating_point() and not found.float().isfinite().all():
@@ -99,7 +99,7 @@ def _defect(name: str, found: Tensor, wanted: Tensor) -> str | None:
 
 def _load(module: nn.Module, tensors: dict[str, Tensor], key: str, path: Path) -> None:
     wanted = module.state_dict()
-    # Files of an old PyTorch do not count a batch norm's batches; those of an older one keep its vectors as [1, width].
+    # Files of an old PyTorch lack the number of a batch norm's batches; those of older ones have vectors as [1, width].
     for name, value in wanted.items():
         if name.endswith("num_batches_tracked"):
             tensors.setdefault(name, torch.zeros_like(value))

@@ -1,8 +1,8 @@
-"""BN-Inception (Ioffe and Szegedy 2015, Figure 5) as its widely used ImageNet weights have it.
+"""BN-Inception (Ioffe and Szegedy 2015, Figure 5) in the variant of its widely used ImageNet weights.
 
-Those weights were trained in Caffe and are passed on as bn_inception-52deb4733.pth, whose key names are the ones here.
+Those weights were trained in Caffe and are distributed as bn_inception-52deb4733.pth, with the key names used here.
 They expect blue, green and red from 0 to 255 less (104, 117, 123); an `Encoder` that scales by `CAFFE_MEAN` and
-`CAFFE_STD` gives the same in the order red, green, blue, and the network turns that round.
+`CAFFE_STD` gives the same values in the order red, green, blue, and the network reverses that order.
 """
 
 from collections.abc import Callable
@@ -21,15 +21,15 @@ from ssl_sec.networks.initialisation import he_normal_
 CAFFE_MEAN = (123 / 255, 117 / 255, 104 / 255)
 CAFFE_STD = (1 / 255,)
 
-# Below, nothing is left of the maps before the first block.
+# Smaller images have empty maps before the first block.
 _SMALLEST_PX = 7
 
 
 def _halved(maps: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels rows columns"]:
-    """Maxima of 3x3 windows at every second place, as many as a convolution of stride 2 has there.
+    """Maxima of 3x3 windows with stride 2, as many as the outputs of a convolution of stride 2.
 
     For maps of an even size that is Caffe's pooling, which rounds up. The maps come from a ReLU, so that the zeros
-    that fill up the last window are no maximum.
+    that pad the last window do not change a maximum.
     """
     return F.max_pool2d(F.pad(maps, (0, 2, 0, 2)), 3, stride=2)
 
@@ -40,9 +40,9 @@ _max_3x3 = partial(F.max_pool2d, kernel_size=3, stride=1, padding=1)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Block:
-    """Channels of an Inception block: of its 1x1 convolution, inside of its other branches, and behind its pooling.
+    """Channels of an Inception block: of its 1x1 convolution, of its other branches, and after its pooling.
 
-    A block of stride 2 has no 1x1 convolution, and passes on what it pools.
+    A block of stride 2 has no 1x1 convolution, and no projection after its pooling.
     """
 
     single: int | None = None
@@ -105,7 +105,7 @@ class BNInception(nn.Module):
         return F.relu(getattr(self, f"{name}_bn")(getattr(self, name)(maps)), inplace=True)
 
     def _add_block(self, name: str, inputs: int, block: _Block) -> int:
-        """Adds a block's layers; returns the number of channels that it gives."""
+        """Adds a block's layers; returns the number of its output channels."""
         if block.single is not None:
             self._add(f"{name}_1x1", inputs, block.single, 1)
         inside, outside = block.triple

@@ -1,7 +1,7 @@
-"""What the encoders of face recognition share: the scaling of pixels, and the whole last map as features.
+"""Common parts of the encoders of face recognition: the scaling of pixels, and the whole last map as features.
 
-A linear layer sees every place of the map, as aligned faces have their eyes and mouth at the same places. The features
-are as many as the image size makes them, so that a network is built for one size of square images.
+A linear layer uses every position of the map, as aligned faces have their eyes and mouth at the same positions. The
+number of features depends on the image size, so that a network is built for one size of square images.
 """
 
 import torch
@@ -33,7 +33,7 @@ def as_features(maps: Float[Tensor, "batch channels height width"], size_px: int
     _, _, height, width = maps.shape
     if height != size_px or width != size_px:
         raise ConfigError(
-            f"encoder.name: found an encoder whose last maps are {size_px} x {size_px}, but the images make them "
+            f"encoder.name: found an encoder whose last maps are {size_px} x {size_px}, but those of the images are "
             f"{height} x {width}; allowed: square images, or another encoder"
         )
     return torch.flatten(maps, 1)

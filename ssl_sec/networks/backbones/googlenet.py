@@ -1,7 +1,7 @@
 """GoogLeNet (Szegedy et al. 2015) as torchvision has it: with batch norm, and 3x3 convolutions in place of 5x5.
 
-torchvision's weights expect (x - 0.5) / 0.5; its `transform_input` makes that of pixels that were scaled by ImageNet's
-mean and standard deviation. Here `GOOGLENET_MEAN` and `GOOGLENET_STD` say it directly.
+torchvision's weights expect (x - 0.5) / 0.5; its `transform_input` computes that from pixels that were scaled by
+ImageNet's mean and standard deviation. Here `GOOGLENET_MEAN` and `GOOGLENET_STD` scale them directly.
 """
 
 from torch import nn
@@ -12,7 +12,7 @@ from ssl_sec.networks.initialisation import he_normal_
 GOOGLENET_MEAN = (0.5,)
 GOOGLENET_STD = (0.5,)
 
-# Below, nothing is left of the maps before the last pooling.
+# Smaller images have empty maps before the last pooling.
 _SMALLEST_PX = 15
 
 

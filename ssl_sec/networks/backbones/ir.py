@@ -4,8 +4,7 @@ A unit is batch norm, 3x3 convolution, batch norm, PReLU, 3x3 convolution, batch
 stage is a 1x1 convolution of stride 2 with batch norm. In SE-IR-50, which SEC calls SE-ResNet50E-IR, channels of the
 branch are weighted before it joins the shortcut (Hu et al. 2018). The stem keeps the resolution of 112 pixels.
 
-The published output E is dropout, linear layer, batch norm on the whole last map; the head `fc_bn` is the part behind
-the map.
+The published output E is dropout, linear layer, batch norm on the whole last map; the head `fc_bn` is this output.
 """
 
 from functools import partial

@@ -1,10 +1,10 @@
 """Light CNN-9 (Wu et al. 2015), which has no batch norm: nine convolutions, each with a max-feature-map.
 
 A max-feature-map (MFM) is the elementwise maximum of the two halves of the channels, so that a convolution of 2n
-channels leaves n. Behind the first, of 5x5, come four pairs of a 1x1 and a 3x3 convolution; max-pooling of stride 2
-stands before the first three pairs and behind the last. The tenth layer, linear with an MFM, is the head `maxout`.
+channels gives n. After the first, of 5x5, come four pairs of a 1x1 and a 3x3 convolution, with max-pooling of stride 2
+before the first three pairs and after the last. The tenth layer, linear with an MFM, is the head `maxout`.
 
-Names of parameters, and how they start, are those of the authors' Caffe files: Caffe's Xavier, with biases of 0.1.
+Names of parameters and initial weights are those of the authors' Caffe files: Caffe's Xavier, with biases of 0.1.
 """
 
 import torch
@@ -15,10 +15,10 @@ from torch.nn.functional import max_pool2d
 from ssl_sec.networks.backbones.face_maps import as_features, map_size_px
 from ssl_sec.networks.initialisation import caffe_xavier_
 
-# Where biases start.
+# The initial biases.
 MFM_BIAS = 0.1
 
-# Channels behind the MFM of the first convolution and of each pair's 3x3 one.
+# Channels after the MFM of the first convolution and of each pair's 3x3 one.
 _PLANES = (48, 96, 192, 128, 128)
 
 
@@ -32,7 +32,7 @@ class MFMConv(nn.Conv2d):
 
     Args:
         inputs: channels.
-        planes: channels behind the max-feature-map.
+        planes: channels after the max-feature-map.
         kernel_size: odd.
     """
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ssl_sec.networks.initialisation import he_normal_
 
-# Which of torchvision's blocks, and how many in each stage, by depth.
+# Depth -> torchvision's block, and the number of blocks in each stage.
 LAYERS: dict[int, tuple[Literal["BasicBlock", "Bottleneck"], tuple[int, int, int, int]]] = {
     18: ("BasicBlock", (2, 2, 2, 2)),
     34: ("BasicBlock", (3, 4, 6, 3)),

@@ -2,11 +2,11 @@
 
 A stage is a 3x3 convolution of stride 2 with PReLU, then residual units of two 3x3 convolutions, each with PReLU. The
 published depths have (0, 0, 0, 0) units for 4 layers, (0, 1, 2, 0) for 10, (1, 2, 4, 1) for 20, (2, 4, 8, 2) for 36 and
-(3, 8, 16, 3) for 64, not counting the linear layer behind them, which is the head `fc`. SFT trains (3, 4, 6, 3), which
+(3, 8, 16, 3) for 64, not counting the linear layer after them, which is the head `fc`. SFT trains (3, 4, 6, 3), which
 it calls 34 layers, and (1, 1, 1, 1) for its Table 5.
 
-Weights start as the authors' Caffe files have them: convolutions of stride 2 by Caffe's Xavier, U(±√(3 / fan-in)), with
-biases of 0; those of the units from N(0, 0.01²), without biases.
+Initial weights are those of the authors' Caffe files: convolutions of stride 2 by Caffe's Xavier, U(±√(3 / fan-in)),
+with biases of 0; those of the units from N(0, 0.01²), without biases.
 """
 
 from jaxtyping import Float

@@ -19,14 +19,14 @@ def timm_backbone(model: str, pretrained: bool, num_channels: int, image_size_px
     Raises:
         ConfigError: for a name that timm does not know, with its nearest ones.
     """
-    backbone, _ = _created(model, pretrained, num_channels, image_size_px)
+    backbone, _ = _create(model, pretrained, num_channels, image_size_px)
     # Some models, MobileNetV3 among them, widen their features once more after the pooling.
     return backbone, int(backbone.head_hidden_size)  # pyright: ignore[reportArgumentType]
 
 
 def timm_arguments(model: str, num_channels: int, image_size_px: int) -> dict[str, Any]:
-    """What `timm.create_model` takes besides the name to build the same; arguments as for `timm_backbone`."""
-    return _created(model, False, num_channels, image_size_px)[1]
+    """The arguments of `timm.create_model` that build the same backbone; arguments as for `timm_backbone`."""
+    return _create(model, False, num_channels, image_size_px)[1]
 
 
 def timm_scaling(model: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -40,13 +40,13 @@ def timm_scaling(model: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     _check_known(model)
     if not timm.is_model_pretrained(model):
         raise ConfigError(f"encoder.pretrained: found True, but timm has no weights for {model!r}; allowed: false")
-    told = timm.get_pretrained_cfg(model)
-    assert told is not None
-    return tuple(told.mean), tuple(told.std)
+    config = timm.get_pretrained_cfg(model)
+    assert config is not None
+    return tuple(config.mean), tuple(config.std)
 
 
-def _created(model: str, pretrained: bool, num_channels: int, image_size_px: int) -> tuple[nn.Module, dict[str, Any]]:
-    import timm  # its registry takes a second to import, and most runs do without
+def _create(model: str, pretrained: bool, num_channels: int, image_size_px: int) -> tuple[nn.Module, dict[str, Any]]:
+    import timm  # its registry takes a second to import, and most runs do not need it
 
     _check_known(model)
     arguments: dict[str, Any] = {"num_classes": 0, "in_chans": num_channels, "img_size": image_size_px}
