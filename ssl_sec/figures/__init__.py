@@ -1,1 +1,1 @@
-"""Figures: matplotlib's, from numbers; nothing below them draws."""
+"""Figures drawn from numbers with matplotlib, which no package below imports."""

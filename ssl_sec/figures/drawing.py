@@ -1,6 +1,6 @@
-"""What all figures share: colours that are told apart with colour blindness, grids, common bins.
+"""Common parts of all figures: colours that are distinct with colour blindness, grids, common bins.
 
-A figure is a matplotlib `Figure` that belongs to nobody: no pyplot, no global state, nothing written.
+A figure is a matplotlib `Figure` without pyplot or global state; nothing is written.
 """
 
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Of Okabe and Ito: told apart with every common colour blindness.
+# By Okabe and Ito: distinct with every common colour blindness.
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
 
-# Of the arms of a comparison; with three line styles, a curve shows through the one drawn over it.
+# For the arms of a comparison; with three line styles, a curve shows through the one drawn over it.
 _ARM_COLOURS = (VERMILION, BLUE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _ARM_STYLES = ("solid", "dashed", "dotted")
 
@@ -28,8 +28,8 @@ def draw_distribution(axes: Axes, percentages: Sequence[float], edges: Sequence[
     Args:
         axes: where it is drawn.
         percentages: the share in each bin.
-        edges: bounds of the bins, ascending, one more than there are bins.
-        place: of the arm; decides its look.
+        edges: bounds of the bins, ascending, one more than bins.
+        place: of the arm; decides its colour and line style.
         label: of the arm in the legend.
     """
     colour, style = arm_look(place)
@@ -40,12 +40,12 @@ def draw_distribution(axes: Axes, percentages: Sequence[float], edges: Sequence[
 def percentages_between(
     edges: Sequence[float], counts: Sequence[int], new_edges: np.ndarray | Sequence[float]
 ) -> np.ndarray:
-    """The share of a histogram in each of other bins, in percent, as if each of its bins were evenly filled.
+    """A histogram's shares in new bins, in percent, as if each of its bins were evenly filled.
 
     Args:
-        edges: bounds of the histogram's bins, ascending, one more than there are bins.
+        edges: bounds of the histogram's bins, ascending, one more than bins.
         counts: the number in each bin; not all zero.
-        new_edges: bounds of the other bins, ascending.
+        new_edges: bounds of the new bins, ascending.
     """
     below = np.concatenate([[0], np.cumsum(counts)]) / sum(counts)
     return 100 * np.diff(np.interp(new_edges, edges, below))
@@ -80,7 +80,7 @@ def small_plots(
 
 
 def message(text: str) -> Figure:
-    """A figure that says why there is nothing to see."""
+    """A figure with a text in place of a drawing."""
     figure = Figure(figsize=(5, 2))
     figure.text(0.5, 0.5, text, ha="center", va="center", wrap=True)
     return figure

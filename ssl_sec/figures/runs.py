@@ -1,4 +1,4 @@
-"""What a finished run is drawn from, and the figures that every training run has."""
+"""The records from which the figures of a finished run are drawn, and the figures of every training run."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,19 +17,19 @@ class DrawnData(Protocol):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """By label."""
+        """The classes' names, by label."""
         ...
 
 
 @runtime_checkable
 class RunRecord(Protocol):
-    """What a finished run left.
+    """The files of a finished run.
 
     Attributes:
         path: the run's folder, which has its name.
         features_path: features of some training images, or embeddings of the test images.
         examples_path: some test images and their neighbours.
-        confusion_path: how a probe confuses the classes.
+        confusion_path: a probe's confusion matrix.
     """
 
     path: Path
@@ -38,23 +38,23 @@ class RunRecord(Protocol):
     confusion_path: Path
 
     def records(self) -> Sequence[dict[str, Any]]:
-        """The figures, as they were reported."""
+        """The reported metrics."""
         ...
 
     def histograms(self) -> list[NormHistogram]:
-        """Of the norms of the embeddings."""
+        """Histograms of the norms of the embeddings."""
         ...
 
     def data(self) -> DrawnData:
-        """What was trained on."""
+        """The training set."""
         ...
 
     def watched_paths(self) -> list[Path]:
-        """Embeddings of the watched images, by steps."""
+        """Embeddings of the watched images, in the order of the steps."""
         ...
 
     def test_set_paths(self) -> list[Path]:
-        """What figures of face test sets are drawn from, by their titles."""
+        """Results on face test sets, in the order of their titles."""
         ...
 
 
@@ -63,7 +63,7 @@ def training_figures(run: RunRecord) -> dict[str, Figure]:
     history: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for record in run.records():
         for key, value in record["metrics"].items():
-            # The steps in another unit; single points.
+            # The first repeats the steps; the others are single points.
             if key == "train/epoch" or key.startswith(("retrieval/", "face/")):
                 continue
             history[key].append((record["step"], value))

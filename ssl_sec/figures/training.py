@@ -1,8 +1,4 @@
-"""What a run shows: curves, the distribution of norms, the features in two dimensions, the confusions.
-
-Every function that draws returns a matplotlib `Figure` that belongs to nobody: no pyplot, no global state, nothing
-written.
-"""
+"""Figures of a run: curves, the distribution of norms, the features in two dimensions, the confusion matrix."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +26,8 @@ from ssl_sec.figures.drawing import (
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.norms import NormHistogram
 
-# Tol's muted set with a darker grey: told apart with every common colour blindness. Two markers for each colour
-# name 20 classes.
+# Tol's muted set with a darker grey: distinct with every common colour blindness. Two markers for each colour are
+# enough for 20 classes.
 _CLASS_COLOURS = (
     "#332288",
     "#CC6677",
@@ -46,10 +42,10 @@ _CLASS_COLOURS = (
 )
 _CLASS_MARKERS = ("o", "^")
 _MOST_NAMED_CLASSES = len(_CLASS_COLOURS) * len(_CLASS_MARKERS)
-# A legend of more would cover what it explains.
+# A larger legend would cover the curves.
 _MOST_ARMS_IN_AXES = 3
 
-# How the metrics that every run has are called on an axis; another is called by its own name.
+# The labels of common metrics on an axis; other metrics are labelled by their names.
 _AXIS_LABELS = {
     "train/loss": "total loss",
     "train/metric_loss": "metric loss",
@@ -124,13 +120,13 @@ def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
 
 
 def norm_histograms_figure(histograms: Sequence[NormHistogram], num_bins: int = 80) -> Figure:
-    """How the distribution of the embeddings' norms moves during training.
+    """How the distribution of the embeddings' norms changes during training.
 
-    Left, a heat map over steps and norms; right, the first and the last distribution. The recorded
-    histograms have edges of their own and are brought to common bins, as if evenly filled.
+    Left, a heat map over steps and norms; right, the first and the last distribution. The recorded histograms have
+    their own bins and are converted to common ones, as if evenly filled.
 
     Args:
-        histograms: in any order; of two with the same step the later one counts.
+        histograms: in any order; the later of two with the same step is used.
         num_bins: common bins between the smallest and the largest edge.
     """
     by_step = {histogram.step: histogram for histogram in histograms if sum(histogram.counts)}
@@ -198,12 +194,12 @@ def norm_distributions(
 
 
 def norm_distributions_figure(edges: Sequence[float], shares: Mapping[str, Sequence[float]], title: str) -> Figure:
-    """How the norms of several arms are distributed (SEC, Figs. 1 and 5a).
+    """The distributions of the norms of several arms (SEC, Figs. 1 and 5a).
 
     Args:
-        edges: bounds of the bins, ascending, one more than there are bins.
+        edges: bounds of the bins, ascending, one more than bins.
         shares: of each arm in each bin, in percent.
-        title: written above.
+        title: of the figure.
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -223,7 +219,7 @@ def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str
 
     Args:
         panels: metric -> arm -> curve; a metric without curves is left out.
-        title: written above all of them.
+        title: of the figure.
     """
     shown = {metric: curves for metric, curves in panels.items() if curves}
     if not shown:
@@ -261,15 +257,15 @@ def features_figure(
 ) -> Figure:
     """The directions of the features in two dimensions by t-SNE, coloured by class.
 
-    With more than 20 classes a colour bar over the class's number takes the legend's place. Fewer than five
-    images, a single dimension or features that are all the same or not finite give a figure that says so.
+    With more than 20 classes a colour bar over the labels replaces the legend. With fewer than five images, a single
+    dimension, or features that are equal or not finite, the figure has a message instead.
 
     Args:
         features: one row for each image, of any norm.
         labels: class of each image.
         class_names: name of each class.
-        seed: decides which images are shown, and starts t-SNE.
-        max_points: how many images are shown at most.
+        seed: decides which images are shown, and seeds t-SNE.
+        max_points: the largest number of images shown.
     """
     generator = torch.Generator().manual_seed(derived_seed(seed, "t-SNE"))
     chosen = torch.randperm(len(labels), generator=generator)[:max_points]
@@ -281,7 +277,7 @@ def features_figure(
         return message("the features are not finite, or all have the same direction")
     from sklearn.manifold import TSNE  # scikit-learn takes a second to import
 
-    # Half of scikit-learn's default of iterations: a run waits for this picture at its end, and it hardly changes.
+    # Half of scikit-learn's default of iterations: a run waits for this figure at its end, and it hardly changes.
     points = TSNE(
         perplexity=min(30.0, (len(chosen) - 1) / 3),
         init="pca",
@@ -314,9 +310,9 @@ def features_figure(
 
 
 def confusion_figure(confusion: Int64[Tensor, "classes classes"], class_names: Sequence[str]) -> Figure:
-    """Where the images of each class end up, in percent of that class.
+    """The confusion matrix, in percent of each true class.
 
-    Up to 20 classes have their percentages written into the cells, but for those that round to 0.
+    With up to 20 classes the cells show their percentages, except those that round to 0.
 
     Args:
         confusion: number of images by true class (row) and predicted class (column).

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ssl_sec.errors import MissingDataError, StorageError, first_line
 
-# Keys that a backbone does not have: of a classifier, and of the batch norm after InsightFace's linear layer, whose name
-# is the prefix of whole backbones elsewhere.
+# Keys that a backbone does not have: of a classifier, and of the batch norm after InsightFace's linear layer (whose
+# name, `features`, is elsewhere the prefix of whole backbones).
 _CLASSIFIER_KEYS = ("fc.", "head.", "classifier.", "head_dist.", "last_linear.", "aux1.", "aux2.") + tuple(
     f"features.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 )

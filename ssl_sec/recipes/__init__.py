@@ -1,1 +1,1 @@
-"""Recipes: what is trained or measured, from a config, on one worker of any runtime."""
+"""Recipes: each trains or measures a network from a config, on one worker of any runtime."""

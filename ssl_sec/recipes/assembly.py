@@ -1,4 +1,4 @@
-"""What the recipes share on their way from a config to a trained network, on this worker of any runtime."""
+"""Common steps of the recipes from a config to a trained network, on this worker of any runtime."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -28,12 +28,12 @@ from ssl_sec.training.step import Cadence, Runtime, log_once, train
 
 @runtime_checkable
 class RunStore(Protocol):
-    """Where a run keeps what outlives it.
+    """Stores the results of a run.
 
     Attributes:
-        encoder_path: where the encoder's weights are left.
-        head_path: where the head's weights are left, where it belongs to the trained network.
-        features_path: where features of some training images are left.
+        encoder_path: file for the encoder's weights.
+        head_path: file for the head's weights, if it belongs to the trained network.
+        features_path: file for features of some training images.
     """
 
     encoder_path: Path
@@ -41,11 +41,11 @@ class RunStore(Protocol):
     features_path: Path
 
     def describe_data(self, image_set: ImageSet) -> None:
-        """Keeps what is to be told of the training set."""
+        """Records the description of the training set."""
         ...
 
     def forget_records_from(self, step: int) -> None:
-        """Drops figures of steps that will be taken again."""
+        """Drops figures of steps that will be repeated."""
         ...
 
     def restored_state(self, device: torch.device, held: slice | None = None) -> Mapping[str, Any] | None:
@@ -65,16 +65,16 @@ def assemble(
     transform: SphericalFeatureTransform | None = None,
     **more: Any,
 ) -> Recipe:
-    """All that a run trains, on the runtime's device; equal on every worker, templates that are shared out aside.
+    """Everything that a run trains, on the runtime's device; equal on every worker, except for sharded templates.
 
     Args:
         config: of the run.
-        image_set: what is trained on.
+        image_set: the training set.
         runtime: this worker's.
-        sampler: which images are in step t.
+        sampler: draws the images of step t.
         total_steps: T.
         loss: the metric loss.
-        views: how images are augmented.
+        views: augments the images.
         transform: generates rows of other classes, or None.
         more: further fields of the `Recipe`.
 
@@ -110,16 +110,16 @@ def train_recipe(
     monitor_every_steps: int,
     at_start: bool = False,
 ) -> None:
-    """Trains from the state that the store has of the run to the recipe's last step.
+    """Trains from the run's stored state to the recipe's last step.
 
     Args:
         config: of the run.
         recipe: what is trained.
         runtime: this worker's.
         store: the run's, shared by all workers.
-        monitor: figures of the encoder after so many steps, asked for by every worker.
+        monitor: steps taken -> figures of the encoder; every worker calls it.
         monitor_every_steps: ≥ 1.
-        at_start: whether the network is monitored before the first step, too.
+        at_start: whether the network is also monitored before the first step.
     """
     first_step = _restore(recipe, runtime, store)
     if at_start and first_step == 0:
@@ -136,9 +136,9 @@ def train_recipe(
 
 
 def hold_out(image_set: ImageSet, share: float) -> tuple[ImageSet, ImageSet, str]:
-    """The classes to train on, those to watch the run with, and what the figures of these are called.
+    """The classes to train on, the classes to monitor, and the prefix of the latter's metrics.
 
-    Without a share to hold out, all classes are trained on and watched.
+    If the share is 0, all classes are both trained on and monitored.
     """
     if share == 0:
         return image_set, image_set, "train"
@@ -148,13 +148,13 @@ def hold_out(image_set: ImageSet, share: float) -> tuple[ImageSet, ImageSet, str
 def extractor(
     network: nn.Module, computation: Computation, runtime: Runtime, batch_size: int
 ) -> Callable[..., tuple[Tensor, Tensor]]:
-    """What gives the features and labels of a set's images, by their indices or of all; see `extract_features`."""
+    """A function that computes features and labels of a set's images; see `extract_features`."""
     loaders = computation.num_loader_workers
     return partial(extract_features, network, device=runtime.device, batch_size=batch_size, num_loader_workers=loaders)
 
 
 def save_network(recipe: Recipe, store: RunStore, with_head: bool) -> None:
-    """Leaves the trained weights in the store; for one worker."""
+    """Saves the trained weights in the store; one worker calls it."""
     assert isinstance(recipe.encoder.backbone, nn.Module)
     save_weights(recipe.encoder.backbone, store.encoder_path)
     if with_head:
@@ -162,7 +162,7 @@ def save_network(recipe: Recipe, store: RunStore, with_head: bool) -> None:
 
 
 def _initialise(config: TrainingConfig, image_set: ImageSet, runtime: Runtime) -> tuple[Encoder, nn.Module]:
-    """The encoder and the head as the run's seed draws them, equal on every worker."""
+    """The encoder and the head with the run's initial weights, equal on every worker."""
     num_channels, height, width = image_set.image_shape
     size = f"{len(image_set):,} images of {num_channels} x {height} x {width}, {len(image_set.class_names):,} classes"
     log_once(runtime, "data: %s, %s", image_set.name, size)
@@ -187,12 +187,12 @@ def _to_device(
     objective.to(runtime.device)
     average_parameter_gradients(objective, [each.weight for each in template_losses(objective) if not each.holds_all])
     model = average_gradients(network, runtime.device)
-    # All batches have one size: another one, as of a test set, is compiled for itself and not for any size.
+    # All training batches have one size; other sizes, as of a test set, are compiled separately.
     return cast(nn.Module, torch.compile(model, dynamic=False)) if computation.compiled else model
 
 
 def _restore(recipe: Recipe, runtime: Runtime, store: RunStore) -> int:
-    """Restores what the store has of the run; returns the steps taken so far."""
+    """Restores the run's stored state; returns the steps taken so far."""
     state = store.restored_state(runtime.device, recipe.held_classes)
     first_step = 0 if state is None else recipe.restore(state)
     if first_step:

@@ -1,4 +1,4 @@
-"""What every training run is: the part of its configuration that all recipes share."""
+"""The part of a run's configuration that all recipes share."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -33,11 +33,11 @@ from ssl_sec.training.config import (
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Settings, key="checkpoint"):
-    """When checkpoints are saved, and how many stay.
+    """When checkpoints are saved, and how many are kept.
 
     Attributes:
-        every_epochs: a checkpoint is saved after so many epochs, and at the end.
-        keep_last: so many of the newest stay; older ones are deleted.
+        every_epochs: epochs between two checkpoints; one is also saved at the end.
+        keep_last: how many of the newest are kept; older ones are deleted.
     """
 
     every_epochs: Count = 5
@@ -46,11 +46,11 @@ class CheckpointConfig(Settings, key="checkpoint"):
 
 @dataclass(frozen=True, kw_only=True)
 class StepCheckpointConfig(Settings, key="checkpoint"):
-    """When checkpoints are saved, and how many stay.
+    """When checkpoints are saved, and how many are kept.
 
     Attributes:
-        every_steps: a checkpoint is saved after so many steps, and at the end.
-        keep_last: so many of the newest stay; older ones are deleted.
+        every_steps: steps between two checkpoints; one is also saved at the end.
+        keep_last: how many of the newest are kept; older ones are deleted.
     """
 
     every_steps: Count = 500
@@ -58,13 +58,13 @@ class StepCheckpointConfig(Settings, key="checkpoint"):
 
 
 class RunConfig(Settings, is_base=True):
-    """What every run of a recipe has; each dataclass of one declares these fields.
+    """The options of every run of a recipe; its dataclass declares these fields.
 
     Attributes:
         runtime: where it runs.
-        run_name: name of the run and its folder; None makes one.
-        output_dir: where run folders are made.
-        tracking: where figures go.
+        run_name: name of the run and its folder; None for a generated one.
+        output_dir: folder in which run folders are created.
+        tracking: where metrics are logged.
     """
 
     runtime: RuntimeConfig
@@ -79,25 +79,25 @@ class RunConfig(Settings, is_base=True):
 
     @property
     def kept_checkpoints(self) -> int:
-        """How many of the newest checkpoints stay."""
+        """How many of the newest checkpoints are kept."""
         return 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(RunConfig, is_base=True):
-    """What every training run has.
+    """The options of every training run.
 
     Attributes:
         recipe: names the experiment in MLflow, the folder of its runs and the registered model; None takes the name of
             the data set.
-        run_name: name of the run and its folder; None makes one of data set, encoder, constraint and seed.
-        output_dir: where run folders are made.
-        resume: true resumes the run of this name where it stopped; auto starts it where there is none. On a command
-            line, resume=<folder, name or id> stands for the run's own configuration.
+        run_name: name of the run and its folder; None for one made of data set, encoder, constraint and seed.
+        output_dir: folder in which run folders are created.
+        resume: true resumes the run of this name where it stopped; auto starts it if there is none. On a command
+            line, resume=<folder, name or id> takes the run's own configuration.
         seed: seed of weights, order and augmentation, ≥ 0.
         global_batch_size: images of all workers together in a step.
-        log_every_steps: steps between two reports of the loss, ≥ 1; None for 50 on GPUs, which a report waits for, and
-            10 on CPUs.
+        log_every_steps: steps between two reports of the loss, ≥ 1; None for 50 on GPUs, where a report waits for the
+            device, and 10 on CPUs.
     """
 
     recipe: Name | None = None
@@ -120,31 +120,31 @@ class TrainingConfig(RunConfig, is_base=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.resume:
-            check(self.run_name is not None, "resume", self.resume, "given together with the run_name to take up")
+            check(self.run_name is not None, "resume", self.resume, "given together with the run_name to resume")
         if isinstance(self.runtime, RayConfig):
             self.runtime.check_shares(self.global_batch_size)
 
     @property
     def kept_checkpoints(self) -> int:
-        """How many of the newest checkpoints stay."""
+        """How many of the newest checkpoints are kept."""
         return self.checkpoint.keep_last
 
     @property
     def recipe_name(self) -> str:
-        """The recipe, or the data set where none is given."""
+        """The recipe's name, or the data set's if it has none."""
         return self.recipe or self.data.title
 
     @property
     def linear_probe(self) -> ProbeConfig | None:
-        """How the encoder is probed; None if probes say nothing of it."""
+        """How the encoder is probed; None if this recipe's encoders are not."""
         return None
 
     def open_evaluated(self, data: DataConfig) -> ImageSet:
-        """Images of a data set as the network is given them in evaluation."""
+        """The images of a data set, prepared for evaluation."""
         return data.open("test")
 
     def tied_to_the_length(self) -> list[str]:
-        """The keys whose schedule is another one in a longer run."""
+        """The keys whose schedule depends on the length of the run."""
         return ["constraint.ramp"] if self.constraint.weight(1, 2) != self.constraint.weight(1, 3) else []
 
     def steps_between_reports(self, device: torch.device) -> int:

@@ -1,4 +1,4 @@
-"""All recipes, a row each: what the edges know of one stands here and in its package.
+"""The table of all recipes, one row each: the edges know a recipe by its row and its package alone.
 
 A package has `config.CONFIG`, the dataclass of a run; `recipe.run`, which each worker calls; and `figures.draw`. They
 are imported when they are first used: this module itself imports neither torch nor matplotlib.
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Run(Protocol):
-    """What a worker does: it trains or measures what the configuration describes, and leaves results in the store."""
+    """A worker's part of a run: trains or measures what the configuration describes, and stores the results."""
 
     def __call__(self, config: Any, runtime: "Runtime", store: Any) -> None:
-        """Does it."""
+        """Runs the recipe on this worker."""
         ...
 
 
@@ -37,25 +37,25 @@ class Draw(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeRow:
-    """What the edges know of a recipe.
+    """A recipe, as the edges know it.
 
     Attributes:
         name: of its command, of `configs/<name>.yaml` and of the tag `job` of its runs.
-        about: what it is, in a line of the help.
-        package: where its `config`, `recipe` and `figures` are.
-        examples: of its command line, without the command, each with what it does.
-        usage: what follows the command in its help.
+        about: a line for the help.
+        package: the package of its `config`, `recipe` and `figures`.
+        examples: command lines, without the command, each with its purpose.
+        usage: the arguments of the command in its help.
         is_training: whether it trains an encoder, which can be resumed, probed, exported and registered.
-        unit: of which its length is counted; the key of the length is the plural.
+        unit: of the run's length; the key of the length is its plural.
         last_artifact: the file that is sent to MLflow last.
         leaves_head: whether the head belongs to the trained network.
-        score: the figure by which a checkpoint is judged while it trains.
-        figures: of a run that MLflow's view of the scores shows, the one that orders it first.
-        tags: that the view shows, beside constraint and seed.
-        paper_figure: the figure that stands beside an experiment in the help, and its title there.
-        network: what the trained network is, for its model card; {} is its dimension.
+        score: the metric that ranks checkpoints during training.
+        figures: the metrics that MLflow's view of the scores shows; the first sorts it.
+        tags: the tags that the view shows beside constraint and seed.
+        paper_figure: the metric that the help shows for an experiment, and its title there.
+        network: a description of the trained network for its model card; {} is its dimension.
         hub_tags: of the model card.
-        is_probed: whether linear probes say what the encoder is worth.
+        is_probed: whether linear probes evaluate the encoder.
     """
 
     name: str
@@ -92,12 +92,12 @@ class RecipeRow:
 
     @property
     def run(self) -> Run:
-        """What one worker does."""
+        """The function that each worker calls."""
         return import_module(f"{self.package}.recipe").run
 
     @property
     def draw(self) -> Draw:
-        """What draws the figures of a finished run."""
+        """The function that draws the figures of a finished run."""
         return import_module(f"{self.package}.figures").draw
 
 
@@ -146,8 +146,8 @@ METRIC_LEARNING = RecipeRow(
     figures=("retrieval/recall_at_1", "retrieval/nmi", "val/recall_at_1"),
     tags=("loss",),
     paper_figure=("retrieval/recall_at_1", "R@1 %"),
-    network="An embedding of images by deep metric learning, in {} dimensions: two of one class are to have a greater "
-    "cosine than two of different classes, also where no class was trained on.",
+    network="An embedding of images by deep metric learning, in {} dimensions: two images of one class should have a "
+    "greater cosine than two of different classes, including classes that it was not trained on.",
     hub_tags=("metric-learning", "image-retrieval"),
 )
 FACE = RecipeRow(
@@ -163,8 +163,8 @@ FACE = RecipeRow(
     figures=("val/verification_accuracy", "train/verification_accuracy"),
     tags=("loss",),
     paper_figure=("face/lfw_accuracy", "LFW %"),
-    network="An embedding of aligned faces in {} dimensions: two of one person are to have a greater cosine than two "
-    "of different people, whom it was not trained on.",
+    network="An embedding of aligned faces in {} dimensions: two images of one person should have a greater cosine "
+    "than two of different people, including people whom it was not trained on.",
     hub_tags=("metric-learning", "face-recognition"),
 )
 

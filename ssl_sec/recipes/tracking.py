@@ -1,11 +1,11 @@
-"""Where the figures of a run go; read without torch."""
+"""The options of tracking; importing them needs no torch."""
 
 import re
 from dataclasses import dataclass
 
 from ssl_sec.settings import check
 
-# The tags that a run has of itself, which `tracking.tags` leaves alone.
+# The tags that a run sets itself, and `tracking.tags` may not.
 RUN_TAGS = (
     "job", "recipe", "data", "encoder", "loss", "constraint", "seed", "folder", "command", "git.dirty", "ran_on",
     "ended", "probe.protocol", "ray.job_id", "ssl_sec.version",
@@ -14,14 +14,14 @@ RUN_TAGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
-    """Where figures go.
+    """Where metrics are logged.
 
     Attributes:
         uri: of the MLflow server; None takes MLFLOW_TRACKING_URI, or sqlite in the output folder.
-        experiment: in MLflow; None takes the recipe's name, or the data set's where there is no recipe.
+        experiment: in MLflow; None takes the recipe's name, or the data set's if it has none.
         register_model: whether the encoder becomes a registered model.
-        system_metrics: whether the use of the driver's machine (processor, memory, disk, network, GPUs) is followed.
-        parent_run: the MLflow run that this one belongs to, a sweep's.
+        system_metrics: whether the use of the driver's machine (processor, memory, disk, network, GPUs) is logged.
+        parent_run: the MLflow run of a sweep that this run belongs to.
         tags: further tags of the run.
     """
 

@@ -19,7 +19,7 @@ NUM_VIEWS = 2
 
 
 def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
-    """Trains the encoder that `config` describes, and leaves its weights in the store.
+    """Trains the encoder that `config` describes, and saves its weights in the store.
 
     Args:
         config: the run, the same on every worker.
@@ -42,7 +42,7 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
 
 
 def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
-    """All that the run trains, on the runtime's device; equal on every worker."""
+    """Everything that the run trains, on the runtime's device; equal on every worker."""
     num_channels, height, width = image_set.image_shape
     sampler = ShuffledBatches(num_images=len(image_set), global_batch_size=config.global_batch_size, seed=config.seed)
     layout = config.runtime.on(runtime.device).layout
