@@ -1,4 +1,4 @@
-"""What a run of face recognition is; see `ssl_sec.recipes.config`."""
+"""The configuration of a run of face recognition; see `ssl_sec.recipes.config`."""
 
 import re
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ from ssl_sec.training.config import EpochSGDConfig
 
 @dataclass(frozen=True, kw_only=True)
 class VerificationMonitorConfig(Settings, key="monitor"):
-    """Verification while the embedding trains; the test sets are never looked at.
+    """Verification while the embedding trains; the test sets are not used.
 
     Attributes:
         every_epochs: epochs between two measurements, ≥ 1.
-        max_pairs: so many pairs of one person are watched, and as many of two, ≥ 10.
+        max_pairs: the largest number of pairs of one person, and of pairs of two, ≥ 10.
     """
 
     every_epochs: Count = 1
@@ -51,12 +51,12 @@ class FaceConfig(TrainingConfig):
 
     Attributes:
         sampler: which images make up a batch.
-        epochs: passes over the training images, parts of one allowed; 0 evaluates the network as it starts.
-        test_sets: what is measured at the end, each with a title of its own.
-        leave_out_tested: true: people whom a test set names are left out of the training set.
+        epochs: passes over the training images, parts of one allowed; 0 evaluates the initial network.
+        test_sets: the test sets to measure at the end, each with its own title.
+        leave_out_tested: whether people whom a test set names are left out of the training set.
         held_out_share: share of the people who are watched instead of trained on, in [0, 1); 0 trains on all and
             watches those.
-        share_classes_from: so many classes or more are shared out among the workers, each with the templates of some.
+        share_classes_from: number of classes from which their templates are sharded over the workers.
     """
 
     augment: FlipConfig
@@ -78,7 +78,7 @@ class FaceConfig(TrainingConfig):
         titles = [test_set.figures_title for test_set in self.test_sets]
         for title in titles:
             check(titles.count(title) == 1, "test_sets.title", title, "another for each test set")
-            # What else stands in a figure's name, MLflow refuses.
+            # MLflow refuses other characters in a metric's name.
             plain = re.fullmatch(r"[\w.\- ]+", title) is not None
             check(plain, "test_sets.title", title, "letters, digits, spaces, and any of _ - .")
         pca, dim = self.evaluation.pca, self.head.dim
@@ -96,7 +96,7 @@ class FaceConfig(TrainingConfig):
         return self.epochs
 
     def open_evaluated(self, data: DataConfig) -> ImageSet:
-        """Images of a data set, the training ones: what it is tested on are the test sets."""
+        """The training images of a data set, as the tests use separate test sets."""
         return data.open("train")
 
 

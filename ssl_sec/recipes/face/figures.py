@@ -1,4 +1,4 @@
-"""What a run of face recognition shows of its test sets: ROCs, scores, and the pairs that it gets most wrong.
+"""Figures of a run of face recognition: ROCs, scores, and the worst pairs of its test sets.
 
 Figures are made as in `diagnostics`. A score is the cosine of a pair of images, templates or videos.
 """
@@ -22,7 +22,7 @@ from ssl_sec.training.norms import norm_histogram
 
 
 class Verification(NamedTuple):
-    """How alike the pairs of a test set are.
+    """The scores of a test set's pairs.
 
     Attributes:
         scores: of the pairs, in [-1, 1], or NaN.
@@ -67,10 +67,10 @@ def draw(run: RunRecord) -> dict[str, Figure]:
 
 
 def roc_figure(test_sets: Mapping[str, Verification], title: str) -> Figure:
-    """True accept rate over false accept rate, from what one impostor among all of a test set makes.
+    """True accept rate over false accept rate, from the rate of a single impostor of a test set.
 
     Args:
-        test_sets: by what each is called; one or more.
+        test_sets: by title; one or more.
         title: written above.
     """
     figure = Figure(figsize=(7, 4.6), layout="constrained")
@@ -98,7 +98,7 @@ def scores_figure(test_sets: Mapping[str, Verification], title: str, num_bins: i
     """Scores of pairs of one person and of two, and the threshold that parts most of them, in a panel each.
 
     Args:
-        test_sets: by what each is called; one or more.
+        test_sets: by title; one or more.
         title: written above all of them.
         num_bins: equal bins from the least score of all to the greatest.
     """
@@ -117,7 +117,7 @@ def scores_figure(test_sets: Mapping[str, Verification], title: str, num_bins: i
             draw_distribution(axes, (100 * counts / max(len(chosen), 1)).tolist(), edges.tolist(), place, kind + spread)
         threshold = best_threshold(scores, same)
         share = ((scores > threshold) == same).double().mean() if len(same) else torch.tensor(0.0)
-        # Where all is best said to be of one kind, it lies beyond the scores.
+        # It lies beyond the scores if one class for all pairs is the most accurate.
         place = min(max(threshold, low), high)
         label = f"threshold {place:z.2f}: {100 * share:.2f} % right"
         axes.axvline(place, ymax=0.74, color="0.3", linewidth=1, label=label)
@@ -130,7 +130,7 @@ def scores_figure(test_sets: Mapping[str, Verification], title: str, num_bins: i
 
 
 def hardest_pairs_figure(different: HardPairs, same: HardPairs, title: str) -> Figure:
-    """The pairs of two people that are most alike and those of one that are least, one image above the other.
+    """The most similar pairs of two people and the least similar pairs of one, one image above the other.
 
     Args:
         different: pairs of two people.

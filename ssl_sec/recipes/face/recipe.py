@@ -1,4 +1,4 @@
-"""Face recognition from a config, on one worker of any runtime; measured on test sets whose people it never saw."""
+"""Face recognition from a config, on one worker of any runtime, measured on test sets of other people."""
 
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -28,15 +28,15 @@ from ssl_sec.training.step import Runtime, log_once
 
 @runtime_checkable
 class FaceStore(RunStore, Protocol):
-    """Where a run keeps what outlives it, what pictures are drawn from, too."""
+    """Stores the results of a run, including the data of its figures."""
 
     def test_set_path(self, title: str) -> Path:
-        """Where what pictures of a test set are drawn from is left."""
+        """File for the results on a test set, from which its figures are drawn."""
         ...
 
 
 def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
-    """Trains the embedding that `config` describes, measures it on the test sets, and leaves it in the store.
+    """Trains the embedding that `config` describes, measures it on the test sets, and saves it in the store.
 
     Args:
         config: the run, the same on every worker.
@@ -46,7 +46,7 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     log_once(runtime, "loading %s", config.data.name)
     image_set = on_device(config.data.open("train"), runtime.device)
     num_channels, height, width = image_set.image_shape
-    # Opened before the training, so that what is missing is told at once.
+    # Opened before the training, so that missing files are errors at once.
     decoding = Decoding(image_size_px=min(height, width), num_channels=num_channels)
     test_sets = {each.figures_title: open_test_set(each, decoding) for each in config.test_sets}
     tested = frozenset[str]().union(*(each.people for each in test_sets.values()))
@@ -74,7 +74,7 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
 
 
 def build_recipe(config: FaceConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
-    """All that the run trains, on the runtime's device; equal on every worker, templates that are shared out aside."""
+    """Everything that the run trains, on the runtime's device; equal on every worker, except for sharded templates."""
     class_sizes = image_set.labels.bincount(minlength=len(image_set.class_names))
     sampler = config.sampler.build(image_set.labels, config.global_batch_size, config.seed)
     loss = _build_loss(config, image_set)
@@ -107,7 +107,7 @@ def _build_loss(config: FaceConfig, image_set: ImageSet) -> Loss:
 
 
 def _loss_figures(loss: Loss) -> dict[str, float]:
-    """What NormFace's loss could be at its best, beside what it is."""
+    """NormFace's lower bound of its loss, and the loss's scale."""
     for module in loss.modules():
         if isinstance(module, NormFaceLoss):
             return {"train/loss_lower_bound": module.lower_bound(), "train/scale": module.current_scale}
@@ -115,7 +115,7 @@ def _loss_figures(loss: Loss) -> dict[str, float]:
 
 
 class _WithFlips(nn.Module):
-    """Embeddings of images, with those of their mirror images where that is asked for."""
+    """Embeddings of images, combined with those of their mirror images if the config asks for it."""
 
     def __init__(self, network: nn.Module, flips: Literal["none", "sum_of_directions", "sum_of_embeddings"]) -> None:
         super().__init__()
@@ -128,12 +128,12 @@ class _WithFlips(nn.Module):
             return embeddings
         merge = sum_of_directions if self._flips == "sum_of_directions" else sum_of_embeddings
         merged = merge(embeddings, self.network(images.flip(-1)))
-        # Test sets compare directions: the norm stays that of the image's own embedding.
+        # Test sets compare directions; the norm is that of the image's own embedding.
         return directions(merged) * norms(embeddings).unsqueeze(1)
 
 
 class _Monitor:
-    """Verification of held-out people, or of the training people where none are held out."""
+    """Verification of held-out people, or of the training people if none are held out."""
 
     def __init__(self, name: str, watched: ImageSet, max_pairs: int, embed: Embed, runtime: Runtime) -> None:
         self._name = name
@@ -160,7 +160,7 @@ class _Monitor:
 def drawn_pairs(
     labels: Int64[Tensor, " images"], max_pairs: int, seed: int
 ) -> tuple[Int64[Tensor, " pairs"], Int64[Tensor, " pairs"], Bool[Tensor, " pairs"]] | None:
-    """As many pairs of images of one person as of two, taking turns; None where there are fewer than ten of either.
+    """Equally many pairs of images of one person and of two, alternating; None if there are fewer than ten of either.
 
     Args:
         labels: the person on each image.
@@ -173,7 +173,7 @@ def drawn_pairs(
     generator = torch.Generator().manual_seed(derived_seed(seed, "verification pairs"))
     order = torch.randperm(len(labels), generator=generator)
     order = order[labels[order].argsort(stable=True)]
-    # Each image with the one after it, if that is of the same person; in any order, as a person may have very many.
+    # Each image with the next one, if that is of the same person: not all pairs, as a person may have very many.
     together = (labels[order[:-1]] == labels[order[1:]]).nonzero().flatten()
     together = together[torch.randperm(len(together), generator=generator)[:max_pairs]]
     apart = torch.randint(len(labels), (2, 4 * len(together)), generator=generator)

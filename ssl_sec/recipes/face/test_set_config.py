@@ -39,10 +39,10 @@ FalseAcceptRate = Annotated[float, Range(gt=0, lt=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class _TestSetConfig(Settings, key="test_sets"):
-    """What every test set but pairs has; its images have the size and the channels of the training images.
+    """The options of every test set except pairs; its images have the size and the channels of the training images.
 
     Attributes:
-        title: what figures call the test set.
+        title: name of the test set in metrics and figures.
         resident_limit_mib: images that are no larger once decoded are kept in memory.
     """
 
@@ -51,7 +51,7 @@ class _TestSetConfig(Settings, key="test_sets"):
 
     @property
     def figures_title(self) -> str:
-        """What figures call it."""
+        """Its name in metrics and figures."""
         return self.title
 
 
@@ -61,11 +61,11 @@ class BLUFRConfig(_TestSetConfig):
 
     Attributes:
         root: the folder of LFW's images, in folders of each person's.
-        lists: BLUFR's `blufr_lfw_config.mat`; None draws trials of its kind, over any people, as the others say.
+        lists: BLUFR's `blufr_lfw_config.mat`; None draws similar trials of any people, by the other options.
         seed: seed of the draws.
         num_trials: trials that are drawn, ≥ 1.
         num_gallery: people in the gallery of a drawn trial, ≥ 1.
-        num_training_people: people whom a drawn trial leaves out, ≥ 0.
+        num_training_people: people excluded from a drawn trial, ≥ 0.
     """
 
     name: Literal["blufr"] = "blufr"
@@ -109,7 +109,7 @@ class MegaFaceConfig(_TestSetConfig):
     """MegaFace's Challenge 1; see `ssl_sec.recipes.face.test_sets.MegaFaceTestSet`.
 
     Attributes:
-        probes: the list of the images that are looked for, FaceScrub's, with their people.
+        probes: the list of the images to identify, FaceScrub's, with their people.
         probes_root: the folder of the probes.
         distractors: the list of the distractors.
         distractors_root: the folder of the distractors.
@@ -266,7 +266,7 @@ def _numbered(people: Sequence[str]) -> tuple[tuple[str, ...], Int64[Tensor, " i
 
 
 def _each(path: str, unit: str) -> str:
-    """What errors call an entry of a list, before its number."""
+    """The name of a list's entry in errors, before its number."""
     return f"{printable(path)} {unit}"
 
 

@@ -1,4 +1,4 @@
-"""Test sets of face recognition: which images each needs, and what it tells of their embeddings."""
+"""Test sets of face recognition: the images that each needs, and the measures of their embeddings."""
 
 import statistics
 from collections import defaultdict
@@ -37,7 +37,7 @@ class Protocols:
 
     Attributes:
         pca: to how many components embeddings of pairs are reduced; None for all.
-        fars: the false accept rates at which true ones are told.
+        fars: the false accept rates at which true accept rates are reported.
     """
 
     pca: int | None = None
@@ -54,7 +54,7 @@ class FaceTestSet(Protocol):
         ...
 
     def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
-        """What the papers report, in percent, by the last words of the metrics' names.
+        """The figures that the papers report, in percent, by the last words of the metrics' names.
 
         Args:
             embed: embeddings of the images; every worker asks for the same.
@@ -99,7 +99,7 @@ class PairsTestSet:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenSetTestSet:
-    """BLUFR: all pairs of the images of a trial, and probes whose person the gallery may lack (Liao et al. 2014).
+    """BLUFR: all pairs of a trial's images, and probes whose person may not be in the gallery (Liao et al. 2014).
 
     Attributes:
         images: their labels are the people.
@@ -112,7 +112,7 @@ class OpenSetTestSet:
     people: frozenset[str]
 
     def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
-        """TAR at FAR = 0.1 %, and DIR at rank 1 and FAR = 1 %: over the trials the mean less the standard deviation."""
+        """TAR at FAR = 0.1 %, and DIR at rank 1 and FAR = 1 %: the mean minus the standard deviation over trials."""
         embeddings = embed(self.images, torch.arange(len(self.images)))
         labels = self.images.labels
         rates: defaultdict[str, list[float]] = defaultdict(list)
@@ -148,7 +148,7 @@ class MegaFaceTestSet:
 
     @property
     def people(self) -> frozenset[str]:
-        """Names of those who are looked for."""
+        """Names of the people to identify."""
         return frozenset(self.probes.class_names)
 
     def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
@@ -168,7 +168,7 @@ class TemplatesTestSet:
         images: the faces.
         faces: the template and the medium of each, in the same order.
         pairs: of templates.
-        fars: the false accept rates at which true ones are told; those of the other test sets are far greater.
+        fars: the false accept rates at which true accept rates are reported; much smaller than for other test sets.
     """
 
     images: ImageSet
@@ -229,7 +229,7 @@ class VideosTestSet:
 
 
 def cosines(first: Float[Tensor, "pairs dim"], second: Float[Tensor, "pairs dim"]) -> Float[Tensor, " pairs"]:
-    """Of embeddings of any norm, rounded so that pairs that are equally alike score the same."""
+    """Cosines of embeddings of any norm, rounded so that equally similar pairs score the same."""
     return rounded((unit_rows(first.double()) * unit_rows(second.double())).sum(1))
 
 
@@ -276,7 +276,7 @@ def _hardest(pairs: VerificationPairs, scores: Float[Tensor, " pairs"]) -> dict[
 # Of each kind, shown in a picture.
 _HARDEST = 6
 
-# What BLUFR reports.
+# The figures that BLUFR reports.
 _VERIFICATION_FARS = (1e-3,)
 _IDENTIFICATION_FARS = (1e-2,)
 

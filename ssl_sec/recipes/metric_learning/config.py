@@ -1,4 +1,4 @@
-"""What a run of deep metric learning is."""
+"""The configuration of a run of deep metric learning."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -21,11 +21,11 @@ from ssl_sec.training.config import SteppedOptimiserConfig
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalMonitorConfig(Settings, key="monitor"):
-    """Recall@1 and norms while the embedding trains; the test classes are never looked at.
+    """Recall@1 and norms while the embedding trains; the test classes are not used.
 
     Attributes:
         every_steps: steps between two measurements, ≥ 1.
-        max_images: so many images are watched, ≥ 2.
+        max_images: the largest number of images to evaluate, ≥ 2.
     """
 
     every_steps: Count = 1000
@@ -34,11 +34,11 @@ class RetrievalMonitorConfig(Settings, key="monitor"):
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalConfig(Settings, key="evaluation"):
-    """What is measured on the test classes, once, after the last step.
+    """The measures on the test classes, once, after the last step.
 
     Attributes:
         ks: the K of Recall@K, each ≥ 1.
-        clustering: true: k-means, NMI and F1 are computed; In-Shop reports none.
+        clustering: whether k-means, NMI and F1 are computed; In-Shop reports none.
         seed: seed of k-means.
     """
 
@@ -54,10 +54,10 @@ class MetricLearningConfig(TrainingConfig):
     Attributes:
         transform: generates rows of other classes, or not.
         sampler: which images make up a batch.
-        steps: steps of training; 0 evaluates the encoder as it starts.
+        steps: steps of training; 0 evaluates the initial encoder.
         held_out_share: share of the training classes that are watched instead of trained on, in [0, 1); 0 trains on all
             of them, as the papers do, and watches those.
-        evaluation: what is measured on the test classes.
+        evaluation: the measures on the test classes.
     """
 
     augment: CropConfig

@@ -1,4 +1,4 @@
-"""What a metric-learning run shows: cosines of pairs, how far directions move, retrieved images, spread of classes.
+"""Figures of a metric-learning run: cosines of pairs, changes of directions, retrieved images, spread of classes.
 
 First the numbers, as frozen dataclasses that JSON can hold, then the figures made of them, as in `diagnostics`.
 Everything is about directions f̂ = f / ‖f‖: embeddings may have any norm, but zero and what is not finite have no
@@ -36,12 +36,12 @@ from ssl_sec.figures.training import features_figure
 logger = logging.getLogger(__name__)
 
 
-# Of Tol's vibrant set, which a colour-blind reader tells from the green.
+# From Tol's vibrant set: distinct from the green with colour blindness.
 _RED = "#CC3311"
 
 
 def draw(run: RunRecord) -> dict[str, Figure]:
-    """Draws what the SEC and SFT papers show of a run: curves, norms, cosines, directions, retrieved images, spread.
+    """Draws the figures of the SEC and SFT papers: curves, norms, cosines, directions, retrieved images, spread.
 
     Embeddings are those of the test images; directions move between those of the watched training images.
     """
@@ -69,7 +69,7 @@ def cosine_distributions_figure(arms: Mapping[str, CosineDistributions], title: 
     """Cosines of positive and of negative pairs, a panel for each arm over common axes (SEC, Fig. 5b and c).
 
     Args:
-        arms: the distributions of each run, by what it is called; one or more.
+        arms: the distributions of each run, by name; one or more.
         title: written above all of them.
     """
     figure = Figure(figsize=(max(4.6 * len(arms), 6.5), 4.0), layout="constrained")
@@ -90,14 +90,14 @@ def cosine_difference_figure(arms: Mapping[str, CosineDistributions], title: str
     """The differences cos θ_ap − cos θ_an over triplets, which ought to be above 0, of several arms (SEC, Fig. 5d).
 
     Args:
-        arms: the distributions of each run, by what it is called; one or more.
+        arms: the distributions of each run, by name; one or more.
         title: written above.
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
     for place, (arm, cosines) in enumerate(arms.items()):
-        told = "no triplet" if cosines.violations is None else f"{100 * cosines.violations:.1f} % not above 0"
-        _draw(axes, cosines.differences, cosines.differences.edges, place, f"{arm}: {told}")
+        note = "no triplet" if cosines.violations is None else f"{100 * cosines.violations:.1f} % not above 0"
+        _draw(axes, cosines.differences, cosines.differences.edges, place, f"{arm}: {note}")
     axes.axvline(0, color="0.3", linewidth=1)
     axes.set(
         xlabel=r"$\cos\theta_{ap} - \cos\theta_{an}$ (no unit)",
@@ -117,7 +117,7 @@ def direction_changes_figure(arms: Mapping[str, Sequence[DirectionChanges]], tit
     variance is of all of them.
 
     Args:
-        arms: the changes of each run, by what it is called; a panel shows the arms that have its two steps.
+        arms: the changes of each run, by name; a panel shows the arms that have its two steps.
         title: written above all of them.
         num_bins: common bins of the arms in a panel.
     """
@@ -141,8 +141,8 @@ def direction_changes_figure(arms: Mapping[str, Sequence[DirectionChanges]], tit
         high = max(_edge_above(one, 0.99) for _, one in shown.values())
         edges = np.linspace(low, high, num_bins + 1)
         for place, (arm, one) in shown.items():
-            told = "no image" if one.variance is None else f"variance {one.variance:.2g}"
-            _draw(axes, one, edges.tolist(), place, f"{arm}: {told}")
+            note = "no image" if one.variance is None else f"variance {one.variance:.2g}"
+            _draw(axes, one, edges.tolist(), place, f"{arm}: {note}")
         axes.set(
             xlabel=r"direction change $1 - \cos\theta$ (no unit), 99 % of images", ylabel="share of images in a bin (%)"
         )
@@ -206,7 +206,7 @@ def class_divergences_figure(arms: Mapping[str, ClassSpread], title: str, max_cl
     Classes are sorted by their divergence in the first arm, whose mean over classes is a dashed line.
 
     Args:
-        arms: the spread of each run's classes, by what it is called; one or more, all of the same classes.
+        arms: the spread of each run's classes, by name; one or more, all of the same classes.
         title: written above all of them.
         max_classes: of more than that, every second, third, … one is shown; the other numbers are of all of them.
     """

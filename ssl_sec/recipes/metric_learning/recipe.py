@@ -1,4 +1,4 @@
-"""Deep metric learning from a config, on one worker of any runtime; measured on classes that were never trained on."""
+"""Deep metric learning from a config, on one worker of any runtime, measured on classes that it was not trained on."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,27 +23,27 @@ from ssl_sec.seeding import derived_seed
 from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.step import Runtime, log_once
 
-# Test images whose neighbours are kept for a picture, and how many neighbours of each.
+# Test images whose neighbours are kept for a figure, and the number of neighbours of each.
 _EXAMPLES, _NEIGHBOURS = 8, 4
 
 
 @runtime_checkable
 class EmbeddingStore(RunStore, Protocol):
-    """Where a run keeps what outlives it, what pictures are drawn from, too.
+    """Stores the results of a run, including the data of its figures.
 
     Attributes:
-        examples_path: where some test images and their neighbours are left.
+        examples_path: file for some test images and their neighbours.
     """
 
     examples_path: Path
 
     def watched_path(self, steps_taken: int) -> Path:
-        """Where the embeddings of the watched images after so many steps are left."""
+        """File for the embeddings of the watched images after so many steps."""
         ...
 
 
 def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -> None:
-    """Trains the embedding that `config` describes, measures it on the test classes, and leaves it in the store.
+    """Trains the embedding that `config` describes, measures it on the test classes, and saves it in the store.
 
     Args:
         config: the run, the same on every worker.
@@ -53,7 +53,7 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
     log_once(runtime, "loading %s", config.data.name)
     crop, centre = config.augment.random_crop(), config.augment.centre_crop()
     image_set = on_device(config.data.open_by_class("train", crop), runtime.device)
-    # Opened before the training, so that a test split that is missing is told at once.
+    # Opened before the training, so that a missing test split is an error at once.
     test = on_device(config.data.open_by_class("test", centre), runtime.device)
     trained_on, watched, watched_name = hold_out(image_set, config.held_out_share)
     recipe = build_recipe(config, trained_on, runtime)
@@ -77,7 +77,7 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
 
 
 def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
-    """All that the run trains, on the runtime's device; equal on every worker."""
+    """Everything that the run trains, on the runtime's device; equal on every worker."""
     _, height, width = image_set.image_shape
     class_sizes = image_set.labels.bincount(minlength=len(image_set.class_names))
     views: Views = already_cropped
@@ -102,13 +102,13 @@ def retrieval_figures(
     labels: Int64[Tensor, " images"],
     queries: Bool[Tensor, " images"] | None = None,
 ) -> dict[str, float]:
-    """What the papers report of the test classes: Recall@K, NMI and F1, in percent.
+    """The figures that the papers report for the test classes: Recall@K, NMI and F1, in percent.
 
     Args:
-        config: what is asked for.
+        config: the figures to compute.
         embeddings: raw, of all images.
         labels: their classes.
-        queries: which images are queries where the others are the gallery; None: each image is both.
+        queries: the images that are queries, with the others as the gallery; None: each image is both.
     """
     recalls = recall_at_k(embeddings, labels, config.ks, queries)
     figures = {f"retrieval/recall_at_{k}": 100 * share for k, share in recalls.items()}
@@ -125,7 +125,7 @@ def _norm_figures(name: str, embeddings: Float[Tensor, "images dim"]) -> dict[st
 
 
 class _Monitor:
-    """Recall@1 of held-out classes, or of the training classes where none are held out; their embeddings are kept."""
+    """Recall@1 of held-out classes, or of the training classes if none are held out; saves their embeddings."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class _Monitor:
 
 
 def _examples(embeddings: Float[Tensor, "images dim"], test: ImageSet, seed: int) -> dict[str, Tensor]:
-    """Some test images with those nearest to them, as pixels, and which of these are of the image's class."""
+    """The pixels of some test images and their nearest neighbours, and which neighbours are of the image's class."""
     queries = torch.ones(len(test), dtype=torch.bool) if test.queries is None else test.queries
     gallery = None if test.queries is None else ~test.queries
     candidates = queries.nonzero().flatten()

@@ -1,4 +1,4 @@
-"""What a pretraining run is."""
+"""The configuration of a pretraining run."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -18,11 +18,11 @@ from ssl_sec.training.config import OptimiserConfig
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorConfig(Settings, key="monitor"):
-    """kNN accuracy and RankMe on training images while the encoder trains; the test set is never looked at.
+    """kNN accuracy and RankMe on training images while the encoder trains; the test set is not used.
 
     Attributes:
         every_epochs: epochs between two measurements, ≥ 1.
-        max_images: so many of the training images are watched, ≥ 20; a tenth of them are the queries.
+        max_images: the largest number of training images to evaluate, ≥ 20; a tenth of them are the queries.
         neighbours: k of the kNN classifier, ≥ 1.
     """
 
@@ -58,7 +58,7 @@ class PretrainConfig(TrainingConfig):
         return self.probe
 
     def tied_to_the_length(self) -> list[str]:
-        """The keys whose schedule is another one in a longer run."""
+        """The keys whose schedule depends on the length of the run."""
         rate = "optimiser.learning_rate (a cosine over the run)"
         is_tied = self.optimiser.schedule(1, 2) != self.optimiser.schedule(1, 3)
         return [*([rate] if is_tied else []), *super().tied_to_the_length()]

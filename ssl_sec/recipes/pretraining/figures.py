@@ -1,4 +1,4 @@
-"""What a pretraining run shows."""
+"""The figures of a pretraining run."""
 
 import torch
 from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""What a linear evaluation is."""
+"""The configuration of a linear evaluation."""
 
 from dataclasses import dataclass, field
 
@@ -15,13 +15,13 @@ from ssl_sec.training.config import RuntimeConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeJobConfig(RunConfig):
-    """A probe of a run that MLflow knows.
+    """A probe of a pretraining run.
 
     Attributes:
-        run: the pretraining's MLflow run id, its name, the beginning of one, or its folder.
+        run: the pretraining's MLflow run id, its name, the beginning of either, or its folder.
         data: None takes the data set of that run.
-        output_dir: where the folder of the run is made.
-        run_name: None makes one from the time.
+        output_dir: folder in which the run's folder is created.
+        run_name: None for one made from the time.
     """
 
     run: str
@@ -34,7 +34,7 @@ class ProbeJobConfig(RunConfig):
 
     @property
     def length(self) -> int:
-        """Epochs of the run; with all labels, the probe is trained once more on the images that chose its rate."""
+        """Epochs of the run; with all labels, the probe with the chosen rate is trained again on all images."""
         return self.probe.epochs * (2 if self.probe.labels_per_class is None else 1)
 
 

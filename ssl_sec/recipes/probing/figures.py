@@ -1,4 +1,4 @@
-"""What a linear evaluation shows."""
+"""The figures of a linear evaluation."""
 
 import json
 

@@ -2,7 +2,7 @@
 
 A tenth of the training set is held out. Probes of all learning rates are trained on the rest at once, one rate is
 chosen by its accuracy on the held-out tenth, its probe is trained again on the whole training set, and the test set
-is looked at once. With few labels the chosen probe stays as it is, so that it has seen no more labels than stated.
+is used once. With few labels the chosen probe is not trained again, so that it uses no more labels than stated.
 """
 
 import json
@@ -46,7 +46,7 @@ Rows = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeFindings:
-    """What a probe reports.
+    """The results of a probe.
 
     Attributes:
         probe: of the linear classifier.
@@ -72,11 +72,11 @@ class ProbeFindings:
 
 @runtime_checkable
 class ProbeStore(Protocol):
-    """Where the encoder lies that is probed, and what the probe finds is left.
+    """Holds the encoder, and stores the results of its probe.
 
     Attributes:
-        encoder_path: the encoder's weights.
-        confusion_path: where the confusions of the classes are left.
+        encoder_path: file with the encoder's weights.
+        confusion_path: file for the confusion matrix.
     """
 
     encoder_path: Path
@@ -87,12 +87,12 @@ class ProbeStore(Protocol):
         ...
 
     def describe_data(self, image_set: ImageSet) -> None:
-        """Keeps what is to be told of the test set."""
+        """Records the description of the test set."""
         ...
 
 
 def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
-    """Probes the encoder that lies in the store, and leaves what it finds there.
+    """Probes the encoder in the store, and saves the results there.
 
     Args:
         config: the probe, the same on every worker.
@@ -122,7 +122,7 @@ def linear_evaluation(
 
     Args:
         encoder: images in [0, 1] -> features.
-        data: the whole training split is used, whatever the pretraining was limited to.
+        data: the whole training split is used, even if the pretraining used a part of it.
         config: how the probe is trained.
         computation: how the network computes.
         runtime: this worker's.
@@ -200,10 +200,10 @@ class _Training:
     def _report(self, epoch: int, losses: Tensor) -> None:
         self.runtime.report(epoch, {"probe/loss": float(losses.min()), "probe/epoch": epoch + 1})
         if highest_of_workers(self.runtime.request(), self.runtime.device) == Request.STOP:
-            raise Stopped("stopped; a probe saves nothing on the way")
+            raise Stopped("stopped; a probe saves nothing before its end")
 
     def _augmented(self, image_set: ImageSet) -> Callable[[int], Iterator[Rows]]:
-        """Features of crops and flips, drawn anew in every epoch (SimCLR, appendix B.6)."""
+        """Features of crops and flips, newly drawn in every epoch (SimCLR, appendix B.6)."""
         channels, height, width = image_set.image_shape
         batch_size = min(self.config.batch_size, len(image_set) // self.runtime.world_size * self.runtime.world_size)
         sampler = ShuffledBatches(num_images=len(image_set), global_batch_size=batch_size, seed=self.config.seed)
