@@ -1,11 +1,11 @@
-"""Batches made up by class: which images are in step t, as a function of (seed, t) alone.
+"""Batches composed by class: the images of step t as a function of (seed, t) alone.
 
-Unlike `samplers`, an epoch is no pass over the images: each step draws afresh, so that an image may come again soon
-or not for long. An epoch has as many steps as a pass would have.
+Unlike in `samplers`, an epoch is not a pass over the images: each step draws anew, so that the steps between two uses
+of an image vary. An epoch has as many steps as a pass would have.
 
-What is dealt without replacement comes from a shuffle (Fisher and Yates) that goes only as far as it is needed and
-remembers only what it moved: k cards out of n take time and memory of k. Its random numbers are the finaliser of
-splitmix64 at consecutive counters, the same on every machine and version.
+Draws without replacement are partial Fisher-Yates shuffles that store only the moved cards: k cards out of n take time
+and memory of k. The random numbers are the finaliser of splitmix64 at consecutive counters, the same on every machine
+and version.
 """
 
 import itertools
@@ -21,13 +21,13 @@ from ssl_sec.data.samplers import check_batch_size
 from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.seeding import derived_seed, mix
 
-# Random numbers that are made at once; a batch takes some hundreds.
+# Random numbers that are computed at once; a batch takes some hundreds.
 NUMBERS_PER_BLOCK = 256
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _BatchesByClass:
-    """What both samplers hold.
+    """The fields of both samplers.
 
     Attributes:
         labels: class of each image, on the CPU, ≥ 0.
@@ -148,7 +148,7 @@ class TripletBatches(_BatchesByClass):
 
 
 class _Classes:
-    """A deck for each class, made when it is first needed."""
+    """A deck for each class, created at its first use."""
 
     def __init__(self, sizes: list[int], numbers: Iterator[int]) -> None:
         self._sizes = sizes
@@ -156,7 +156,7 @@ class _Classes:
         self._decks: dict[int, _Deck] = {}
 
     def choose(self, least_left: int, other_than: int | None = None) -> int:
-        """Any class but one, among those with so many images left; there must be such a class."""
+        """A random class with `least_left` images or more, but not `other_than`; there must be such a class."""
         while True:
             chosen = next(self._numbers) % len(self._sizes)
             if chosen != other_than and self._deck(chosen).left >= least_left:
@@ -185,7 +185,7 @@ class _Deck:
         self._moved: dict[int, int] = {}
 
     def deal(self) -> int:
-        """One that was not dealt before; `left` must not be 0."""
+        """A number that was not dealt before; `left` must not be 0."""
         place = next(self._numbers) % self.left
         self.left -= 1
         card = self._moved.get(place, place)

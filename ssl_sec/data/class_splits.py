@@ -1,4 +1,4 @@
-"""Splits by class: what is trained on and what is retrieved have no class in common.
+"""Splits by class: training and retrieval have no class in common.
 
 The published protocol of deep metric learning (Song et al., 2016; SEC, Table 1) trains on the first classes of a
 set and retrieves among the images of the others, whose classes were never seen.
@@ -26,7 +26,7 @@ def take_classes(image_set: ImageSet, classes: Int64[Tensor, " classes"], which:
     Args:
         image_set: resident or encoded images.
         classes: different labels of `image_set`, on the CPU; their order becomes that of the view's classes.
-        which: what the description says of the choice.
+        which: the choice in words, for the description.
     """
     numbers = torch.full((len(image_set.class_names),), -1)
     numbers[classes] = torch.arange(len(classes))
@@ -72,16 +72,16 @@ def split_by_class(image_set: ImageSet, num_train_classes: int, split: Literal["
 
 
 def hold_out_classes(image_set: ImageSet, share: float, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Some classes to train on and the others to watch the run with, as the test classes are not to be looked at.
+    """Some classes to train on and the others to monitor the run with, in place of the test classes.
 
     Args:
         image_set: the images of all training classes.
-        share: of the classes that are held out, in (0, 1); at least two are, and two are left, since among the
-            images of one class every retrieval is right.
-        seed: which classes are held out.
+        share: of the classes that are held out, in (0, 1); at least two are held out and two kept, since among the
+            images of one class every retrieval is correct.
+        seed: decides which classes are held out.
 
     Returns:
-        The images to train on and the held-out ones, each with labels of their own, in the order of the classes.
+        The images to train on and the held-out ones, each with their own labels, in the order of the classes.
 
     Raises:
         DataError: there are fewer than four classes.
@@ -100,15 +100,15 @@ def hold_out_classes(image_set: ImageSet, share: float, seed: int) -> tuple[Imag
 
 
 def without_people(image_set: ImageSet, people: Collection[str]) -> ImageSet:
-    """The images of all others: who is verified must not have been trained on.
+    """The images of all other people, as nobody in the test pairs may be trained on.
 
     Args:
         image_set: resident or encoded images.
-        people: names of classes, of which the set need not have all.
+        people: names of classes, which need not all be in the set.
 
     Returns:
-        The others' images, with labels of their own, in the order of the classes; how many people and images were left
-        out is told in the log.
+        The others' images, with their own labels, in the order of the classes; logs how many people and images were
+        left out.
 
     Raises:
         DataError: nobody is left.
@@ -134,7 +134,7 @@ def require_disjoint(train: Iterable[str], test: Iterable[str], name: str) -> No
     Args:
         train: names of the training classes.
         test: names of the test classes.
-        name: what the error calls the data set.
+        name: of the data set, for the error.
 
     Raises:
         DataError: some classes are in both.

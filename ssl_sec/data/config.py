@@ -34,12 +34,12 @@ Split = Literal["train", "test"]
 
 @dataclass(frozen=True, kw_only=True)
 class _DataConfig(Settings, key="data"):
-    """What every data set has.
+    """The options of every data set.
 
     Attributes:
-        max_images: train on a class-balanced subset of so many images, the same for every seed.
-        num_train_classes: for metric learning, the first so many classes of the training split train and its others
-            are the test set; None if the splits of the data set have classes of their own.
+        max_images: size of a class-balanced subset to train on, the same for every seed; None for all images.
+        num_train_classes: for metric learning, how many of the training split's classes are trained on, the first ones;
+            the others are the test set. None if the splits of the data set have different classes.
     """
 
     name: str
@@ -48,7 +48,7 @@ class _DataConfig(Settings, key="data"):
 
     @property
     def title(self) -> str:
-        """What the set is called in names: of runs, folders, experiments and registered models."""
+        """The set's name in the names of runs, folders, experiments and registered models."""
         return self.name
 
     def open(self, split: Split) -> ImageSet:
@@ -56,11 +56,11 @@ class _DataConfig(Settings, key="data"):
         return self._limited(self._open(split, None), split)
 
     def open_by_class(self, split: Split, crop: Crop) -> ImageSet:
-        """Opens one of two splits without common classes, each with labels of its own, 0, 1, ….
+        """Opens one of two splits without common classes, each with its own labels, 0, 1, ….
 
         Args:
             split: which part; the subset is of the training split only.
-            crop: what is cut out of each image, where the images have no common size.
+            crop: the crop of each image, if the images have no common size.
 
         Raises:
             ConfigError: `num_train_classes` is missing, or leaves a split without classes.
@@ -339,25 +339,25 @@ SamplerConfig = ClassSamplerConfig | TripletSamplerConfig
 
 
 def title_of_place(location: str) -> str:
-    """The last part of a path or URL that says what is there, fit for a name; empty if none does."""
+    """The last meaningful part of a path or URL, as a name; empty if there is none."""
     is_url = "://" in location
     path = location.partition("://")[2] if is_url else str(Path(location).expanduser().absolute())
     for part in reversed(path.split("/")):
         bare = re.sub(r"\.(parquet|pq)$|-?\d{5}-of-\d{5}", "", part)
         name = re.sub(r"[^\w.-]+", "-", bare).strip("-._")
         name = re.sub(r"^train[-._]|[-._]train$", "", name)
-        if any(not word.isdigit() and word.lower() not in _SAYS_NOTHING for word in re.split(r"[-._]", name)):
+        if any(not word.isdigit() and word.lower() not in _GENERIC_WORDS for word in re.split(r"[-._]", name)):
             return name
     return ""
 
 
-# What folders and files of any data set are called.
-_SAYS_NOTHING = frozenset(("", "data", "dataset", "images", "img", "train", "training", "test", "val", "validation"))
+# Words in the names of folders and files of any data set.
+_GENERIC_WORDS = frozenset(("", "data", "dataset", "images", "img", "train", "training", "test", "val", "validation"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffledSamplerConfig:
-    """Every image once an epoch, in an order that the seed decides."""
+    """Every image once per epoch, in an order that the seed determines."""
 
     name: Literal["shuffled"] = "shuffled"
 

@@ -1,12 +1,12 @@
-"""What is cut out of images that have no common size, when they are decoded.
+"""Crops of images that have no common size, taken when they are decoded.
 
 The crops of deep metric learning (SEC, appendix B.1) are cut out of the image resized so that its short side has 256
 pixels, and the random ones are resized a second time, to 227 x 227. Both steps are bilinear with antialiasing, and both
-are taken, but only what lies in the crop is resized: as Pillow's filter sees the pixels around a box too, this is the
-crop of the resized image to one grey level, without a huge intermediate where the image is a thin strip. It takes 0.9
-instead of 1.4 ms on one core for an image of 500 x 375 pixels, whose JPEG is decoded in 1.2 ms. A single resize would
-take 0.6 ms but give other images than the papers': on scikit-learn's two photographs they are 3 grey levels away in the
-mean, and their gradients 40 % larger.
+are done, but only the pixels of the crop are resized: as Pillow's filter also uses the pixels around a box, this equals
+the crop of the resized image to one grey level, without a huge intermediate image if the original is a thin strip. It
+takes 0.9 instead of 1.4 ms on one core for an image of 500 x 375 pixels, whose JPEG is decoded in 1.2 ms. A single
+resize would take 0.6 ms but differ from the papers' images: on scikit-learn's two photographs by 3 grey levels in the
+mean, with gradients 40 % larger.
 """
 
 import math
@@ -29,7 +29,7 @@ NUMBERS_PER_BOX = 2 + 2 * NUM_TRIES
 
 
 def row_draws(seed: int, step: int, global_batch_size: int) -> Int64[Tensor, " global_batch"]:
-    """What the crops of a global step are drawn from, a number for each row: a function of (seed, step, row) alone.
+    """The random numbers for the crops of a global step, one for each row: a function of (seed, step, row) alone.
 
     Args:
         seed: the run's seed.
@@ -101,7 +101,7 @@ class RandomResizedCrop:
     flip_probability: float = 0.5
 
     def __call__(self, image: Image.Image, draw: int | None) -> Image.Image:
-        """The crop that belongs to the draw; a bug if there is none, as all images would be cut alike."""
+        """The crop that the draw determines; without a draw all images would have the same crop, which is a bug."""
         assert draw is not None, "a random crop needs the draw of its row"
         flip, *numbers = uniform(draw, 1 + NUMBERS_PER_BOX)
         part = _cut(image, self.short_side_px, self.box(*_resized(image.size, self.short_side_px), numbers))

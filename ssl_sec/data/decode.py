@@ -1,16 +1,16 @@
 """Encoded images to pixels: every file becomes uint8 [channels, height, width] or one `DataError` line.
 
-What is done to each kind of file:
+The rules for each kind of file:
 
 - Colour spaces (CMYK, YCbCr), palettes and 1-bit images are converted to RGB or to grey.
 - 16 bits per channel are scaled to 8 by keeping the high byte, never clipped. 32 bits have no known
   range and are refused.
-- Alpha is dropped, as torchvision's folders do, so that the same file gives the same pixels here and there.
-- The EXIF orientation is applied. A broken EXIF block is ignored: the pixels are whole.
-- Of an animated or many-paged file the first frame is read.
+- Alpha is dropped, as in torchvision's folders, so that the same file gives the same pixels in both.
+- The EXIF orientation is applied. A broken EXIF block is ignored: the pixels are intact.
+- Of an animated file, or one with several pages, the first frame is read.
 - The number of pixels is read from the header and refused above a limit before anything is decompressed.
 
-No global state of Pillow is read into the result or changed, so that threads may decode at once.
+The result neither depends on Pillow's global state nor changes it, so that threads may decode concurrently.
 """
 
 import math
@@ -57,10 +57,10 @@ class Decoding:
         image_size_px: side that images are resized to, their largest centred square; None leaves that to `crop`.
         num_channels: 3 for RGB, 1 for grey.
         on_bad_image: raise an error about an unreadable image, or skip it: drop it from a resident set, replace it in a
-            streamed one; None raises the error where no setting could skip the image.
+            streamed one; None raises an error if no option can skip the image.
         resident_limit_mib: the set is decoded into memory if its pixels need no more than this.
-        crop: what is cut out of images of any size whenever they are read: the set is then streamed, however small it
-            is; without effect beside image_size_px. Without either, all images must have one size.
+        crop: the crop of images of any size, taken whenever they are read: the set is then streamed, however small it
+            is; without effect if image_size_px is given. Without either, all images must have one size.
     """
 
     image_size_px: int | None = None
@@ -77,7 +77,7 @@ class Decoding:
 
     @property
     def square(self) -> Crop | None:
-        """What is cut out of each image, if anything is."""
+        """The crop of each image, if there is one."""
         return self.crop if self.image_size_px is None else CentreSquare(size_px=self.image_size_px)
 
     def is_resident(self, num_images: int, image_shape: tuple[int, int, int]) -> bool:
@@ -97,10 +97,10 @@ def decode_image(
 
     Args:
         source: a file's path, or the encoded bytes.
-        name: what an error calls the image: the path, or the Parquet file and row.
+        name: of the image in errors: the path, or the Parquet file and row.
         num_channels: 3 for RGB, 1 for grey (ITU-R 601 luma of colours).
-        crop: what is cut out of the upright image; None keeps the image as it is.
-        draw: what a random crop is drawn from.
+        crop: the crop of the upright image; None keeps the whole image.
+        draw: the random number for a random crop.
 
     Returns:
         Pixels, 0-255, of shape [num_channels, crop.size_px, crop.size_px] if there is a crop.

@@ -10,16 +10,16 @@ from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages
 from ssl_sec.data.stores import FileStore
 from ssl_sec.errors import DataError
 
-# Of pixels in memory so much is looked at, of encoded images so many, evenly spaced in both.
+# How much of the pixels in memory, and how many of the encoded images, are hashed, evenly spaced.
 _PIXEL_BYTES = 2**28
 _FILES = 512
 
 
 def fingerprint(image_set: ImageSet) -> str:
-    """Sixteen hexadecimal digits that differ for sets that differ, wherever the images lie.
+    """Sixteen hexadecimal digits that differ for different sets, and do not depend on where a set is stored.
 
-    They are made of all labels and class names, of the names of all files of a folder, and of the images: the pixels of
-    those in memory, up to 256 MiB of them, or 512 of the encoded ones.
+    They are a hash of all labels and class names, of the names of all files of a folder, and of the images: the pixels
+    of those in memory, up to 256 MiB of them, or 512 of the encoded ones.
     """
     digest = hashlib.sha256(repr((image_set.image_shape, image_set.class_names)).encode())
     digest.update(image_set.labels.numpy().tobytes())

@@ -89,7 +89,7 @@ def _class_folders(folder: Path, root: Path) -> list[str]:
 
 
 def image_files(folder: Path, root: Path) -> list[str]:
-    """Sorted names of the images that lie directly in a folder below `root`.
+    """Sorted names of the images directly in a folder below `root`.
 
     Raises:
         DataError: it has none, or a link leads out of `root`.
@@ -127,7 +127,7 @@ def image_paths(root: Path) -> list[str]:
 
 
 def check_paths(listed: Iterable[tuple[str, str]], root: Path, called: str) -> None:
-    """Refuses files and folders that are not below a folder, or not there; each folder is read once.
+    """Refuses files and folders that are not below a folder, or missing; each folder is read once.
 
     Args:
         listed: paths, and where they are listed.
@@ -156,7 +156,7 @@ def check_paths(listed: Iterable[tuple[str, str]], root: Path, called: str) -> N
 
 
 def require_folder(root: Path) -> None:
-    """Refuses a folder that is not there.
+    """Refuses a missing folder.
 
     Raises:
         MissingDataError: it is not.
@@ -166,7 +166,7 @@ def require_folder(root: Path) -> None:
 
 
 def _links(folder: str, where: str) -> dict[str, bool]:
-    """Which names of a folder are links; a listing says so without a look at each file."""
+    """The names in a folder that are links, from its listing, without access to each file."""
     try:
         with os.scandir(folder) as entries:
             return {entry.name: entry.is_symlink() for entry in entries}
@@ -192,7 +192,7 @@ def read_text(path: Path) -> str:
 
 
 def read_matlab(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Some variables of a MATLAB file; those that it lacks are left out.
+    """Some variables of a MATLAB file; missing ones are left out.
 
     Raises:
         MissingDataError: there is no such file.
@@ -204,7 +204,7 @@ def read_matlab(path: Path, names: Sequence[str]) -> dict[str, Any]:
         return loadmat(path, variable_names=names, squeeze_me=True)
     except FileNotFoundError:
         raise MissingDataError(f"{printable(str(path))}: not there") from None
-    # scipy raises what a damaged file trips it into: ValueError, TypeError, KeyError, MatReadError, OSError, …
+    # For a damaged file scipy raises errors of any kind: ValueError, TypeError, KeyError, MatReadError, OSError, …
     except Exception as error:
         raise DataError(f"{printable(str(path))}: cannot be read: {first_line(error)}") from error
 
@@ -226,7 +226,7 @@ def _inside(folder: Path, root: Path) -> list[str]:
                 continue
             if entry.is_symlink() and not _is_below(entry.path, real_root):
                 raise DataError(f"{printable(entry.path)}: leads out of {printable(str(root))}; copy the file into it")
-            # A pipe or a device would block its reader; a dangling link is left to be named as unreadable.
+            # A pipe or a device would block its reader; a dangling link is kept, and reported as unreadable.
             if entry.is_file() or entry.is_dir() or entry.is_symlink():
                 names.append(entry.name)
     return sorted(names)

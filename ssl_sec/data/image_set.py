@@ -17,13 +17,13 @@ from ssl_sec.errors import DataError, printable
 
 logger = logging.getLogger("ssl_sec.data")
 
-# So many unreadable images in a row are a store that went away, not some bad files.
+# This many unreadable images in a row mean that the store is gone, not that some files are bad.
 MAX_BAD_IN_A_ROW = 100
 
-# Class names are listed up to the largest label, so that an absurd label must not pass for a class.
+# Class names are listed up to the largest label, so that absurd labels must be refused.
 MAX_CLASSES = 2**24
 
-# So many classes may be without images; beyond, sixteen an image.
+# A set may have this many classes, or sixteen for each image if that is more.
 _MAX_EMPTY_CLASSES = 2**20
 
 Split = Literal["train", "test"]
@@ -45,7 +45,7 @@ class Columns:
 
 NAMED_AS_USUAL = Columns()
 
-# Where a streamed set of Parquet files is copied to, to be read by row.
+# The folder for copies of streamed Parquet files that can be read by row.
 CACHE_FOLDER = "~/.cache/ssl_sec"
 
 
@@ -55,12 +55,12 @@ class ImageSet(Protocol):
 
     @property
     def name(self) -> str:
-        """What the split is called, for example ``cifar10/train``."""
+        """The name of the split, for example ``cifar10/train``."""
         ...
 
     @property
     def description(self) -> str:
-        """Where the images came from and which of them these are; for tracking."""
+        """The source of the images and the selection among them; for tracking."""
         ...
 
     @property
@@ -80,7 +80,7 @@ class ImageSet(Protocol):
 
     @property
     def queries(self) -> Bool[Tensor, " images"] | None:
-        """Which images are queries where the others are the gallery, on the CPU; None: each image is both."""
+        """Mask of the queries, with the others as the gallery, on the CPU; None: each image is both."""
         ...
 
     @property
@@ -97,13 +97,13 @@ class ImageSet(Protocol):
 
         Args:
             indices: positions in this set, on the CPU, 0 ≤ index < len(self).
-            draws: what the random crops of encoded images are drawn from, on the CPU.
+            draws: random numbers for the crops of encoded images, on the CPU.
 
         Returns:
-            The images in that order; its `indices` are those of the images really read.
+            The images in that order; its `indices` are those of the images actually read.
 
         Raises:
-            DataError: an image cannot be read and is not to be replaced.
+            DataError: an image cannot be read and may not be replaced.
         """
         ...
 
@@ -116,10 +116,10 @@ class ResidentImages:
         images: pixels, 0-255.
         labels: class of each image of this set, on the CPU.
         class_names: name of each class.
-        name: what the split is called.
-        description: where the images came from.
+        name: of the split.
+        description: source of the images.
         num_bad_images: how many were dropped when the set was loaded.
-        queries: which images are queries where the others are the gallery, on the CPU; None: each image is both.
+        queries: mask of the queries, with the others as the gallery, on the CPU; None: each image is both.
         rows: row in `images` of each image of this set, on the CPU; None if they are all of them in order.
     """
 
@@ -162,14 +162,14 @@ class ImageStore(Protocol):
     """Encoded images by row."""
 
     def image_name(self, row: int) -> str:
-        """What errors call an image."""
+        """The name of an image in errors."""
         ...
 
     def source(self, row: int) -> Path | bytes:
         """The file of an image, or its encoded bytes.
 
         Raises:
-            DataError: the store is damaged there.
+            DataError: that part of the store is damaged.
         """
         ...
 
@@ -180,19 +180,19 @@ class EncodedImages:
 
     An unreadable image is an error (`on_bad_image="raise"`) or is replaced (`"skip"`) by the next readable
     one of this set, the first following the last: a function of the index alone, so that the batches do
-    not depend on how many workers read them. It is cropped as the draw of its row says. Each such image is counted and
-    named in the log once.
+    not depend on how many workers read them. The draw of its row determines its crop. Each such image is counted and
+    logged once.
 
     Attributes:
         store: the encoded images.
         labels: class of each image of this set, on the CPU.
         class_names: name of each class.
         image_shape: channels, height and width of each image.
-        crop: what is cut out of each image; None if all must have `image_shape` already.
-        name: what the split is called.
-        description: where the images came from.
-        on_bad_image: what to do about an unreadable image; None raises an error, and no setting could skip the image.
-        queries: which images are queries where the others are the gallery, on the CPU; None: each image is both.
+        crop: the crop of each image; None if all must have `image_shape` already.
+        name: of the split.
+        description: source of the images.
+        on_bad_image: what to do about an unreadable image; None raises an error if no option can skip the image.
+        queries: mask of the queries, with the others as the gallery, on the CPU; None: each image is both.
         rows: row in `store` of each image of this set; None if they are all of them in order.
         bad_indices: the unreadable images met so far.
     """
@@ -219,7 +219,7 @@ class EncodedImages:
         return len(self.labels)
 
     def read(self, indices: Int64[Tensor, " batch"], draws: Int64[Tensor, " batch"] | None = None) -> Batch:
-        """The images at `indices`, on the CPU; `Batch.indices` names those that stand in for bad ones."""
+        """The images at `indices`, on the CPU; `Batch.indices` has those of the replacements of bad ones."""
         batch, bad = self.decode(indices, draws)
         self.record_bad(bad)
         return batch
@@ -227,10 +227,10 @@ class EncodedImages:
     def decode(
         self, indices: Int64[Tensor, " batch"], draws: Int64[Tensor, " batch"] | None = None
     ) -> tuple[Batch, dict[int, str]]:
-        """What `read` returns, and why which images had to be replaced, by index.
+        """The batch of `read`, and by index the reasons why images were replaced.
 
-        Loader workers call this, and the main process calls `record_bad` with what they found: their
-        copies of the count and of the log end with them.
+        Loader workers call this, and the main process calls `record_bad` with their bad images, since the workers'
+        copies of the set and of the log are lost.
         """
         bad: dict[int, str] = {}
         images = torch.empty((len(indices), *self.image_shape), dtype=torch.uint8)
@@ -241,7 +241,7 @@ class EncodedImages:
         return Batch(images=images, labels=self.labels[read], indices=read), bad
 
     def record_bad(self, bad: dict[int, str]) -> None:
-        """Counts the images in `bad` (index to reason) and names in the log those not met before."""
+        """Counts the images in `bad` (index to reason) and logs the new ones."""
         for index, reason in bad.items():
             if index not in self.bad_indices:
                 self.bad_indices.add(index)
@@ -259,14 +259,14 @@ class EncodedImages:
                     raise unreadable(error, self.on_bad_image) from error.__cause__
                 bad[candidate] = str(error)
             else:
-                # Outside of the `try`: a wrong size is a wrong setting, which no replacement mends.
+                # Outside of the `try`: a wrong size is a wrong setting, which a replacement cannot fix.
                 check_shape(image, self.image_shape, name)
                 return image, candidate
         raise DataError(f"{self.name}: {tries} images in a row cannot be read, the first: {bad[index]}")
 
 
 def unreadable(error: DataError, on_bad_image: OnBadImage | None) -> DataError:
-    """The error about an unreadable image, with the setting that leaves such images out where there is one."""
+    """The error about an unreadable image, with the option that skips such images if there is one."""
     return error if on_bad_image is None else DataError(f"{error}; data.on_bad_image=skip leaves such images out")
 
 
@@ -281,7 +281,7 @@ def check_shape(image: UInt8[Tensor, "channels height width"], image_shape: tupl
 
 
 def check_num_classes(num_classes: int, num_images: int, where: str) -> None:
-    """Refuses a number of classes that only a damaged label explains: all are named, and many figures are of each.
+    """Refuses a number of classes that only a damaged label explains, as every class takes memory.
 
     Raises:
         DataError: there are far more classes than images.
@@ -299,11 +299,11 @@ def subset(image_set: ImageSet, indices: Int64[Tensor, " chosen"], which: str = 
     Args:
         image_set: resident or encoded images.
         indices: positions in `image_set`, on the CPU; their order becomes that of the view.
-        which: what the description says of the choice.
+        which: the choice in words, for the description.
 
     Returns:
-        A set of the same kind. A bad image of encoded ones is replaced from within the view, so that a
-        held-out split never leaks into the rest; the view counts its own bad images.
+        A set of the same kind. Bad encoded images are replaced by images of the view, so that a held-out split never
+        leaks into the rest; the view counts its own bad images.
     """
     assert isinstance(image_set, ResidentImages | EncodedImages)
     rows = indices if image_set.rows is None else image_set.rows[indices]
@@ -316,17 +316,17 @@ def subset(image_set: ImageSet, indices: Int64[Tensor, " chosen"], which: str = 
 
 
 def on_device(image_set: ImageSet, device: torch.device) -> ImageSet:
-    """The same images, on `device` if they are resident; encoded ones are decoded for it when they are read."""
+    """The same images, on `device` if they are resident; encoded ones are decoded when they are read."""
     return image_set.to(device) if isinstance(image_set, ResidentImages) else image_set
 
 
 def with_crop(image_set: ImageSet, crop: Crop) -> ImageSet:
-    """The same images cropped in another way: one set serves training and evaluation.
+    """The same images with another crop: training and evaluation use one set.
 
     Args:
         image_set: encoded images, with which the result shares the count of bad ones; resident ones have one size and
-            are returned as they are.
-        crop: what is cut out of each image from now on.
+            are returned unchanged.
+        crop: the new crop of each image.
     """
     if not isinstance(image_set, EncodedImages):
         return image_set

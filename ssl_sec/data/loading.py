@@ -23,20 +23,20 @@ def batches(
 ) -> Iterator[Batch]:
     """One batch for each element of `index_batches`, in that order.
 
-    Resident images are indexed where they lie. Encoded ones are decoded in worker processes, which live as
-    long as the iterator: they end when it is exhausted, closed or forgotten.
+    Resident images are indexed on their device. Encoded ones are decoded in worker processes, which end with the
+    iterator: when it is exhausted, closed or deleted.
 
     Args:
-        image_set: where the images are read.
+        image_set: the images.
         index_batches: positions in `image_set`, on the CPU; may be endless. It is read ahead by
             num_loader_workers · prefetch batches.
-        device: where the batches are to be.
+        device: of the batches.
         num_loader_workers: processes that decode; 0 decodes in this one. Without effect on resident images.
         prefetch: batches that each process keeps ready, ≥ 1.
-        draws: for each batch, what the random crops of its rows are drawn from. Without effect on resident images.
+        draws: for each batch, random numbers for the crops of its rows. Without effect on resident images.
 
     Raises:
-        DataError: an image cannot be read and is not to be replaced; at its batch's turn.
+        DataError: an image cannot be read and may not be replaced; raised at its batch's turn.
     """
     rows = zip(index_batches, itertools.repeat(None)) if draws is None else zip(index_batches, draws, strict=True)
     if isinstance(image_set, EncodedImages) and num_loader_workers > 0:
@@ -47,7 +47,7 @@ def batches(
 
 
 class _Decoding(Dataset[tuple[Batch, dict[int, str]] | DataError]):
-    """What runs in a worker: lists of indices and of draws in, the decoded batch out."""
+    """The worker's part: decodes a batch from lists of indices and of draws."""
 
     def __init__(self, image_set: EncodedImages) -> None:
         self.image_set = image_set
@@ -76,7 +76,7 @@ def _decoded_by_workers(
         num_workers=num_loader_workers,
         prefetch_factor=prefetch,
         pin_memory=device.type == "cuda",
-        # The loader draws a seed for its workers: from this one, it leaves the global generator alone.
+        # The loader draws a seed for its workers: from its own generator, not from the global one.
         generator=torch.Generator(),
     )
     loaded = iter(loader)

@@ -36,13 +36,13 @@ logger = logging.getLogger(__name__)
 # Rows held at once while reading; large images make this some tens of MiB.
 ROWS_PER_BATCH = 256
 
-# Part of the cache's key: to be raised when its columns change.
+# Part of the cache's key; increase it when the columns change.
 CACHE_LAYOUT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetFiles:
-    """The files of one split, which have been found and whose columns have been checked.
+    """The files of one split, found and with checked columns.
 
     Attributes:
         files: file system and path of each file.
@@ -81,7 +81,7 @@ def find_files(locations: Locations) -> list[tuple[AbstractFileSystem, str]]:
 
     Raises:
         MissingDataError: a path does not exist, or a glob matches nothing.
-        DataError: the file system is unknown or cannot be asked.
+        DataError: the file system is unknown or does not answer.
     """
     found: list[tuple[AbstractFileSystem, str]] = []
     for location in [locations] if isinstance(locations, str | Path) else locations:
@@ -147,7 +147,7 @@ def iterate_rows(parquet_files: ParquetFiles) -> Iterator[EncodedRows]:
             record_batches = parquet.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns)
             while (record_batch := _next_batch(record_batches, path)) is not None:
                 images = record_batch.column(parquet_files.image_column)
-                # Flattened, the bytes are null where the whole struct is.
+                # After flattening, the bytes are null if the whole struct is.
                 encoded = images.flatten()[images.type.get_field_index("bytes")]
                 yield EncodedRows(
                     names=[f"{path} row {row + i}" for i in range(len(images))],
@@ -176,7 +176,7 @@ def distinct_labels(parquet_files: ParquetFiles) -> Int64[np.ndarray, " classes"
 
 
 def class_names(files: ParquetFiles, labels: Int64[np.ndarray, " images"]) -> tuple[str, ...]:
-    """Names of the classes, of the metadata or else the labels' numbers.
+    """Names of the classes, from the metadata or else the labels' numbers.
 
     Raises:
         DataError: a label has no name in the metadata, or there are far more classes than images.
@@ -197,7 +197,7 @@ def class_names(files: ParquetFiles, labels: Int64[np.ndarray, " images"]) -> tu
 
 
 def cached_table(parquet_files: ParquetFiles, cache_folder: Path) -> Path:
-    """The rows as an Arrow IPC file with the columns `name`, `encoded` and `label`, made if need be.
+    """The rows as an Arrow IPC file with the columns `name`, `encoded` and `label`, written if it is missing.
 
     The file appears under its name only when it is whole and on the disk. Processes of one machine wait for
     the one that makes it; those of several machines with a common folder may each make it, and one of
@@ -225,7 +225,7 @@ def cached_table(parquet_files: ParquetFiles, cache_folder: Path) -> Path:
 
 
 def digest(parquet_files: ParquetFiles) -> str:
-    """32 hexadecimal digits that change when a file's name, size or time of change does."""
+    """32 hexadecimal digits that change with a file's name, size or modification time."""
     stamps = [_stamp(file_system, path) for file_system, path in parquet_files.files]
     key = [CACHE_LAYOUT, parquet_files.image_column, parquet_files.label_column, stamps]
     return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
@@ -256,7 +256,7 @@ def _write_table(parquet_files: ParquetFiles, path: Path) -> None:
 
 def _stamp(file_system: AbstractFileSystem, path: str) -> list[str]:
     info = file_system.info(path)
-    # Each storage has its own name for it; the last resorts are for stores that never overwrite.
+    # Each storage has its own name for the modification time; the last ones are for stores that never overwrite.
     times = ("mtime", "LastModified", "last_modified", "updated", "ETag", "etag", "created")
     changed = next((str(info[key]) for key in times if info.get(key)), "")
     return [file_system.unstrip_protocol(path), str(info.get("size")), changed]
@@ -280,14 +280,14 @@ def _opened(file_system: AbstractFileSystem, path: str) -> Iterator[pq.ParquetFi
 
 @contextmanager
 def _one_line(what: str) -> Iterator[None]:
-    """Turns any error of the block into one line; only storage libraries may run in the block."""
+    """Turns any error of the block into one line; the block may only call storage libraries."""
     try:
         yield
     except DataError:
         raise
     except FileNotFoundError:
         raise MissingDataError(f"{printable(what)}: no such file; set data.train and data.test") from None
-    # pyarrow, fsspec and its many back ends have no base class of errors in common.
+    # pyarrow, fsspec and its many back ends have no common base class of errors.
     except Exception as error:
         raise DataError(f"{printable(what)}: cannot be read: {first_line(error)}") from error
 
@@ -358,7 +358,7 @@ def _checked_labels(column: pa.Array, path: str, first_row: int) -> Int64[np.nda
 
 
 def _class_names(schema: pa.Schema, label_column: str) -> tuple[str, ...] | None:
-    # Written by the `datasets` library, when it was the one who wrote the file.
+    # The `datasets` library writes it into its files.
     try:
         metadata = json.loads((schema.metadata or {})[b"huggingface"])
         names = metadata["info"]["features"][label_column]["names"]

@@ -1,4 +1,4 @@
-"""The data sets of image retrieval in the layouts that they are published in: CUB-200-2011, Cars196, SOP and In-Shop.
+"""The data sets of image retrieval in their published layouts: CUB-200-2011, Cars196, SOP and In-Shop.
 
 Training and test classes are disjoint (SEC, Table 1). A list names the images: it is read and checked when the
 set is opened, against the folders (one listing of each, nothing for each file) and against the published numbers
@@ -25,7 +25,7 @@ RetrievalSet = Literal["cub", "cars196", "sop", "inshop"]
 
 @dataclass(frozen=True)
 class Counts:
-    """How many there are: of images, and of classes that they belong to."""
+    """Numbers of images and of their classes."""
 
     images: int
     classes: int
@@ -34,7 +34,7 @@ class Counts:
         return f"{self.images:,} images of {self.classes:,} classes"
 
 
-# A part of a set -> what a list may call its images: those of In-Shop's test split are queries or gallery.
+# A part of a set -> the names of its parts in a list: In-Shop's test split has queries and a gallery.
 PARTS = {
     "train": ("train",),
     "test": ("test", "query", "gallery"),
@@ -104,7 +104,7 @@ class Listing:
     class_names: Mapping[int, str]
 
     def check(self, counts: Mapping[str, Counts]) -> "Listing":
-        """This listing, if its splits are disjoint and its parts have as many images and classes as expected."""
+        """This listing, after a check that its splits are disjoint and its parts have the expected sizes."""
         for part, expected in counts.items():
             of_part = [image.class_number for image in self._of(part)]
             found = Counts(len(of_part), len(set(of_part)))
@@ -115,7 +115,7 @@ class Listing:
         return self
 
     def open(self, split: Split, decoding: Decoding) -> EncodedImages:
-        """One split, after a check that its images are there."""
+        """One split, after a check that its images exist."""
         assert decoding.crop is not None, "the images have no common size"
         chosen = self._of(split)
         _check_paths(chosen, self.root)
@@ -144,12 +144,12 @@ class Listing:
 
 
 def open_retrieval_set(name: RetrievalSet, split: Split, root: str | Path, decoding: Decoding) -> EncodedImages:
-    """One split of a set; that of In-Shop's tests has `queries`, which are looked up among the others.
+    """One split of a set; In-Shop's test split has `queries`, which rank the other images.
 
     Args:
         name: of the set.
         split: which part.
-        root: the folder that the set's `read_...` asks for.
+        root: the folder of the set, as for its `read_...`.
         decoding: how images become pixels; it needs a crop.
 
     Raises:
@@ -271,13 +271,13 @@ def _require(path: Path, source: str) -> None:
 
 
 def _rows(path: Path, num_fields: int, header: str = "", lines_before: int = 0) -> Iterator[tuple[str, list[str]]]:
-    """Where each line stands, and its fields.
+    """The position of each line in the file, and its fields.
 
     Args:
         path: a list with fields between blanks.
         num_fields: that each line must have.
-        header: what the line before the first row must say; none if empty.
-        lines_before: how many stand before the header.
+        header: the line before the first row; none if empty.
+        lines_before: number of lines before the header.
     """
     printed = printable(str(path))
     lines = read_text(path).rstrip().split("\n")
@@ -302,7 +302,7 @@ def _class_number(text: str, where: str) -> int:
 
 
 def _read_cars_annotations(path: Path) -> tuple[list[Any], list[Any], list[str]]:
-    """Paths, class numbers and the names of the classes, of which the first is number 1."""
+    """Paths, class numbers and the names of the classes, counted from 1."""
     content = read_matlab(path, ("annotations", "class_names"))
     annotations = np.atleast_1d(content.get("annotations", ()))
     fields = annotations.dtype.names or ()
@@ -315,7 +315,7 @@ def _read_cars_annotations(path: Path) -> tuple[list[Any], list[Any], list[str]]
 
 
 def _check_paths(listed: Collection[Listed], root: Path) -> None:
-    """Refuses images that are not below `root`, not there, or listed twice."""
+    """Refuses images that are not below `root`, missing, or listed twice."""
     seen: set[str] = set()
     for image in listed:
         if image.path in seen:

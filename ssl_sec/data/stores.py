@@ -34,10 +34,10 @@ from ssl_sec.errors import ConfigError, DataError, MissingDataError
 
 logger = logging.getLogger("ssl_sec.data")
 
-# What a thread pool of decoders is given at once: enough to be busy, few enough to hold.
+# How many images a thread pool decodes at once: enough to keep it busy, few enough for memory.
 IMAGES_PER_TASK_LIST = 256
 
-# A label and an image to decode, with the name that errors give it.
+# A label and an image to decode, with its name in errors.
 Encoded = tuple[str, Path | bytes, int]
 
 
@@ -134,7 +134,7 @@ class MemoryStore:
         return cls(names=PackedBytes.of(map(str.encode, names)), encoded=PackedBytes.of(encoded))
 
     def image_name(self, row: int) -> str:
-        """As it was named."""
+        """The given name."""
         return self.names[row].decode()
 
     def source(self, row: int) -> bytes:
@@ -144,7 +144,7 @@ class MemoryStore:
 
 @functools.lru_cache(maxsize=8)
 def mapped_table(path: Path) -> Any:
-    """An Arrow IPC file as a table whose columns lie in the mapped file, not in memory."""
+    """An Arrow IPC file as a table whose columns are in the mapped file, not in memory."""
     import pyarrow as pa  # only streamed Parquet needs it
 
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
@@ -165,7 +165,7 @@ def from_store(
         store: the encoded images.
         labels: class of each image, on the CPU.
         class_names: name of each class.
-        name: what the set is called.
+        name: of the set.
         description: where the images came from.
         decoding: how they become pixels.
         rows: row in `store` of each image, on the CPU; None if they are all of them in order.
@@ -193,7 +193,7 @@ def from_store(
 
 
 def limit_images(image_set: ImageSet, max_images: int, seed: int) -> ImageSet:
-    """A view of at most `max_images` images with as equal numbers of each class as there are images for.
+    """A view of at most `max_images` images, with numbers of each class as equal as possible.
 
     Args:
         image_set: resident or encoded images.
@@ -219,7 +219,7 @@ def limit_images(image_set: ImageSet, max_images: int, seed: int) -> ImageSet:
 
 
 def _first_shape(encoded: Iterator[Encoded], decoding: Decoding) -> tuple[list[Encoded], tuple[int, int, int]]:
-    """The shape of all images, and what had to be taken from `encoded` to learn it."""
+    """The shape of all images, and the items that were taken from `encoded` to find it."""
     if decoding.square is not None:
         return [], (decoding.num_channels, decoding.square.size_px, decoding.square.size_px)
     taken: list[Encoded] = []
@@ -245,7 +245,7 @@ def _decode_all(
     name: str,
     description: str,
 ) -> ResidentImages:
-    """Those of the images that can be read; their labels may decide the names of the classes."""
+    """The readable images; their labels may determine the names of the classes."""
 
     def decode(item: Encoded) -> Tensor | DataError:
         try:

@@ -1,4 +1,4 @@
-"""What every loss of the core is: `loss(embeddings, labels) -> scalar`, in shares of the anchors; what some share."""
+"""The interface of every loss, `loss(embeddings, labels) -> scalar`, in shares of the anchors, and common functions."""
 
 from abc import ABC, abstractmethod
 from inspect import signature
@@ -19,8 +19,8 @@ Scalar = Float[Tensor, ""]
 class Loss(nn.Module, ABC):
     """A loss on the raw embeddings of the global batch.
 
-    It never communicates, waits for no device, and computes in float32 or better, also under autocast. A batch
-    that gives it nothing to compare is refused where looking costs nothing, on the CPU; elsewhere its value is NaN.
+    It never communicates or waits for a device, and computes in float32 or better, also under autocast. A batch
+    without pairs to compare is an error on the CPU, where the check is free; elsewhere its loss is NaN.
     """
 
     def forward(self, embeddings: Embeddings, labels: Labels, anchors: slice = slice(None)) -> Scalar:
@@ -32,8 +32,8 @@ class Loss(nn.Module, ABC):
             anchors: the range of rows whose terms are summed; the shares of a partition add up to the loss.
 
         Raises:
-            TypeError: `labels` are not one whole number a row.
-            ValueError: the batch gives the loss nothing to compare; the message names what is missing.
+            TypeError: `labels` are not one whole number for each row.
+            ValueError: the batch has nothing to compare; the message names what is missing.
         """
         require_labels(type(self).__name__, embeddings, labels)
         with torch.autocast(embeddings.device.type, enabled=False):
@@ -98,10 +98,10 @@ def require(condition: bool, name: str, found: object, allowed: str) -> None:
 
 
 def require_labels(name: str, embeddings: Tensor, labels: Tensor) -> None:
-    """Refuses what is no batch with labels, as two views are none; it looks at shapes and types alone.
+    """Checks by shapes and types that the arguments are a batch and its labels, not two views.
 
     Raises:
-        TypeError: it shows the right call.
+        TypeError: they are not; the message shows the right call.
     """
     whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     if embeddings.ndim != 2 or labels.ndim != 1 or not whole or len(labels) != len(embeddings):
@@ -115,7 +115,7 @@ def require_labels(name: str, embeddings: Tensor, labels: Tensor) -> None:
 
 
 def require_triplets(name: str, classes: Classes) -> None:
-    """Refuses a batch in which no row has a positive, or none a negative, where looking waits for no device."""
+    """Refuses a batch in which no row has a positive, or none a negative, if the check waits for no device."""
     if not can_look(classes.size):
         return
     largest = int(classes.size.max()) if len(classes.size) else 0

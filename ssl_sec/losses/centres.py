@@ -37,10 +37,10 @@ def move_centres(
 
 
 def snapshot(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """What was read from a buffer that moves in the same step, safe in a compiled graph.
+    """The values of a buffer that is updated in the same step, safe in a compiled graph.
 
-    A compiled backward pass may read the buffer again instead of keeping what was read, and then finds it moved:
-    silently wrong gradients (pytorch/pytorch#197039). It never runs an operator again that it does not know.
+    A compiled backward pass may read the buffer again instead of keeping its values, after the update: silently wrong
+    gradients (pytorch/pytorch#197039). It never recomputes a custom operator.
     """
     return cast(Tensor, _copied(values)) if torch.compiler.is_compiling() else values
 

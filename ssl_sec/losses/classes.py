@@ -1,7 +1,7 @@
-"""Which rows of a batch belong together.
+"""The classes of a batch: which of its rows are positives and negatives of each other.
 
-Everything here has a shape that the batch's alone determines, so that no device is waited for and a graph of the
-whole objective can be captured.
+The shapes of all results depend on the batch's shape alone, so that nothing waits for a device and a graph of the whole
+objective can be captured.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ class Classes:
     """The classes of a batch, seen from each of its rows, in O(N log N).
 
     Attributes:
-        size: rows of the row's class, itself counted.
-        occurrence: how many rows of its class stand before it.
+        size: rows of the row's class, including itself.
+        occurrence: number of earlier rows of its class.
         start: where its class starts in `order`.
-        order: the rows, class by class in the order of the labels, and within a class as they stand.
+        order: the rows, class by class in the order of the labels, and within a class in the batch's order.
     """
 
     size: Int64[Tensor, " batch"]
@@ -29,27 +29,27 @@ class Classes:
 
     @property
     def number(self) -> Int64[Tensor, " batch"]:
-        """Of the row's class among those of the batch, from 0, in the order of the labels."""
+        """The index of the row's class among those of the batch, from 0, in the order of the labels."""
         is_first = torch.zeros_like(self.start).scatter(0, self.start, 1)
         return (is_first.cumsum(0) - 1)[self.start]
 
     @property
     def num_positives(self) -> Int64[Tensor, " batch"]:
-        """Other rows of the row's class."""
+        """The number of other rows of the row's class."""
         return self.size - 1
 
     @property
     def num_negatives(self) -> Int64[Tensor, " batch"]:
-        """Rows of other classes."""
+        """The number of rows of other classes."""
         return len(self.size) - self.size
 
     @property
     def positive(self) -> Int64[Tensor, " batch"]:
-        """The first other row of the row's class; the row itself where it is alone."""
+        """The first other row of the row's class; the row itself if there is none."""
         return self.order[self.start + ((self.occurrence == 0) & (self.size > 1))]
 
     def next(self, steps: int) -> Int64[Tensor, " batch"]:
-        """The row that stands so many places after the row in its class, around its end; steps < size."""
+        """The row that follows `steps` places after the row in its class, cyclically; steps < size."""
         return self.order[self.start + (self.occurrence + steps) % self.size]
 
 
@@ -58,7 +58,6 @@ def classes_of(labels: Int64[Tensor, " batch"]) -> Classes:
     in_order, order = labels.sort(stable=True)
     start = torch.searchsorted(in_order, labels)
     size = torch.searchsorted(in_order, labels, right=True) - start
-    # Where each row stands in the order.
     positions = torch.arange(len(labels), device=labels.device)
     occurrence = torch.empty_like(order).scatter(0, order, positions) - start
     return Classes(size=size, occurrence=occurrence, start=start, order=order)
@@ -67,10 +66,10 @@ def classes_of(labels: Int64[Tensor, " batch"]) -> Classes:
 def positive_pairs(
     labels: Int64[Tensor, " batch"], anchors: slice = slice(None)
 ) -> tuple[Bool[Tensor, "anchors batch"], Bool[Tensor, "anchors batch"]]:
-    """Which rows are an anchor's positives, and which its negatives; it is neither itself (told by index).
+    """Masks of each anchor's positives and negatives; the anchor itself, recognised by its index, is neither.
 
     Args:
-        labels: one label a row; rows of one label are positives of each other.
+        labels: one label for each row; rows of one label are positives of each other.
         anchors: the range of rows that are anchors.
 
     Returns:
@@ -82,10 +81,10 @@ def positive_pairs(
 
 
 def negative_pairs(labels: Int64[Tensor, " batch"], anchors: slice = slice(None)) -> Bool[Tensor, "anchors batch"]:
-    """Which rows are of another class than an anchor."""
+    """Mask of the rows of another class than each anchor."""
     return labels[anchors].unsqueeze(1) != labels
 
 
 def can_look(labels: Tensor) -> bool:
-    """Whether values may be looked at: on the CPU that waits for no device; a graph being captured has none."""
+    """Whether values may be read: on the CPU that waits for no device; a graph that is being captured has none."""
     return labels.device.type == "cpu" and not torch.compiler.is_compiling()

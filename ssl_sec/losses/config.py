@@ -1,4 +1,4 @@
-"""The losses as values of a run: each is declared by the constructor of its class, and checks itself by building it."""
+"""The options of the losses: each is declared by the constructor of its class, and checked by calling it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ CLASS_LOSSES: Mapping[str, type[losses.Loss]] = {
     "c_triplet": losses.CTripletLoss,
     "center": losses.CenterLoss,
 }
-# What the data and the network decide.
+# The parameters that the data and the network determine.
 _SIZES = ("num_classes", "dim")
 
 

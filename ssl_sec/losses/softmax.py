@@ -10,7 +10,7 @@ With the template w_k of class k, cos θ_k = ⟨f̂, ŵ_k⟩ and the row's class
     CosFace          the same, cos θ_y replaced by cos θ_y − m                                   (SEC, Eq. 19)
     ArcFace          the same, cos θ_y replaced by cos(θ_y + m)                              (Deng et al. 2019)
 
-All are means over the rows; the templates may be shared out among workers, as in `ssl_sec.losses.template`.
+All are means over the rows; the templates may be sharded over workers, as in `ssl_sec.losses.template`.
 """
 
 import math
@@ -60,7 +60,7 @@ class _SoftmaxLoss(TemplateLoss):
         return torch.logaddexp(excess, torch.zeros_like(excess))
 
     def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-        """What stands for the similarity to the own template."""
+        """The similarity to the own template, made harder by the margin."""
         return similarities
 
     def _log_sum_exp(
@@ -221,8 +221,8 @@ class ArcFaceLoss(_SoftmaxLoss):
 
     cos θ_y is replaced by cos(θ_y + m) (Deng et al. 2019).
 
-    Past θ_y + m = π it goes on as −2 − cos(θ_y + m), which falls on, with neither a jump nor a kink; there the
-    original would reward a larger angle.
+    Beyond θ_y + m = π it continues as −2 − cos(θ_y + m), which keeps falling and is smooth; the original would reward a
+    larger angle there.
 
     Args:
         num_classes: n ≥ 2.

@@ -1,4 +1,4 @@
-"""Losses against what stands for each class: learned templates or agents, or centres that follow the batches.
+"""Losses against a representative of each class: learned templates or agents, or centres that follow the batches.
 
 With the template w_k of class k, cos θ_k = ⟨f̂, ŵ_k⟩, the row's class y, d²_k = ‖f̂ − ŵ_k‖² = 2 − 2 cos θ_k:
 
@@ -6,8 +6,8 @@ With the template w_k of class k, cos θ_k = ⟨f̂, ŵ_k⟩, the row's class y,
     C-triplet        Σ_{k ≠ y} max(0, m + d²_y − d²_k)                                       (NormFace, Eq. 11)
     center           ½ ‖f − μ_y‖², on raw rows, the centres μ moved by SFT's Eq. 9           (Wen et al. 2016)
 
-All are means over the rows. The templates may be shared out among workers: each then has the similarities of all
-rows to its own classes, and what they put together is a few numbers a row.
+All are means over the rows. The templates may be sharded over workers: each then has the similarities of all rows to
+its own classes, and the workers combine a few numbers for each row.
 """
 
 from abc import abstractmethod
@@ -24,12 +24,12 @@ from ssl_sec.losses.geometry import directions, in_full_precision
 from ssl_sec.losses.tiles import over_tiles, without_own
 from ssl_sec.settings import Range
 
-# Of the templates at the start.
+# Standard deviation of the initial templates.
 TEMPLATE_STD = 0.01
 
 
 class _ClassLoss(Loss):
-    """A mean over rows of terms that compare a row with what stands for the classes."""
+    """A mean over rows of terms that compare a row with the representatives of the classes."""
 
     def __init__(self, num_classes: int, dim: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class _ClassLoss(Loss):
 
 @runtime_checkable
 class ClassParts(Protocol):
-    """What workers that hold the templates of different classes put together."""
+    """Combines the values of workers that hold the templates of different classes."""
 
     def sum(self, values: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
         """The elementwise sum over the workers, with gradients."""
@@ -72,10 +72,10 @@ class Compared(NamedTuple):
     """Rows and the templates held here.
 
     Attributes:
-        rows: what stands for the rows in a similarity.
-        templates: those held here, as they are.
-        places: where among these a row's own template would be; it is not here if that is out of their range.
-        own: similarity of each row to its own template, wherever that is.
+        rows: the rows, as similarities use them.
+        templates: those held here, unchanged.
+        places: index of a row's own template among these; another worker holds it if it is out of range.
+        own: similarity of each row to its own template, whichever worker holds it.
     """
 
     rows: Float[Tensor, "rows dim"]
@@ -134,11 +134,11 @@ class TemplateLoss(_ClassLoss):
         return self._term(Compared(rows, templates, places, own))
 
     def _of_rows(self, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-        """What stands for the rows in a similarity."""
+        """The rows, as similarities use them."""
         return directions(embeddings)
 
     def _of_templates(self, templates: Float[Tensor, "some dim"]) -> Float[Tensor, "some dim"]:
-        """What stands for the templates in a similarity."""
+        """The templates, as similarities use them."""
         return directions(templates)
 
     @abstractmethod
@@ -161,7 +161,7 @@ class _AgentLoss(TemplateLoss):
         return hinges + self._pull(compared.own)
 
     def _pull(self, own: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-        """What the own class costs beside the hinges."""
+        """The own class's term beside the hinges."""
         return torch.zeros_like(own)
 
     def _sum_of_hinges(

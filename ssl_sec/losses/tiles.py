@@ -1,18 +1,18 @@
 """Sums over all rows or all classes, a tile of the matrix at a time, in memory that is linear in their number.
 
-The matrix is never whole: a tile of it is reduced to a number a row and forgotten, and made again in the backward pass.
+The whole matrix never exists: a tile is reduced to a number for each row and discarded, and recomputed backward.
 
 **Rows with each other:** log Σ_{k ≠ i} exp(z_ik) over inner products z = X Xᵀ, whose backward pass needs
 ∂/∂z_ik = exp(z_ik − log Σ_i). Two forms:
 
-*All rows are anchors, and |z| is so bounded that exp(z) neither overflows nor vanishes:* no maximum is looked for,
-and since z is symmetric, a tile above the diagonal serves both its rows and its columns. This costs half of the
+*All rows are anchors, and |z| is so bounded that exp(z) neither overflows nor vanishes:* no maximum is needed,
+and since z is symmetric, a tile above the diagonal is used for both its rows and its columns. This costs half of the
 matrix forward; backward, half of it again and one product with X for each half.
 
 *Else* (a worker's share of the anchors, or a very low temperature): a running log-sum-exp over each anchor's row.
 
-**Rows with all classes:** what a function makes of a row and a tile of the classes' templates. Memory is that of the
-rows, the templates and their gradients.
+**Rows with all classes:** a function of a row and a tile of the classes' templates. Memory is that of the rows, the
+templates and their gradients.
 """
 
 import math
@@ -26,9 +26,9 @@ from torch import Tensor
 # A float32 tile of a CPU stays in a core's cache; on a GPU it is large enough to be worth its launches.
 CPU_TILE_ROWS = 512
 GPU_TILE_ROWS = 4096
-# Rows times classes of what is made at once: 64 MiB in float32.
+# Rows times classes of the largest tile: 64 MiB in float32.
 TILE_ENTRIES = 1 << 24
-# Beyond it: a tile that stays in the cache is reduced faster than a larger one, while a GPU wants few launches.
+# The largest number of classes of a tile on a CPU, where a tile in the cache is reduced faster than a larger one.
 CPU_TILE_CLASSES = 2048
 
 Part = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -136,13 +136,13 @@ def over_tiles(
     places: Int64[Tensor, " rows"],
     own: Float[Tensor, " rows"],
 ) -> Float[Tensor, "rows tiles"]:
-    """What `part` makes of each tile of classes.
+    """The values of `part` for each tile of classes.
 
     Args:
-        part: (rows, templates of a tile, places in the tile, own) -> a number a row; a function of these alone.
-        rows: what stands for the rows.
-        templates: one a class.
-        places: which class is the row's own; none of these if it is out of their range.
+        part: (rows, templates of a tile, places in the tile, own) -> a number for each row; a pure function.
+        rows: the rows, as similarities use them.
+        templates: one for each class.
+        places: index of the row's own class; none of these if it is out of range.
         own: similarity of each row to its own template.
     """
     step = max(1, TILE_ENTRIES // max(1, len(rows)))
@@ -158,7 +158,7 @@ def over_tiles(
 def without_own(
     values: Float[Tensor, "rows some"], places: Int64[Tensor, " rows"], instead: float
 ) -> Float[Tensor, "rows some"]:
-    """The values, with `instead` in each row's own place, where that is among these."""
+    """The values, with `instead` in each row's own place, if that is in range."""
     column = places.clamp(0, values.shape[1] - 1).unsqueeze(1)
     kept = torch.where(places.unsqueeze(1) == column, instead, values.gather(1, column))
     return values.scatter(1, column, kept)

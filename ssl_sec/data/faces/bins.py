@@ -10,10 +10,10 @@ from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 
 
 def read_bin(path: Path) -> tuple[list[bytes], list[bool]]:
-    """Encoded images and whether each two of them show one person, out of a pickle that may be a stranger's.
+    """Encoded images, and whether each two of them show one person, from a pickle that may come from anyone.
 
-    What a pickle names is not looked up: a few stand-ins, which only rearrange bytes, take the place of what NumPy's
-    arrays and Python 2's strings are made by, and any other name is an error.
+    Names in the pickle are not imported: a few stand-ins, which only rearrange bytes, replace the functions that build
+    NumPy's arrays and Python 2's strings, and any other name is an error.
 
     Raises:
         MissingDataError: there is no such file.
@@ -67,7 +67,7 @@ class _Array:
 
 
 class _StandIn:
-    """What a pickle calls instead of what it names; without attributes that it could set."""
+    """A harmless function in place of one that a pickle names, without attributes that the pickle could set."""
 
     __slots__ = ("_make",)
 
@@ -83,7 +83,7 @@ class _StandIn:
 
 class _BinReader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """The stand-in of a name."""
+        """The stand-in for a name."""
         # NumPy 2 renamed the module.
         make = _STAND_INS.get((module.replace("numpy.core.", "numpy._core."), name))
         if make is None:

@@ -1,4 +1,4 @@
-"""The sets of pairs that face verification is measured on, as values of a run."""
+"""The options of the sets of pairs on which face verification is measured."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from ssl_sec.settings import (
 
 @dataclass(frozen=True, kw_only=True)
 class _PairsConfig(Settings, key="test_sets"):
-    """What every set of pairs to verify has; its images have the size and the channels of the training images.
+    """The options of every set of pairs; its images have the size and the channels of the training images.
 
     Attributes:
         title: what figures call the set; None takes the name of the file that lists the pairs.
@@ -34,7 +34,7 @@ class _PairsConfig(Settings, key="test_sets"):
 
     @property
     def figures_title(self) -> str:
-        """What figures call the set."""
+        """The set's name in metrics and figures."""
         return self.title or Path(self._list).stem
 
     @property
@@ -97,7 +97,7 @@ class PairTableConfig(_PairsConfig):
         pairs: the CSV file of the pairs.
         images: the folder of the images, or a list of Parquet files with them.
         image_column: the column of the images in Parquet files; None finds the one that holds images.
-        label_column: the column of Parquet files that says who is shown.
+        label_column: the column of Parquet files with the person.
     """
 
     name: Literal["pairs"] = "pairs"

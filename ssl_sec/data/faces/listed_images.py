@@ -1,6 +1,6 @@
-"""Image files that a list names, or that lie in a folder for each person or video.
+"""Image files that a list names, or that are in a folder for each person or video.
 
-All of them are looked for when the set is opened: what is missing is told before anything is trained.
+Opening a set checks that all of them exist, so that missing ones are errors before the training.
 """
 
 import os
@@ -35,13 +35,13 @@ def open_listed(
         labels: class of each, on the CPU.
         class_names: name of each class.
         root: the folder.
-        where: what errors call an image, before its number: the list, and "line" or "image".
-        name: what the set is called.
+        where: the name of an image in errors, before its number: the list, and "line" or "image".
+        name: of the set.
         decoding: how images become pixels.
 
     Raises:
         MissingDataError: there is no such folder.
-        DataError: an image is not there, not below the folder, or cannot be read.
+        DataError: an image is missing, not below the folder, or cannot be read.
     """
     require_folder(root)
     check_paths(((path, f"{where} {number}") for number, path in enumerate(paths, start=1)), root, printable(str(root)))
@@ -56,7 +56,7 @@ def open_listed(
 
 
 def paths_by_stem(names: Sequence[str], root: Path, where: str) -> list[str]:
-    """Where images lie that a list names without their folder, whatever their ending.
+    """The paths of images that a list names without their folders, with any ending.
 
     Args:
         names: as the list has them.
@@ -65,7 +65,7 @@ def paths_by_stem(names: Sequence[str], root: Path, where: str) -> list[str]:
 
     Raises:
         MissingDataError: there is no such folder.
-        DataError: an image is not there, or there are several of its name.
+        DataError: an image is missing, or several have its name.
     """
     by_stem: defaultdict[str, list[str]] = defaultdict(list)
     for path in image_paths(root):

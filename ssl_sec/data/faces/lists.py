@@ -1,4 +1,4 @@
-"""The lists of face test sets in the layouts that they are published in: who is compared with whom.
+"""The lists of face test sets in their published layouts: who is compared with whom.
 
 They name images, videos or templates and hold indices; no image is opened.
 """
@@ -98,7 +98,7 @@ class OpenSetProtocol(NamedTuple):
 
 
 def read_template_faces(path: str | Path) -> TemplateFaces:
-    """IJB-C's `ijbc_face_tid_mid.txt`, of IJB-B alike: image, template and medium in each line, between blanks.
+    """IJB-C's `ijbc_face_tid_mid.txt`, or IJB-B's: image, template and medium in each line, separated by blanks.
 
     Raises:
         MissingDataError: the file is not there.
@@ -109,7 +109,7 @@ def read_template_faces(path: str | Path) -> TemplateFaces:
 
 
 def read_template_pairs(path: str | Path) -> TemplatePairs:
-    """IJB-C's `ijbc_template_pair_label.txt`, of IJB-B alike: two templates in each line, and 1 if of one person or 0.
+    """IJB-C's `ijbc_template_pair_label.txt`, or IJB-B's: two templates in each line, and 1 if of one person or 0.
 
     Raises:
         MissingDataError: the file is not there.
@@ -205,7 +205,7 @@ def read_blufr(path: str | Path) -> OpenSetProtocol:
 
 
 def _columns(path: str | Path, types: dict[str, type[str] | type[int]]) -> list[Any]:
-    """The columns of a table without a header whose fields stand between single blanks, as Arrow's."""
+    """The columns of a table without a header whose fields are separated by single blanks, as Arrow arrays."""
     import pyarrow as pa
     from pyarrow import csv as table
 

@@ -1,4 +1,4 @@
-"""Pairs of images that show one person or two, which face verification is measured on.
+"""Pairs of images of one person or of two, on which face verification is measured.
 
 They come as LFW publishes its list (Huang et al., 2007; NormFace, section 4.2), as InsightFace packs such sets, or as a
 table. An image that cannot be read is always an error, as a pair without it would be another test set.
@@ -51,7 +51,7 @@ class VerificationPairs:
 
 
 class NamedPair(NamedTuple):
-    """A pair as a list has it.
+    """A pair in a list.
 
     Attributes:
         first: path or base name of an image.
@@ -106,7 +106,7 @@ def open_bin(path: str | Path, name: str | None = None, decoding: Decoding = AS_
         raise DataError(
             f"{printed}: {len(encoded)} images and {len(same)} pairs; needed: two for each, {BIN_FOLDS} pairs or more"
         )
-    # An image stands there again for each pair that it is part of.
+    # The file repeats an image for each of its pairs.
     rows: dict[bytes, int] = {}
     positions = torch.tensor([rows.setdefault(image, len(rows)) for image in encoded])
     firsts = {row: place for place, row in reversed(list(enumerate(positions.tolist())))}
@@ -163,7 +163,7 @@ def open_pair_table(
     """A CSV file with the columns first, second, same (0 or 1) and, if there are several folds, fold.
 
     Args:
-        table: the file. An image is named by its path, or by the last part of it where no two are alike.
+        table: the file. An image is named by its path, or by the last part of its path if that is unique.
         images: a folder with images or with folders of each person's images, whose paths are relative to it; or Parquet
             files, in the Hugging Face layout, with the paths of the images.
         name: what figures call the set; None takes the name of the table.
@@ -256,7 +256,7 @@ def read_pair_table(path: Path) -> list[NamedPair]:
 
 
 def _in_folder(root: Path) -> _Listed:
-    """All images of a folder and of the folders in it, which are people's."""
+    """All images of a folder and of the folders in it, one for each person."""
     paths = image_paths(root)
     return _Listed(
         store=FileStore.of(root, paths),
@@ -303,7 +303,7 @@ def _open_named(
     )
     used, positions = named.unique(return_inverse=True)
     shown = [listed.people[row] for row in used.tolist()]
-    # Who is only partly known cannot be left out of a training set.
+    # If only some names are known, people could not be left out of a training set reliably.
     people = [] if None in shown else sorted({person for person in shown if person is not None})
     labels = {person: label for label, person in enumerate(people)}
     same = torch.tensor([pair.same for pair in pairs])

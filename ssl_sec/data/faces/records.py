@@ -62,11 +62,11 @@ class RecordStore:
 def open_records(root: str | Path, decoding: Decoding = AS_THEY_ARE) -> ImageSet:
     """The images of train.rec; there is no other split. Class names are the labels' numbers.
 
-    The labels stand with the images, so the whole file is read once when it is opened, but not kept in memory.
+    The labels are stored with the images, so the whole file is read once when it is opened, but not kept in memory.
 
     Args:
-        root: folder with train.rec; train.idx says where each record begins, and is made up for if it is missing;
-            `property` tells the number of classes, in "classes,height,width".
+        root: folder with train.rec; train.idx has the offset of each record, and is computed if it is missing;
+            `property` has the number of classes, in "classes,height,width".
         decoding: how images become pixels.
 
     Raises:
@@ -174,7 +174,7 @@ def read_labels(
     whole &= offsets[rows] + _PART.size + lengths <= len(content)
     labels[rows[whole]] = words[(at + np.where(num_labels > 0, 8, 3))[whole]].view("<f4")
     has_image[rows] = lengths > header_sizes
-    # Those in several parts are few; the others have something wrong with them, which is found and told here.
+    # Records in several parts are few; the other ones are damaged, and raise an error here.
     for row in np.setdiff1d(np.arange(len(keys)), rows[whole], assume_unique=True).tolist():
         name = _name(path, keys[row])
         if offsets[row] < 0:
@@ -234,12 +234,12 @@ def _check_number(
     labels: Float32[np.ndarray, " records"],
     has_image: Bool[np.ndarray, " records"],
 ) -> None:
-    """Refuses a file without images, or with others than its record 0 tells of: 1 to below the first identity's key."""
+    """Refuses a file without images, or with another number than in record 0, the first identity's key less 1."""
     found = int(has_image.sum())
     if found == 0:
         raise DataError(f"{printable(str(path))}: none of {len(keys)} records holds an image")
     first_identity = labels[(keys == 0) & ~has_image]
-    # Above, a float32 is no longer exact.
+    # From there on float32 is not exact.
     if len(first_identity) and not first_identity[0] >= 2**24 and found != first_identity[0] - 1:
         raise DataError(
             f"{printable(str(path))}: {found} images found, {first_identity[0] - 1:.0f} expected by record 0; "

@@ -152,7 +152,9 @@ def test_images_of_any_size_have_features(size, num_channels):
 
 
 def test_smaller_images_are_refused():
-    with pytest.raises(ConfigError, match="^encoder.name: found 'bn_inception', which needs images of 7 pixels or more; these have 6$"):
+    with pytest.raises(
+        ConfigError, match="^encoder.name: found 'bn_inception', which needs images of 7 pixels or more; these have 6$"
+    ):
         bn_inception(3, 6)
 
 

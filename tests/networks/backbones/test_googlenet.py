@@ -64,7 +64,9 @@ def test_grey_images_have_one_channel():
 
 
 def test_smaller_images_are_refused():
-    with pytest.raises(ConfigError, match="^encoder.name: found 'googlenet', which needs images of 15 pixels or more; these have 14$"):
+    with pytest.raises(
+        ConfigError, match="^encoder.name: found 'googlenet', which needs images of 15 pixels or more; these have 14$"
+    ):
         googlenet(3, 14)
 
 
