@@ -23,8 +23,8 @@ def move_centres(
     """Moves the centres of the batch's classes in place, in time and memory of the batch alone.
 
     Args:
-        centres: one a class.
-        embeddings: rows of the global batch, as the centres are meant: raw or normalised.
+        centres: one for each class.
+        embeddings: rows of the global batch, raw or normalised like the centres.
         labels: 0 ≤ label < classes.
     """
     classes = classes_of(labels)

@@ -24,8 +24,8 @@ class NTXentLoss(Loss):
 
     Normalised, temperature-scaled cross-entropy over all other rows; the mean over all rows.
 
-    Where a row has several positives, its term is the mean over them. Memory is linear in the batch: the logits
-    are made in tiles, and again in the backward pass. A row without a positive is refused.
+    If a row has several positives, its term is the mean over them. Memory is linear in the batch: the logits are
+    computed in tiles, and again in the backward pass. A row without a positive is an error.
 
     Args:
         temperature: T, which the similarities are divided by, > 0.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def in_full_precision(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
-    """The rows in float32, or in float64 where they already are: half precision is for the network only."""
+    """The rows in float32, or in float64 if they already are: half precision is for the network only."""
     return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
 
 
@@ -24,7 +24,7 @@ def norms(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, " batch"]:
 
 
 class _Directions(torch.autograd.Function):
-    """f̂ with its gradient (g − f̂ ⟨f̂, g⟩) / ‖f‖ (SEC, Eq. 11), in half of the passes that autograd would make."""
+    """f̂ with its gradient (g − f̂ ⟨f̂, g⟩) / ‖f‖ (SEC, Eq. 11), in half as many passes as autograd."""
 
     @staticmethod
     def forward(ctx: Any, embeddings: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def directions(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch d
 
 
 class _InnerProducts(torch.autograd.Function):
-    """X Xᵀ, with one product in the backward pass, (G + Gᵀ) X, where autograd would take two."""
+    """X Xᵀ, with one product in the backward pass, (G + Gᵀ) X, in place of autograd's two."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class _InnerProducts(torch.autograd.Function):
 
 
 def inner_products(rows: Float[Tensor, "batch dim"], anchors: slice = slice(None)) -> Float[Tensor, "anchors batch"]:
-    """⟨x_i, x_j⟩ of each anchor with every row; the similarities s_ij, where the rows are directions."""
+    """⟨x_i, x_j⟩ of each anchor with every row; the similarities s_ij, if the rows are directions."""
     if len(range(len(rows))[anchors]) < len(rows):
         return rows[anchors] @ rows.T
     products = _InnerProducts.apply(rows)
@@ -77,6 +77,6 @@ def squared_distances(unit: Float[Tensor, "batch dim"], anchors: slice = slice(N
 
 
 def root(squares: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """√x, and 0 with gradient 0 where x ≤ 0: the distance of a row from its double has no direction."""
+    """√x, and 0 with gradient 0 where x ≤ 0, as for the distance between equal rows."""
     outside = squares <= 0
     return torch.where(outside, 0.0, torch.where(outside, 1.0, squares).sqrt())

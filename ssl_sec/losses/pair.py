@@ -21,7 +21,7 @@ from ssl_sec.losses.classes import Classes, can_look, classes_of, negative_pairs
 from ssl_sec.losses.geometry import directions, inner_products, root, squared_distances
 from ssl_sec.settings import Range
 
-# With more rows in a class, one sort is quicker than a look for each positive (measured on CPUs at 512 rows).
+# With more rows in a class, one sort is faster than a pass for each positive (measured on CPUs at 512 rows).
 FEW_POSITIVES = 16
 _NO_TARGET = -100
 
@@ -29,7 +29,7 @@ _NO_TARGET = -100
 class TripletLoss(Loss):
     """All triplets of the batch (SEC, Eq. 2).
 
-    max(0, d²_ap − d²_an + m) (SEC, Eq. 2); the mean over all valid triplets, those that are 0 too.
+    max(0, d²_ap − d²_an + m) (SEC, Eq. 2); the mean over all valid triplets, including those that are 0.
 
     Args:
         margin: m ≥ 0, by which negatives must be farther than positives, in squared distances.
@@ -78,7 +78,7 @@ def _violations_one_by_one(
     anchors: slice,
     margin: float,
 ) -> Float[Tensor, "anchors batch"]:
-    """The same, from one look at each row for each of its positives, which must be few enough to be worth it."""
+    """The same counts, from one pass over each row for each of its positives, which should be few."""
     at_negatives = squares.masked_fill(~negative_pairs(labels, anchors), torch.inf)
     counts = torch.zeros_like(squares)
     for steps in range(1, int(classes.size.max())):
@@ -152,7 +152,7 @@ class NormalizedNPairLoss(Loss):
                 f"NormalizedNPairLoss needs a {missing}: "
                 f"{int(num_pairs)} of the batch's classes have two rows, must be ≥ 2"
             )
-        # The pairs, and this range's among them, in as many places as there may be: a number that the shapes tell.
+        # The pairs, and this range's among them, padded to the largest possible number, which the shapes determine.
         pairs = (~is_anchor).to(torch.uint8).argsort(stable=True)[: len(labels) // 2]
         start, stop = (own := range(len(labels))[anchors]).start, own.stop
         is_own = is_anchor[pairs] & (pairs >= start) & (pairs < stop)
@@ -190,8 +190,8 @@ class MultiSimilarityLoss(Loss):
 
     Pairs mined and weighted by self- and relative similarity (Wang et al. 2019).
 
-    Kept are the negatives with s_an + ε > min_p s_ap and the positives with s_ap − ε < max_n s_an. An anchor that
-    loses either side contributes 0; the sum over anchors is divided by the number of rows.
+    The negatives with s_an + ε > min_p s_ap and the positives with s_ap − ε < max_n s_an are kept. An anchor without
+    any on either side contributes 0; the sum over anchors is divided by the number of rows.
 
     Args:
         epsilon: ε ≥ 0, the slack with which pairs are mined.
@@ -233,8 +233,8 @@ class LiftedStructureLoss(Loss):
 
     max(0, log Σ exp(m − d) + d_ap)² / 2, the sum over the negatives of a and of p (Oh Song et al. 2016).
 
-    d is the Euclidean distance, not squared; the mean over ordered positive pairs. A pair needs the negatives of
-    both of its ends, so that a share of the anchors still makes the distances of the whole batch.
+    d is the Euclidean distance, not squared; the mean over ordered positive pairs. A pair needs the negatives of both
+    of its rows, so that a share of the anchors still needs the distances of the whole batch.
 
     Args:
         margin: m ≥ 0, a distance beyond which negatives are left alone.

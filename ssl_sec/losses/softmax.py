@@ -158,12 +158,12 @@ class NormFaceLoss(_SoftmaxLoss):
             self.scale = nn.Parameter(torch.tensor(start, device="cpu"))
 
     def lower_bound(self) -> float:
-        """The least that the loss can be at its scale (Proposition 2)."""
+        """The lower bound of the loss at its scale (Proposition 2)."""
         return normalized_softmax_lower_bound(self.num_classes, self.current_scale)
 
     @property
     def current_scale(self) -> float:
-        """s, learned or not; a GPU is waited for."""
+        """s, learned or not; it waits for a GPU."""
         return self.scale.detach().item() if isinstance(self.scale, Tensor) else self.scale
 
 

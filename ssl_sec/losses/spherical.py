@@ -52,7 +52,7 @@ class SphericalConstraint(nn.Module):
         return f"rho={self.rho}" if self.radius is None else f"radius={self.radius}"
 
     def forward(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, ""]:
-        """The constraint's value; in training mode the running μ moves first.
+        """The constraint's value; in training mode the running μ is updated first.
 
         Args:
             embeddings: raw rows of the global batch.

@@ -4,7 +4,7 @@ With the template w_k of class k, cos θ_k = ⟨f̂, ŵ_k⟩, the row's class y,
 
     C-contrastive    d²_y + Σ_{k ≠ y} max(0, m − d²_k)                                       (NormFace, Eq. 10)
     C-triplet        Σ_{k ≠ y} max(0, m + d²_y − d²_k)                                       (NormFace, Eq. 11)
-    center           ½ ‖f − μ_y‖², on raw rows, the centres μ moved by SFT's Eq. 9           (Wen et al. 2016)
+    center           ½ ‖f − μ_y‖², on raw rows, the centres μ updated by SFT's Eq. 9         (Wen et al. 2016)
 
 All are means over the rows. The templates may be sharded over workers: each then has the similarities of all rows to
 its own classes, and the workers combine a few numbers for each row.

@@ -1,4 +1,4 @@
-"""The spherical feature transform: variety of one class, lent to another (Zhu, Bai and Wei 2020).
+"""The spherical feature transform: the variation of one class, transferred to another (Zhu, Bai and Wei 2020).
 
 With the centre μ of a row's class and μ' of another, the row x becomes a row of that other class:
 
@@ -47,13 +47,13 @@ def rotation(mean_from: Float[Tensor, "*batch dim"], mean_to: Float[Tensor, "*ba
     """The rotation in the plane of two means that takes the direction of one to that of the other (SFT, Eq. 4).
 
     Args:
-        mean_from: μ_1, of any norm; where it or μ_2 is 0, nothing is turned.
-        mean_to: μ_2. Where it is opposite to μ_1, the plane is not defined, and μ_1's axis is mirrored.
+        mean_from: μ_1, of any norm; if it or μ_2 is 0, nothing is rotated.
+        mean_to: μ_2. If it is opposite to μ_1, the plane is not defined, and μ_1's axis is mirrored.
     """
     first, target = _unit(mean_from), _unit(mean_to)
     cosine = (first * target).sum(-1, keepdim=True)
     across = target - cosine * first
-    # Once more, for means that are nearly parallel: what rounding left of μ_1 would be blown up.
+    # Once more, for means that are nearly parallel: the rounding error along μ_1 would be magnified.
     across = across - (across * first).sum(-1, keepdim=True) * first
     sine = _length(across)
     defined = (_length(first) > 0) & (_length(target) > 0)
@@ -83,7 +83,7 @@ class SphericalFeatureTransform(nn.Module):
 
     *Unbalanced* scheme (tail classes given): every row of a head class becomes one of a tail class, drawn evenly
     among all tail classes; rows of tail classes, and those without a centre, generate nothing. How many rows are
-    generated depends on the labels, so that a GPU is waited for once a step, and no static graph can be captured.
+    generated depends on the labels, so that each step waits for a GPU once, and no static graph can be captured.
 
     Args:
         num_classes: n ≥ 2.
@@ -91,7 +91,7 @@ class SphericalFeatureTransform(nn.Module):
         mode: "rotate", "translate" (SFT-d) or "ftl".
         tail_classes: the classes that are short of samples; None for the balanced scheme.
         weight: λ ≥ 0, of the loss of the generated rows (Eq. 10).
-        energy: of the batch's variance that "ftl" transfers, in (0, 1].
+        energy: share of the batch's variance that "ftl" transfers, in (0, 1].
         seed: of the draws, which depend on it, the step and the row alone.
     """
 
@@ -135,7 +135,7 @@ class SphericalFeatureTransform(nn.Module):
     def forward(
         self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], step: int
     ) -> tuple[Float[Tensor, "generated dim"], Int64[Tensor, " generated"]]:
-        """Generated rows and their labels; in training mode the centres move after they were used.
+        """Generated rows and their labels; in training mode the centres are updated afterwards.
 
         Args:
             embeddings: raw rows of the global batch.
@@ -184,7 +184,7 @@ class SphericalFeatureTransform(nn.Module):
         return snapshot(self.centres[labels])
 
     def _as_centred(self, rows: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
-        """The rows as the centres are meant: raw where they are translated before normalisation, else unit."""
+        """The rows in the space of the centres: raw if they are translated before normalisation, else unit."""
         return rows if self.mode == "translate" else directions(rows)
 
     def _transformed(

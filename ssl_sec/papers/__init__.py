@@ -152,7 +152,7 @@ def load(name: str) -> Paper:
     if name not in list_papers():
         raise ConfigError(f"paper: found {name!r}; {nearest(name, list_papers())}")
     text = (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
-    return from_values(Paper, yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))  # C is far quicker
+    return from_values(Paper, yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))  # C is much faster
 
 
 def find_reported(recipe: str) -> dict[str, Value]:

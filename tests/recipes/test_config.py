@@ -700,7 +700,7 @@ def test_a_mean_for_each_channel_needs_as_many_channels():
         (networks_config._EncoderConfig, "_backbone, architecture"),
         (data_config._DataConfig, "_open"),
         (faces_config._PairsConfig, "_list"),
-        (training_config._SteppedOptimiserConfig, "_of_groups"),
+        (training_config._SteppedOptimiserConfig, "_build"),
     ],
 )
 def test_a_class_that_lacks_a_method_of_its_kind_fails_where_it_is_defined(base, missing):
