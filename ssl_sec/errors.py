@@ -27,7 +27,7 @@ class DataError(UserError):
 
 
 class MissingDataError(DataError, FileNotFoundError):
-    """A data set is not where it was looked for."""
+    """A data set or one of its files does not exist."""
 
 
 class StorageError(UserError):
@@ -56,7 +56,7 @@ def out_of_memory(error: BaseException) -> ConfigError | None:
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """A clause with the allowed names nearest to `name`, or all of them where they are few.
+    """A clause with the allowed names nearest to `name`, or all of them if they are few.
 
     Args:
         name: what was found.

@@ -78,7 +78,7 @@ class Rule(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Range:
-    """An interval; what is not bounded here is bounded by what torch takes. NaN is in none.
+    """An interval; without a bound here, torch's limits are the bounds. NaN is never inside.
 
     Attributes:
         gt: the value is greater.

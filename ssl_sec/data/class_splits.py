@@ -38,7 +38,7 @@ def take_classes(image_set: ImageSet, classes: Int64[Tensor, " classes"], which:
 
 
 def own_classes(image_set: ImageSet) -> ImageSet:
-    """The same images with classes of their own: only those that have images, numbered from 0."""
+    """The same images with only the classes that have images, numbered from 0."""
     present = image_set.labels.unique()
     return take_classes(image_set, present, f"those of their own {len(present)} classes")
 
@@ -48,7 +48,7 @@ def split_by_class(image_set: ImageSet, num_train_classes: int, split: Literal["
 
     Args:
         image_set: the images of all classes.
-        num_train_classes: so many classes train, those with labels 0 to num_train_classes - 1.
+        num_train_classes: the training classes are those with labels 0 to num_train_classes - 1.
         split: which part.
 
     Raises:

@@ -242,7 +242,7 @@ class _RetrievalConfig(_DataConfig):
 
     Attributes:
         on_bad_image: raise stops at an unreadable image; skip replaces it by the next one and counts it.
-        root: the folder of the data set, as it is published.
+        root: the folder of the data set in its published layout.
     """
 
     name: RetrievalSet

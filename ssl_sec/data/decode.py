@@ -81,7 +81,7 @@ class Decoding:
         return self.crop if self.image_size_px is None else CentreSquare(size_px=self.image_size_px)
 
     def is_resident(self, num_images: int, image_shape: tuple[int, int, int]) -> bool:
-        """Whether so many images of a shape are decoded into memory."""
+        """Whether `num_images` images of a shape are decoded into memory."""
         fits = num_images * math.prod(image_shape) <= self.resident_limit_mib * 2**20
         return fits and (self.crop is None or self.image_size_px is not None)
 
@@ -125,7 +125,7 @@ def decode_image(
     except Image.DecompressionBombError as error:
         found = re.findall(r"\d+", str(error))[0]
         raise DataError(f"{name}: {found} pixels found, at most {MAX_PIXELS} allowed") from None
-    # Pillow's plugins raise whatever a malformed file trips them into: OSError, SyntaxError, struct.error,
+    # For a malformed file Pillow's plugins raise errors of any kind: OSError, SyntaxError, struct.error,
     # ValueError, IndexError, …; nothing but Pillow runs above.
     except Exception as error:
         raise DataError(f"{name}: cannot be decoded: {first_line(error)}") from error

@@ -43,5 +43,5 @@ def _content(image_set: EncodedImages, row: int) -> bytes:
     try:
         source = image_set.store.source(row)
         return hashlib.sha256(source.read_bytes() if isinstance(source, Path) else source).digest()
-    except (DataError, OSError):  # an unreadable image is dealt with where it is decoded
+    except (DataError, OSError):  # decoding reports an unreadable image
         return b"unreadable"

@@ -19,17 +19,17 @@ EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png",
 def open_folder(
     split: Split, root: str | Path, decoding: Decoding = AS_THEY_ARE, shared_classes: bool = True
 ) -> ImageSet:
-    """Images in root/train/<class>/ and root/test/<class>/, or root/val/ where there is no test.
+    """Images in root/train/<class>/ and root/test/<class>/, or root/val/ if there is no test.
 
     The classes are the folders of `train` in the order of their names, for both splits, or those of each split
-    (`shared_classes`). Only the files that lie directly in a class folder and have an image's extension are
+    (`shared_classes`). Only the files that are directly in a class folder and have an image's extension are
     read; names that begin with a dot are ignored.
 
     Args:
         split: which part.
         root: the folder.
         decoding: how images become pixels.
-        shared_classes: whether the splits have the same classes, or each its own, with labels of its own.
+        shared_classes: whether the splits have the same classes; if not, each has its own classes and labels.
 
     Raises:
         MissingDataError: the folder or the split does not exist.

@@ -1,7 +1,7 @@
 """Parquet files in the Hugging Face layout, read a few rows at a time, and their memory-mapped cache.
 
 An image is a struct{bytes, path} with the encoded file in `bytes`; a label is an integer; names of the
-classes stand in the schema's metadata. Rows of Parquet cannot be read one by one, so a set that is too
+classes are in the schema's metadata. Rows of Parquet cannot be read one by one, so a set that is too
 large for memory is copied once to an uncompressed Arrow IPC file, which is mapped and not loaded.
 """
 

@@ -15,8 +15,8 @@ them. mix is the finaliser of splitmix64 (Steele, Lea and Flood, 2014), and the 
 (seed, e, i).
 
 Cycle-walking (Black and Rogaway, 2002) restricts that permutation P to {0, …, N-1}: P is applied until the
-value is below N. Along the cycle of P on which x < N lies, this goes to the next element below N. It ends,
-since x itself lies on that cycle, and two values that start apart arrive apart, since a cycle has one
+value is below N. Along the cycle of P that contains x < N, this goes to the next element below N. It ends,
+since x itself is on that cycle, and different values stay different, since a cycle has one
 predecessor below N for each element below N. As 4^k < 4N, fewer than four applications are expected.
 """
 

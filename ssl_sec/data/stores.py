@@ -43,7 +43,7 @@ Encoded = tuple[str, Path | bytes, int]
 
 @dataclass(frozen=True, kw_only=True)
 class PackedBytes:
-    """Many byte strings, one after the other in an array.
+    """Many byte strings in one array.
 
     Pickling is a copy, and reading touches no reference counts: those of a million strings would duplicate the memory
     in every forked worker.

@@ -50,7 +50,7 @@ class Loss(nn.Module, ABC):
 
 
 class CombinedLoss(Loss):
-    """first + weight · second, each with class templates or centres of its own.
+    """first + weight · second, each with its own class templates or centres.
 
     Args:
         first: any loss.

@@ -132,7 +132,7 @@ class FeatureTransformConfig(Settings, key="transform"):
     Attributes:
         weight: λ ≥ 0, the weight of the loss of the generated rows (SFT, Eq. 10).
         energy: share of the batch's variance that "ftl" transfers, in (0, 1].
-        tail_below: classes with fewer samples than so many are generated, from rows of the others (the unbalanced
+        tail_below: classes with fewer samples than this are generated, from rows of the others (the unbalanced
             scheme); None for the balanced one.
     """
 
@@ -150,7 +150,7 @@ class FeatureTransformConfig(Settings, key="transform"):
             raise ConfigError(f"transform.{error}") from None
 
     def build(self, class_sizes: Int64[Tensor, " classes"], dim: int, seed: int) -> losses.SphericalFeatureTransform:
-        """The transform for classes of so many samples and embeddings of `dim`.
+        """The transform for classes with these numbers of samples, and embeddings of `dim`.
 
         Raises:
             ConfigError: all classes have fewer samples than `tail_below`, or none has.

@@ -98,8 +98,8 @@ class SemihardTripletLoss(Loss):
 
     The triplet of each positive pair with its semihard negative; the mean over ordered positive pairs.
 
-    The negative is that with the smallest d²_an > d²_ap, or, where there is none, with the largest d²_an; the term
-    is max(0, d²_ap − d²_an + m) (SEC, Eq. 2).
+    The negative is that with the smallest d²_an > d²_ap or, if there is none, with the largest d²_an; the term is
+    max(0, d²_ap − d²_an + m) (SEC, Eq. 2).
 
     Args:
         margin: m ≥ 0, by which negatives must be farther than positives, in squared distances.
@@ -266,13 +266,13 @@ class RankedListLoss(Loss):
 
         ℓ_a = (1 − λ) Σ_p w_ap (d_ap − (α − m)) / Σ_p w_ap + λ Σ_n w_an (α − d_an) / Σ_n w_an .
 
-    A side without such pairs contributes 0. The weights are part of what is differentiated.
+    A side without such pairs contributes 0. The weights are differentiated too.
 
     Args:
         margin: m in [0, alpha]: positives are drawn to within alpha - m.
         alpha: > 0, the distance beyond which negatives are left alone.
-        negative_temperature: T_n ≥ 0, by which near negatives weigh more; 0 weighs all alike.
-        positive_temperature: T_p ≥ 0, by which far positives weigh more; 0 weighs all alike.
+        negative_temperature: T_n ≥ 0, by which near negatives weigh more; 0 gives all the same weight.
+        positive_temperature: T_p ≥ 0, by which far positives weigh more; 0 gives all the same weight.
         imbalance: weight of the negatives, in [0, 1]; the positives have the rest.
     """
 

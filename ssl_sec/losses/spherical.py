@@ -71,6 +71,6 @@ class SphericalConstraint(nn.Module):
         moved = torch.where(self.started, (1 - self.rho) * self.mean_norm + self.rho * mean.double(), mean.double())
         if self.training:
             self.started.fill_(True)
-            # What `copy_` returns must be used: torch 2.11 drops it from a graph on a CPU where it is not.
+            # The result of `copy_` must be used: otherwise torch 2.11 drops the copy from a graph on a CPU.
             return snapshot(self.mean_norm.copy_(moved)).to(lengths.dtype)
         return torch.where(self.started, self.mean_norm, mean.double()).to(lengths.dtype)

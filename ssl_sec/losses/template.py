@@ -120,7 +120,7 @@ class TemplateLoss(_ClassLoss):
     def _terms_of(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Float[Tensor, " anchors"]:
         if self._parts is None:
             return self._terms(embeddings[anchors], labels[anchors])
-        # A worker has every row's part of its own classes, whichever rows are its anchors.
+        # A worker computes the part of its own classes for every row, not for its anchors alone.
         return self._terms(embeddings, labels)[anchors]
 
     def _terms(self, embeddings: Float[Tensor, "rows dim"], labels: Int64[Tensor, " rows"]) -> Float[Tensor, " rows"]:
@@ -223,7 +223,7 @@ class CenterLoss(_ClassLoss):
 
     ½ ‖f − μ_y‖² on raw rows (Wen et al. 2016); the centres move by SFT's Eq. 9, after they were used.
 
-    In training mode a call moves the centres, from the whole batch whatever the anchors are.
+    In training mode a call updates the centres, from the whole batch whatever the anchors are.
 
     Args:
         num_classes: n ≥ 2.

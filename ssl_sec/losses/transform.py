@@ -79,7 +79,7 @@ class SphericalFeatureTransform(nn.Module):
 
     *Balanced* scheme (no tail classes): every row becomes one of another class. The class is drawn evenly among the
     others of the batch, so that the generated rows have positives also where the data set has thousands of classes.
-    A row stays what it is while its own or the drawn class has no centre yet.
+    A row is unchanged as long as its own or the drawn class has no centre.
 
     *Unbalanced* scheme (tail classes given): every row of a head class becomes one of a tail class, drawn evenly
     among all tail classes; rows of tail classes, and those without a centre, generate nothing. How many rows are

@@ -131,6 +131,6 @@ class GlobalBatchNorm(_BatchNorm):
 def globalise_batch_norm(module: nn.Module) -> nn.Module:
     """Replaces every batch norm in `module` by the global one, keeping parameters, buffers and names.
 
-    Frozen ones stay as they are.
+    Frozen ones are kept.
     """
     return replace_batch_norm(module, GlobalBatchNorm)

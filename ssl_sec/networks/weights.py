@@ -56,7 +56,7 @@ def load_weights(backbone: nn.Module, path: Path) -> None:
 
 
 def load_head_weights(head: nn.Module, path: Path) -> None:
-    """Loads a head's weights from a file of its own, or from one with a backbone that ends in the same layers.
+    """Loads a head's weights from its own file, or from one of a backbone that ends in the same layers.
 
     Raises:
         MissingDataError: if there is no such file.

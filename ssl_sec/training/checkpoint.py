@@ -93,7 +93,7 @@ def save_checkpoint(
         _sync_folder(folder)
     except (OSError, RuntimeError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        # On a full disk torch raises a RuntimeError of its own while it handles the OSError.
+        # On a full disk torch raises its own RuntimeError while it handles the OSError.
         why = error.__context__ if isinstance(error.__context__, OSError) else error
         raise StorageError(f"checkpoint of step {step}: cannot be written to {folder}: {why}") from error
     # Later ones are not whole and were skipped on resume: they must not count among those that are kept.
@@ -334,7 +334,7 @@ def _check_space(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def _best(paths: Iterable[Path]) -> Path | None:
-    """The checkpoint with the highest score, the newest of equals; None where none has one."""
+    """The checkpoint with the highest score, the newest if several have it; None if none has a score."""
     scored: list[tuple[float, str, Path]] = []
     for path in paths:
         try:

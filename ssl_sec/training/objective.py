@@ -2,7 +2,7 @@
 
     L = L_metric(X) + λ L_metric(X_gen) + η_t L_sec            (SEC, Section 3.3; SFT, Eq. 10)
 
-with X_gen the rows that a feature transform generates from X, where there is one.
+with X_gen the rows that a feature transform generates from X, if there is one.
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ class Terms:
     Attributes:
         total: what is differentiated.
         metric_loss: the loss of the batch's rows.
-        generated_loss: the loss of the generated rows, not weighted; 0 where there are none.
-        constraint: the norm constraint, not weighted; 0 where there is none.
+        generated_loss: the loss of the generated rows, not weighted; 0 if there are none.
+        constraint: the norm constraint, not weighted; 0 if there is none.
         norms: norms of the raw embeddings of the global batch.
     """
 

@@ -105,8 +105,8 @@ def test_the_hardest_pairs_stand_one_image_above_the_other(channels):
     assert figure.get_suptitle() == "lfw"
     above, below = figure.subfigs
     assert (above.get_suptitle(), below.get_suptitle()) == (
-        "two people, most alike (cosine)",
-        "one person, least alike (cosine)",
+        "two people, most similar (cosine)",
+        "one person, least similar (cosine)",
     )
     assert [axes.get_title() for axes in above.axes] == ["0.90", "0.80", "0.71", "", "", ""]
     assert [axes.get_title() for axes in below.axes] == ["-0.10", "0.25", "", "", "", ""]

@@ -81,7 +81,7 @@ def similarity_transform(
     R from reflecting (Umeyama, 1991, Eqs. 40-43).
 
     Args:
-        points: x and y of what is moved, two points or more.
+        points: x and y of the points to move, two or more.
         targets: x and y of where each is to come.
 
     Returns:
@@ -115,7 +115,7 @@ def read_landmarks(path: Path) -> Landmarks:
     try:
         table = pyarrow.csv.read_csv(
             path,
-            # Only a single thread tells in which row an error is.
+            # Only with a single thread do errors name their row.
             pyarrow.csv.ReadOptions(use_threads=False),
             convert_options=pyarrow.csv.ConvertOptions(
                 column_types=types, include_columns=list(types), null_values=[], strings_can_be_null=False
@@ -138,7 +138,7 @@ def read_landmarks(path: Path) -> Landmarks:
 
 
 def aligned_path(path: str) -> str:
-    """Where the aligned image goes: the same path, with a .png added to what is no JPEG or PNG."""
+    """The path of the aligned image: the same, with .png added unless it is a JPEG or PNG."""
     return path if os.path.splitext(path)[1].lower() in FORMATS else f"{path}.png"
 
 

@@ -27,7 +27,7 @@ def read_bin(path: Path) -> tuple[list[bytes], list[bool]]:
         raise DataError(f"{printed}: {error}") from None
     except FileNotFoundError:
         raise MissingDataError(f"{printed}: not there") from None
-    # A damaged pickle raises whatever it trips the reader into: UnpicklingError, EOFError, TypeError, MemoryError, …
+    # For a damaged pickle the reader raises errors of any kind: UnpicklingError, EOFError, TypeError, MemoryError, …
     except Exception as error:
         raise DataError(f"{printed}: cannot be read: {first_line(error)}") from error
     if not isinstance(content, tuple | list) or len(content) != 2:

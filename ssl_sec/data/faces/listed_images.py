@@ -81,7 +81,7 @@ def paths_by_stem(names: Sequence[str], root: Path, where: str) -> list[str]:
 
 
 def frames_of_videos(videos: Sequence[str], root: Path, where: str) -> tuple[list[str], Int64[Tensor, " frames"]]:
-    """Paths below a folder of the frames of videos, each a folder of its own there, and the video of each.
+    """Paths below a folder of the frames of videos, each video in its own folder, and the video of each frame.
 
     Args:
         videos: their folders.

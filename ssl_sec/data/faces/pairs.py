@@ -88,7 +88,7 @@ class _Listed:
 def open_bin(path: str | Path, name: str | None = None, decoding: Decoding = AS_THEY_ARE) -> VerificationPairs:
     """A .bin of InsightFace: lfw, cfp_fp, agedb_30 and others, with 10 folds of consecutive pairs.
 
-    The file is a pickle. It is read without ever calling what it names: see `read_bin`.
+    The file is a pickle. Reading it never calls the functions that it names: see `read_bin`.
 
     Args:
         path: the file.

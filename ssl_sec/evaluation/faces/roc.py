@@ -41,7 +41,7 @@ def tar_at_far(scores: Scores, same: Same, fars: Iterable[float]) -> dict[float,
     It sorts only the highest scores of the impostors, as many as the greatest FAR needs.
 
     Args:
-        scores: of the pairs, the higher the more alike.
+        scores: of the pairs; higher is more similar.
         same: which of them are genuine.
         fars: each in [0, 1], read as the decimal number that it prints as.
 
@@ -87,7 +87,7 @@ def roc(scores: Scores, same: Same) -> ROC:
     """The receiver operating characteristic over all pairs, in float64.
 
     Args:
-        scores: of the pairs, the higher the more alike.
+        scores: of the pairs; higher is more similar.
         same: which of them are genuine.
 
     Raises:

@@ -87,7 +87,7 @@ def kfold_accuracy_of_scores(scores: Scores, same: Same, folds: Folds = 10) -> F
     pair whose score is not finite is wrong, and does not affect the threshold.
 
     Args:
-        scores: of the pairs, the higher the more alike.
+        scores: of the pairs; higher is more similar.
         same: whether the two of a pair are of one person.
         folds: as for `kfold_accuracy`.
 

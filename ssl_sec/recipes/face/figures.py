@@ -1,6 +1,6 @@
 """Figures of a run of face recognition: ROCs, scores, and the worst pairs of its test sets.
 
-Figures are made as in `diagnostics`. A score is the cosine of a pair of images, templates or videos.
+A score is the cosine of a pair of images, templates or videos.
 """
 
 from collections.abc import Mapping
@@ -79,7 +79,7 @@ def roc_figure(test_sets: Mapping[str, Verification], title: str) -> Figure:
     for place, (name, (scores, same)) in enumerate(test_sets.items()):
         num_impostors = int((~same).sum())
         accepted = np.unique(np.geomspace(1, num_impostors, 500).round())
-        # Half an impostor more, as so many of so few may round to a little less.
+        # Half an impostor more, as the quotient may round to a little less.
         rates = tar_at_far(scores, same, [min((count + 0.5) / num_impostors, 1.0) for count in accepted.tolist()])
         true = 100 * np.array(list(rates.values()))
         colour, style = arm_look(place)
@@ -144,8 +144,8 @@ def hardest_pairs_figure(different: HardPairs, same: HardPairs, title: str) -> F
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(h_pad=0.02, hspace=0))
     figure.suptitle(title)
     above, below = figure.subfigures(2, 1, squeeze=False)[:, 0]
-    _show_pairs(above, different, columns, "two people, most alike")
-    _show_pairs(below, same, columns, "one person, least alike")
+    _show_pairs(above, different, columns, "two people, most similar")
+    _show_pairs(below, same, columns, "one person, least similar")
     return figure
 
 

@@ -81,7 +81,7 @@ class BLUFRConfig(_TestSetConfig):
         """The images and the trials."""
         root, where = Path(self.root).expanduser(), f"test_sets.root of {self.title}, image"
         if self.lists is None:
-            # An image beside the folders is nobody's.
+            # An image beside the folders belongs to nobody.
             paths = [path for path in image_paths(root) if "/" in path]
             names, labels = _numbered([path.rpartition("/")[0] for path in paths])
             drawn = random_open_set_trials(

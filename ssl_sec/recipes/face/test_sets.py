@@ -260,10 +260,10 @@ def _keep_scores(
 
 def _hardest(pairs: VerificationPairs, scores: Float[Tensor, " pairs"]) -> dict[str, Tensor]:
     """The pairs that the embedding gets most wrong, as pixels, with their scores."""
-    alike = scores.argsort(descending=True)
+    order = scores.argsort(descending=True)
     hardest = {
-        "different": alike[~pairs.same[alike]][:_HARDEST],
-        "same": alike.flip(0)[pairs.same[alike.flip(0)]][:_HARDEST],
+        "different": order[~pairs.same[order]][:_HARDEST],
+        "same": order.flip(0)[pairs.same[order.flip(0)]][:_HARDEST],
     }
     shown: dict[str, Tensor] = {}
     for name, chosen in hardest.items():

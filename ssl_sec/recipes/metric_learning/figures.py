@@ -1,6 +1,6 @@
 """Figures of a metric-learning run: cosines of pairs, changes of directions, retrieved images, spread of classes.
 
-First the numbers, as frozen dataclasses that JSON can hold, then the figures made of them, as in `diagnostics`.
+First the numbers, as frozen dataclasses for JSON, then the figures of them.
 Everything is about directions f̂ = f / ‖f‖: embeddings may have any norm, but zero and what is not finite have no
 direction and are refused with a `DataError`.
 """

@@ -11,5 +11,5 @@ from ssl_sec.figures.training import confusion_figure
 
 def draw(run: RunRecord) -> dict[str, Figure]:
     """Draws the confusion matrix."""
-    told = json.loads(run.confusion_path.read_text())
-    return {"confusion": confusion_figure(torch.tensor(told["confusion"]), tuple(told["class_names"]))}
+    record = json.loads(run.confusion_path.read_text())
+    return {"confusion": confusion_figure(torch.tensor(record["confusion"]), tuple(record["class_names"]))}
