@@ -201,7 +201,8 @@ def read_matlab(path: Path, names: Sequence[str]) -> dict[str, Any]:
     from scipy.io import loadmat
 
     try:
-        return loadmat(path, variable_names=names, squeeze_me=True)
+        with path.open("rb") as file:
+            return loadmat(file, variable_names=names, squeeze_me=True)
     except FileNotFoundError:
         raise MissingDataError(f"{printable(str(path))}: not there") from None
     # For a damaged file scipy raises errors of any kind: ValueError, TypeError, KeyError, MatReadError, OSError, …

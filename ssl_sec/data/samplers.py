@@ -91,7 +91,8 @@ class ShuffledBatches:
 
 def check_batch_size(global_batch_size: int, num_images: int) -> None:
     """Raises a ConfigError if there are fewer images than a batch holds."""
-    check(1 <= global_batch_size <= num_images, "global_batch_size", global_batch_size, f"1 to the {num_images} images")
+    allowed = f"1 to {num_images}, the number of images"
+    check(1 <= global_batch_size <= num_images, "global_batch_size", global_batch_size, allowed)
 
 
 @lru_cache(maxsize=2)

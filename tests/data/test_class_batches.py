@@ -158,8 +158,8 @@ def test_a_class_of_one_image_is_never_an_anchor():
         (24, 24, "allowed: 3, 4, 6, 8, 12$"),
         (24, 0, "allowed: 3, 4, 6, 8, 12$"),
         (23, 1, "allowed: none; change global_batch_size$"),
-        (121, 11, "global_batch_size = 121, but there are 120 images; allowed: 1 to 120$"),
-        (0, 1, "allowed: 1 to 120$"),
+        (121, 11, "global_batch_size: found 121, must be 1 to 120, the number of images$"),
+        (0, 1, "found 0, must be 1 to 120, the number of images$"),
     ],
 )
 def test_batches_of_classes_that_cannot_be(global_batch_size, images_per_class, message):

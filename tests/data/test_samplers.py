@@ -93,7 +93,9 @@ def test_a_billion_images_need_no_memory():
 
 @pytest.mark.parametrize("global_batch_size", [0, 11])
 def test_too_few_images(global_batch_size):
-    with pytest.raises(ConfigError, match=rf"global_batch_size = {global_batch_size}.*10 images"):
+    with pytest.raises(
+        ConfigError, match=rf"^global_batch_size: found {global_batch_size}, must be 1 to 10, the number of images$"
+    ):
         ShuffledBatches(num_images=10, global_batch_size=global_batch_size, seed=0)
 
 

@@ -216,7 +216,7 @@ def test_pair_losses_take_batches_of_classes(tmp_path):
     [
         ({"loss": {"name": "triplet"}}, ConfigError, "sampler: found 'shuffled', must be 'classes' with loss=triplet"),
         ({"epochs": -1}, ConfigError, "epochs"),
-        ({"global_batch_size": 2000}, ConfigError, "global_batch_size = 2000"),
+        ({"global_batch_size": 2000}, ConfigError, "global_batch_size: found 2000"),
         ({"transform": {"name": "sft", "tail_below": 5}}, ConfigError, "transform.tail_below: found 5, must part"),
         ({"test_sets": [{"name": "bin", "path": "nowhere.bin"}]}, DataError, "nowhere.bin"),
         ({"test_sets": 2 * [{"name": "bin", "path": "x.bin"}]}, ConfigError, "test_sets.title: found 'x'"),
