@@ -29,7 +29,7 @@ from ssl_sec.recipes.pretraining.recipe import build_recipe
 from ssl_sec.settings import from_values
 from ssl_sec.training.norms import NormHistogram
 from ssl_sec.training.recipe import Precision, Recipe
-from ssl_sec.training.step import Cadence, Request, Steps, autocast, choose_step, train
+from ssl_sec.training.step import Cadence, Request, TakeStep, autocast, choose_step, train
 
 # The learning rate is low enough that no network diverges on random pixels, in any number of steps.
 TEMPERATURE, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.5, 1e-4, 0.9, 1e-4
@@ -161,7 +161,7 @@ class Ours:
         self.recipe = make_recipe(setting, images, device, **options)
         self._runtime = QuietRuntime(device)
         self._steps_taken = 0
-        self._take_step: Steps | None = None
+        self._take_step: TakeStep | None = None
 
     def steps(self, count: int) -> None:
         """Takes `count` steps."""
