@@ -53,7 +53,7 @@ class _DataConfig(Settings, key="data"):
 
     def open(self, split: Split) -> ImageSet:
         """Opens one split; the subset is of the training split only."""
-        return self._limited(self._open(split, None), split)
+        return self._limit(self._open(split, None), split)
 
     def open_by_class(self, split: Split, crop: Crop) -> ImageSet:
         """Opens one of two splits without common classes, each with its own labels, 0, 1, ….
@@ -70,9 +70,9 @@ class _DataConfig(Settings, key="data"):
             image_set = self._open_own_classes(split, crop)
         else:
             image_set = split_by_class(self._open("train", crop), self.num_train_classes, split)
-        return self._limited(image_set, split)
+        return self._limit(image_set, split)
 
-    def _limited(self, image_set: ImageSet, split: Split) -> ImageSet:
+    def _limit(self, image_set: ImageSet, split: Split) -> ImageSet:
         if self.max_images is None or split == "test" or self.max_images >= len(image_set):
             return image_set
         return limit_images(image_set, self.max_images, seed=0)

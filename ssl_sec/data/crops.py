@@ -104,7 +104,7 @@ class RandomResizedCrop:
         """The crop that the draw determines; without a draw all images would have the same crop, which is a bug."""
         assert draw is not None, "a random crop needs the draw of its row"
         flip, *numbers = uniform(draw, 1 + NUMBERS_PER_BOX)
-        part = _cut(image, self.short_side_px, self.box(*_resized(image.size, self.short_side_px), numbers))
+        part = _cut(image, self.short_side_px, self.box(*_resized_size(image.size, self.short_side_px), numbers))
         part = part.resize((self.size_px, self.size_px), Image.Resampling.BILINEAR)
         return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip < self.flip_probability else part
 
@@ -139,12 +139,12 @@ class CentreCrop:
 
     def __call__(self, image: Image.Image, draw: int | None = None) -> Image.Image:
         """The centre, whatever the draw."""
-        width, height = _resized(image.size, self.short_side_px)
+        width, height = _resized_size(image.size, self.short_side_px)
         left, top = round((width - self.size_px) / 2), round((height - self.size_px) / 2)
         return _cut(image, self.short_side_px, (left, top, left + self.size_px, top + self.size_px))
 
 
-def _resized(size: tuple[int, int], short_side_px: int) -> tuple[int, int]:
+def _resized_size(size: tuple[int, int], short_side_px: int) -> tuple[int, int]:
     """Width and height of an image of that size once its short side is resized; the long one is rounded down."""
     width, height = size
     short = min(size)
@@ -153,7 +153,7 @@ def _resized(size: tuple[int, int], short_side_px: int) -> tuple[int, int]:
 
 def _cut(image: Image.Image, short_side_px: int, box: Box) -> Image.Image:
     """The box of the resized image, without the rest of it."""
-    width, height = _resized(image.size, short_side_px)
+    width, height = _resized_size(image.size, short_side_px)
     left, top, right, bottom = box
     stored = (
         left * image.width / width,

@@ -40,7 +40,7 @@ def batches(
     """
     rows = zip(index_batches, itertools.repeat(None)) if draws is None else zip(index_batches, draws, strict=True)
     if isinstance(image_set, EncodedImages) and num_loader_workers > 0:
-        yield from _decoded_by_workers(image_set, rows, device, num_loader_workers, prefetch)
+        yield from _decode_in_workers(image_set, rows, device, num_loader_workers, prefetch)
     else:
         for indices, drawn in rows:
             yield image_set.read(indices, drawn).to(device)
@@ -61,7 +61,7 @@ class _Decoding(Dataset[tuple[Batch, dict[int, str]] | DataError]):
             return error
 
 
-def _decoded_by_workers(
+def _decode_in_workers(
     image_set: EncodedImages,
     rows: Iterable[tuple[Tensor, Tensor | None]],
     device: torch.device,

@@ -115,7 +115,7 @@ def inspect(locations: Locations, columns: Columns) -> ParquetFiles:
         with _opened(file_system, path) as parquet:
             schema = parquet.schema_arrow
             num_rows += parquet.metadata.num_rows
-        found_column = _checked_image_column(schema, found_column, path)
+        found_column = _find_image_column(schema, found_column, path)
         _check_label_column(schema, columns.label_column, path)
         named = _class_names(schema, columns.label_column)
         if named and class_names and named != class_names:
@@ -153,7 +153,7 @@ def iterate_rows(parquet_files: ParquetFiles) -> Iterator[EncodedRows]:
                     names=[f"{path} row {row + i}" for i in range(len(images))],
                     paths=_image_paths(images),
                     encoded=encoded.cast(pa.large_binary()).fill_null(b""),
-                    labels=_checked_labels(record_batch.column(parquet_files.label_column), path, row),
+                    labels=_check_labels(record_batch.column(parquet_files.label_column), path, row),
                 )
                 row += record_batch.num_rows
 
@@ -170,7 +170,7 @@ def distinct_labels(parquet_files: ParquetFiles) -> Int64[np.ndarray, " classes"
         with _opened(file_system, path) as parquet:
             record_batches = parquet.iter_batches(columns=[parquet_files.label_column])
             while (record_batch := _next_batch(record_batches, path)) is not None:
-                found.update(_checked_labels(record_batch.column(0), path, row).tolist())
+                found.update(_check_labels(record_batch.column(0), path, row).tolist())
                 row += record_batch.num_rows
     return np.array(sorted(found), np.int64)
 
@@ -297,7 +297,7 @@ def _listed(files: Sequence[tuple[AbstractFileSystem, str]]) -> str:
     return f"{files[0][1]}{more}"
 
 
-def _checked_image_column(schema: pa.Schema, image_column: str | None, path: str) -> str:
+def _find_image_column(schema: pa.Schema, image_column: str | None, path: str) -> str:
     images = [column.name for column in schema if _is_image(column.type)]
     _check_unique(schema, image_column, path)
     if image_column is None:
@@ -345,7 +345,7 @@ def _check_unique(schema: pa.Schema, column: str | None, path: str) -> None:
         raise DataError(f"{printable(path)}: {count} columns are named {column!r}; allowed: one")
 
 
-def _checked_labels(column: pa.Array, path: str, first_row: int) -> Int64[np.ndarray, " rows"]:
+def _check_labels(column: pa.Array, path: str, first_row: int) -> Int64[np.ndarray, " rows"]:
     if column.null_count:
         row = first_row + column.is_null().to_pylist().index(True)
         raise DataError(f"{path} row {row}: no label; allowed: integers, 0 or more")

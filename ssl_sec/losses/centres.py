@@ -42,14 +42,14 @@ def snapshot(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     A compiled backward pass may read the buffer again instead of keeping its values, after the update: silently wrong
     gradients (pytorch/pytorch#197039). It never recomputes a custom operator.
     """
-    return cast(Tensor, _copied(values)) if torch.compiler.is_compiling() else values
+    return cast(Tensor, _copy(values)) if torch.compiler.is_compiling() else values
 
 
 @torch.library.custom_op("ssl_sec::snapshot", mutates_args=())
-def _copied(values: torch.Tensor) -> torch.Tensor:
+def _copy(values: torch.Tensor) -> torch.Tensor:
     return values.clone()
 
 
-@_copied.register_fake  # pyright: ignore[reportUnknownMemberType]
+@_copy.register_fake  # pyright: ignore[reportUnknownMemberType]
 def _like(values: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(values)

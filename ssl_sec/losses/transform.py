@@ -149,7 +149,7 @@ class SphericalFeatureTransform(nn.Module):
             else:
                 heads, targets = self._heads(labels, self.tail_classes, step)
                 sources, originals = labels[heads], rows[heads]
-            generated = self._transformed(originals, sources, targets, rows.detach(), labels)
+            generated = self._transform_rows(originals, sources, targets, rows.detach(), labels)
             if self.training:
                 move_centres(self.centres, self._as_centred(rows.detach()), labels)
             return generated, targets
@@ -187,7 +187,7 @@ class SphericalFeatureTransform(nn.Module):
         """The rows in the space of the centres: raw if they are translated before normalisation, else unit."""
         return rows if self.mode == "translate" else directions(rows)
 
-    def _transformed(
+    def _transform_rows(
         self,
         originals: Float[Tensor, "generated dim"],
         sources: Int64[Tensor, " generated"],

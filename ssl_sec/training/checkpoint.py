@@ -196,12 +196,12 @@ class CheckpointWriter:
         """A copy of the state on the CPU, and a function that waits until it is complete."""
         device = next((tensor.device for tensor in _tensors(state) if tensor.is_cuda), None)
         if device is None:
-            return _copied(state), lambda: None
+            return _copy(state), lambda: None
         self._stream = self._stream or torch.cuda.Stream(device)
         training = torch.cuda.current_stream(device)
         self._stream.wait_stream(training)
         with torch.cuda.stream(self._stream):
-            copied = _copied(state)
+            copied = _copy(state)
         training.wait_stream(self._stream)  # the next step changes what is being copied
         return copied, self._stream.record_event().synchronize
 
@@ -305,16 +305,16 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _copied(state: Any) -> Any:
+def _copy(state: Any) -> Any:
     """The state with its tensors copied to the CPU; from a GPU without waiting."""
     if isinstance(state, torch.Tensor):
         # Pinned memory: the host would wait for a copy into any other.
         copy = torch.empty_like(state, device="cpu", pin_memory=state.is_cuda, requires_grad=False)
         return copy.copy_(state.detach(), non_blocking=True)
     if isinstance(state, Mapping):
-        return {key: _copied(value) for key, value in state.items()}  # pyright: ignore[reportUnknownVariableType]
+        return {key: _copy(value) for key, value in state.items()}  # pyright: ignore[reportUnknownVariableType]
     if isinstance(state, list):
-        return [_copied(value) for value in state]  # pyright: ignore[reportUnknownVariableType]
+        return [_copy(value) for value in state]  # pyright: ignore[reportUnknownVariableType]
     return state
 
 

@@ -55,7 +55,7 @@ class RecordStore:
     def source(self, row: int) -> bytes:
         """The encoded bytes."""
         name = self.image_name(row)
-        record, _ = read_record(_mapped(self.path), int(self.offsets[row]), name)
+        record, _ = read_record(_map_file(self.path), int(self.offsets[row]), name)
         return _image(record, name)
 
 
@@ -87,7 +87,7 @@ def open_records(root: str | Path, decoding: Decoding = AS_THEY_ARE) -> ImageSet
     labels, has_image = read_labels(path, keys, offsets)
     _check_number(path, keys, labels, has_image)
     keys, offsets, labels = keys[has_image], offsets[has_image], labels[has_image]
-    classes = _checked_classes(labels, path, keys)
+    classes = _check_classes(labels, path, keys)
     num_classes = _num_classes(root / "property", classes)
     check_num_classes(num_classes, len(classes), str(path))
     return from_store(
@@ -134,7 +134,7 @@ def find_records(path: Path) -> Int64[np.ndarray, " records"]:
     Raises:
         DataError: a record is truncated or none; it is named by its number.
     """
-    content, offset = _mapped(path), 0
+    content, offset = _map_file(path), 0
     offsets: list[int] = []
     while offset < len(content):
         offsets.append(offset)
@@ -162,7 +162,7 @@ def read_labels(
     Raises:
         DataError: a record is truncated, or none begins where the index says.
     """
-    content = _mapped(path)
+    content = _map_file(path)
     words = np.frombuffer(content, "<u4", len(content) // 4)
     labels, has_image = np.zeros(len(keys), np.float32), np.zeros(len(keys), bool)
     rows = np.flatnonzero((offsets >= 0) & (offsets % 4 == 0) & (offsets + _PART.size + _HEADER.size <= 4 * len(words)))
@@ -188,7 +188,7 @@ def read_labels(
 
 
 @functools.lru_cache(maxsize=8)
-def _mapped(path: Path) -> mmap.mmap:
+def _map_file(path: Path) -> mmap.mmap:
     try:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -247,7 +247,7 @@ def _check_number(
         )
 
 
-def _checked_classes(
+def _check_classes(
     labels: Float32[np.ndarray, " images"], path: Path, keys: Int64[np.ndarray, " images"]
 ) -> Int64[np.ndarray, " images"]:
     wrong = ~((labels >= 0) & (labels < MAX_CLASSES) & (labels == np.floor(labels)))

@@ -71,7 +71,7 @@ def kfold_accuracy(first: Rows, second: Rows, same: Same, folds: Folds = 10, pca
     def accuracy(is_test: Bool[Tensor, " pairs"]) -> float:
         images = torch.cat([first[~is_test], second[~is_test]])
         mean, components = _principal_components(images[images.isfinite().all(1)], pca)
-        projected = _cosines(*(_reduced(rows, mean, components) for rows in (first, second)))
+        projected = _cosines(*(_reduce(rows, mean, components) for rows in (first, second)))
         return _accuracy(projected, same.to(scores.device), is_test)
 
     return over_folds(accuracy, folds, same)
@@ -186,7 +186,7 @@ def _principal_components(
     return mean, torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -count:]
 
 
-def _reduced(
+def _reduce(
     rows: Float[Tensor, "images dim"], mean: Float[Tensor, " dim"], components: Float[Tensor, "dim components"]
 ) -> Float[Tensor, "images components"]:
     projected = (rows - mean) @ components

@@ -25,7 +25,7 @@ CAFFE_STD = (1 / 255,)
 _SMALLEST_PX = 7
 
 
-def _halved(maps: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels rows columns"]:
+def _halve(maps: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels rows columns"]:
     """Maxima of 3x3 windows with stride 2, as many as the outputs of a convolution of stride 2.
 
     For maps of an even size that is Caffe's pooling, which rounds up. The maps come from a ReLU, so that the zeros
@@ -56,12 +56,12 @@ class _Block:
 _BLOCKS = {
     "3a": _Block(single=64, triple=(64, 64), double=(64, 96), projection=32),
     "3b": _Block(single=64, triple=(64, 96), double=(64, 96), projection=64),
-    "3c": _Block(triple=(128, 160), double=(64, 96), pool=_halved, stride=2),
+    "3c": _Block(triple=(128, 160), double=(64, 96), pool=_halve, stride=2),
     "4a": _Block(single=224, triple=(64, 96), double=(96, 128), projection=128),
     "4b": _Block(single=192, triple=(96, 128), double=(96, 128), projection=128),
     "4c": _Block(single=160, triple=(128, 160), double=(128, 160), projection=128),
     "4d": _Block(single=96, triple=(128, 192), double=(160, 192), projection=128),
-    "4e": _Block(triple=(128, 192), double=(192, 256), pool=_halved, stride=2),
+    "4e": _Block(triple=(128, 192), double=(192, 256), pool=_halve, stride=2),
     "5a": _Block(single=352, triple=(192, 320), double=(160, 224), projection=128),
     "5b": _Block(single=352, triple=(192, 320), double=(192, 224), pool=_max_3x3, projection=128),
 }

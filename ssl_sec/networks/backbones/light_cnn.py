@@ -71,15 +71,15 @@ class LightCNN(nn.Module):
         Raises:
             ConfigError: for images of another size than the network was built for.
         """
-        maps = _pooled(self.conv1(images))
-        maps = _pooled(self.conv2(self.conv2a(maps)))
-        maps = _pooled(self.conv3(self.conv3a(maps)))
+        maps = _pool(self.conv1(images))
+        maps = _pool(self.conv2(self.conv2a(maps)))
+        maps = _pool(self.conv3(self.conv3a(maps)))
         maps = self.conv4(self.conv4a(maps))
-        maps = _pooled(self.conv5(self.conv5a(maps)))
+        maps = _pool(self.conv5(self.conv5a(maps)))
         return as_features(maps, self.map_size_px)
 
 
-def _pooled(maps: Float[Tensor, "batch planes height width"]) -> Float[Tensor, "batch planes rows columns"]:
+def _pool(maps: Float[Tensor, "batch planes height width"]) -> Float[Tensor, "batch planes rows columns"]:
     return max_pool2d(maps, 2, ceil_mode=True)  # Caffe's poolings round up
 
 

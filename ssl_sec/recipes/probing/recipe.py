@@ -133,8 +133,8 @@ def linear_evaluation(
     train_set, test_set = (on_device(full.open(split), runtime.device) for split in ("train", "test"))
     if test_set.class_names != train_set.class_names[: len(test_set.class_names)]:
         raise DataError(
-            f"{test_set.name}: its classes ({_listed(test_set.class_names)}) are not the first of those of "
-            f"{train_set.name} ({_listed(train_set.class_names)}); a probe needs the same classes in both"
+            f"{test_set.name}: its classes ({_describe_classes(test_set.class_names)}) are not the first of those of "
+            f"{train_set.name} ({_describe_classes(train_set.class_names)}); a probe needs the same classes in both"
         )
     kept, held_out = stratified_split(train_set.labels, HELD_OUT_SHARE, seed=config.seed)
     if config.labels_per_class is not None:
@@ -166,7 +166,7 @@ def linear_evaluation(
     )
 
 
-def _listed(class_names: tuple[str, ...]) -> str:
+def _describe_classes(class_names: tuple[str, ...]) -> str:
     return f"{len(class_names)}: {printable(', '.join(class_names[:8]))}{', …' if len(class_names) > 8 else ''}"
 
 
@@ -183,7 +183,7 @@ class _Training:
     def __call__(self, image_set: ImageSet, rows: Rows, rates: tuple[float, ...], first_epoch: int) -> LinearProbes:
         config, (features, labels) = self.config, rows
         feature_batches = (
-            self._augmented(image_set)
+            self._augmented_batches(image_set)
             if config.augment
             else shuffled(features, labels, config.batch_size, derived_seed(config.seed, "probe"))
         )
@@ -202,7 +202,7 @@ class _Training:
         if highest_of_workers(self.runtime.request(), self.runtime.device) == Request.STOP:
             raise Stopped("stopped; a probe saves nothing before its end")
 
-    def _augmented(self, image_set: ImageSet) -> Callable[[int], Iterator[Rows]]:
+    def _augmented_batches(self, image_set: ImageSet) -> Callable[[int], Iterator[Rows]]:
         """Features of crops and flips, newly drawn in every epoch (SimCLR, appendix B.6)."""
         channels, height, width = image_set.image_shape
         batch_size = min(self.config.batch_size, len(image_set) // self.runtime.world_size * self.runtime.world_size)
