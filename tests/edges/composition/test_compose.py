@@ -3,6 +3,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import get_args
 
@@ -112,22 +113,31 @@ def spelt_out(values: dict[str, object]) -> dict[str, object]:
 _FILES = {path.stem for path in (CONFIG_FOLDER / "experiment").glob("*.yaml")}
 
 
+def together(job: str) -> list[list[str]]:
+    """Overrides that choose each option once, and an option of every group at a time."""
+    found = []
+    of_job = primary(job).keys - {"experiment"}
+    chosen = {group: ONLY_IN[job].get(group, names) for group, names in EVERY_OPTION.items() if group in of_job}
+    if job != "face":  # neither self-supervision nor retrieval has classes of its own
+        chosen["loss"] = [name for name in chosen["loss"] if name not in CLASS_LOSSES]
+    for row in zip_longest(*map(sorted, chosen.values())):
+        options_of = {group: name for group, name in zip(chosen, row, strict=True) if name is not None}
+        overrides = [f"{group}={name}" for group, name in options_of.items()]
+        if job == "face" and options_of.get("loss", "cosface") not in CLASS_LOSSES:
+            overrides.append("sampler=classes")
+        found.append(overrides + [override for name in options_of.values() for override in REQUIRED.get(name, [])])
+    return found
+
+
 @pytest.mark.parametrize(
     ("job", "kind"), [("pretrain", PretrainConfig), ("metric_learning", MetricLearningConfig), ("face", FaceConfig)]
 )
 def test_the_keys_of_every_config_are_those_of_its_dataclass(job, kind):
-    primary = compose(job, [])
     # Rows of one table have the same keys.
-    some_experiments = [name for place, name in enumerate(experiments(job)) if place % 12 == 0 or name in _FILES]
-    for group, names in {**EVERY_OPTION, "experiment": some_experiments}.items():
-        for name in ONLY_IN[job].get(group, names):
-            if group not in (*primary, "experiment") or (job != "face" and group == "loss" and name in CLASS_LOSSES):
-                continue  # neither self-supervision nor retrieval has classes of its own
-            overrides = [f"{group}={name}", *(given_for(name) if group == "experiment" else REQUIRED.get(name, []))]
-            if job == "face" and group == "loss" and name not in CLASS_LOSSES:
-                overrides.append("sampler=classes")
-            values = composed(job, *overrides)
-            assert spelt_out(to_values(from_values(kind, values))) == spelt_out(values), (group, name)
+    some = [name for place, name in enumerate(experiments(job)) if place % 12 == 0 or name in _FILES]
+    for overrides in [*together(job), *([f"experiment={name}", *given_for(name)] for name in some)]:
+        values = composed(job, *overrides)
+        assert spelt_out(to_values(from_values(kind, values))) == spelt_out(values), overrides
 
 
 def test_the_keys_of_a_probe_are_those_of_its_dataclass():
