@@ -16,7 +16,6 @@ from ssl_sec.edges.composition.compose import experiments, job_of
 from ssl_sec.edges.composition.experiments import Experiment, in_words, load
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
 from ssl_sec.exporting import FORMATS
-from ssl_sec.losses.config import CLASS_LOSSES, PAIR_LOSSES
 from ssl_sec.recipes.registry import trainings
 
 PAGES = Path(__file__).parent
@@ -55,12 +54,12 @@ def groups() -> str:
 
 def pair_losses() -> str:
     """The losses that need no classes of their own."""
-    return _losses(PAIR_LOSSES)
+    return _losses(losses.PAIR_LOSSES)
 
 
 def class_losses() -> str:
     """The losses with something for each class."""
-    return _losses({**CLASS_LOSSES, "combined": losses.CombinedLoss})
+    return _losses({**losses.CLASS_LOSSES, "combined": losses.CombinedLoss})
 
 
 def _losses(listed: Mapping[str, type[losses.Loss]]) -> str:

@@ -1,5 +1,7 @@
 """The loss core: `loss(embeddings, labels) -> scalar`, on raw embeddings, for every recipe."""
 
+from collections.abc import Mapping
+
 from ssl_sec.losses.angular import AngularLoss, NPairAngularLoss
 from ssl_sec.losses.base import CombinedLoss, Loss, from_views
 from ssl_sec.losses.contrastive import ContrastiveLoss, NTXentLoss
@@ -26,7 +28,37 @@ from ssl_sec.losses.spherical import SphericalConstraint, spherical_constraint
 from ssl_sec.losses.template import CContrastiveLoss, CenterLoss, CTripletLoss
 from ssl_sec.losses.transform import Rotation, SphericalFeatureTransform, rotation
 
+# By name, those whose rows of one label are positives of each other.
+PAIR_LOSSES: Mapping[str, type[Loss]] = {
+    "ntxent": NTXentLoss,
+    "contrastive": ContrastiveLoss,
+    "triplet": TripletLoss,
+    "semihard": SemihardTripletLoss,
+    "npair_normalized": NormalizedNPairLoss,
+    "npair": NPairLoss,
+    "multi_similarity": MultiSimilarityLoss,
+    "lifted_structure": LiftedStructureLoss,
+    "ranked_list": RankedListLoss,
+    "angular": AngularLoss,
+    "npair_angular": NPairAngularLoss,
+}
+# By name, those that have something for each class of the data.
+CLASS_LOSSES: Mapping[str, type[Loss]] = {
+    "softmax": SoftmaxLoss,
+    "l2softmax": L2SoftmaxLoss,
+    "modified_softmax": ModifiedSoftmaxLoss,
+    "normface": NormFaceLoss,
+    "sphereface": SphereFaceLoss,
+    "cosface": CosFaceLoss,
+    "arcface": ArcFaceLoss,
+    "c_contrastive": CContrastiveLoss,
+    "c_triplet": CTripletLoss,
+    "center": CenterLoss,
+}
+
 __all__ = [
+    "CLASS_LOSSES",
+    "PAIR_LOSSES",
     "AngularLoss",
     "ArcFaceLoss",
     "CContrastiveLoss",

@@ -12,33 +12,6 @@ from ssl_sec import losses
 from ssl_sec.errors import ConfigError
 from ssl_sec.settings import Count, Declared, Settings, declare_settings
 
-# Those whose rows of one label are positives of each other.
-PAIR_LOSSES: Mapping[str, type[losses.Loss]] = {
-    "ntxent": losses.NTXentLoss,
-    "contrastive": losses.ContrastiveLoss,
-    "triplet": losses.TripletLoss,
-    "semihard": losses.SemihardTripletLoss,
-    "npair_normalized": losses.NormalizedNPairLoss,
-    "npair": losses.NPairLoss,
-    "multi_similarity": losses.MultiSimilarityLoss,
-    "lifted_structure": losses.LiftedStructureLoss,
-    "ranked_list": losses.RankedListLoss,
-    "angular": losses.AngularLoss,
-    "npair_angular": losses.NPairAngularLoss,
-}
-# Those that have something for each class of the data.
-CLASS_LOSSES: Mapping[str, type[losses.Loss]] = {
-    "softmax": losses.SoftmaxLoss,
-    "l2softmax": losses.L2SoftmaxLoss,
-    "modified_softmax": losses.ModifiedSoftmaxLoss,
-    "normface": losses.NormFaceLoss,
-    "sphereface": losses.SphereFaceLoss,
-    "cosface": losses.CosFaceLoss,
-    "arcface": losses.ArcFaceLoss,
-    "c_contrastive": losses.CContrastiveLoss,
-    "c_triplet": losses.CTripletLoss,
-    "center": losses.CenterLoss,
-}
 # The parameters that the data and the network determine.
 _SIZES = ("num_classes", "dim")
 
@@ -76,15 +49,15 @@ class _ClassLossConfig(Declared, key="loss"):
 
 
 CONFIGS: Mapping[str, type[Any]] = {
-    **{name: declare_settings(loss, name, _LossConfig, _SIZES) for name, loss in PAIR_LOSSES.items()},
-    **{name: declare_settings(loss, name, _ClassLossConfig, _SIZES) for name, loss in CLASS_LOSSES.items()},
+    **{name: declare_settings(loss, name, _LossConfig, _SIZES) for name, loss in losses.PAIR_LOSSES.items()},
+    **{name: declare_settings(loss, name, _ClassLossConfig, _SIZES) for name, loss in losses.CLASS_LOSSES.items()},
 }
 if TYPE_CHECKING:
     PairLossConfig = _LossConfig
     _OneClassLossConfig = _ClassLossConfig
 else:
-    PairLossConfig = Union[tuple(CONFIGS[name] for name in PAIR_LOSSES)]  # noqa: UP007
-    _OneClassLossConfig = Union[tuple(CONFIGS[name] for name in CLASS_LOSSES)]  # noqa: UP007
+    PairLossConfig = Union[tuple(CONFIGS[name] for name in losses.PAIR_LOSSES)]  # noqa: UP007
+    _OneClassLossConfig = Union[tuple(CONFIGS[name] for name in losses.CLASS_LOSSES)]  # noqa: UP007
 
 
 @dataclass(frozen=True, kw_only=True)

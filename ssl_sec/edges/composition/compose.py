@@ -209,8 +209,11 @@ def _require_value(override: Override) -> None:
 
 def _line(override: Override) -> str:
     assert override.input_line is not None
-    chooses = override.key_or_group == EXPERIMENT and override.value() is not None
-    return f"{EXPERIMENT}={_CHOSEN}" if chooses else override.input_line
+    if override.key_or_group == EXPERIMENT and override.value() is not None:
+        return f"{EXPERIMENT}={_CHOSEN}"
+    # Values by name may have other keys than those that they replace; from_values knows which are allowed.
+    adds = isinstance(override.value(), dict) and not override.is_add() and not override.is_force_add()
+    return f"++{override.input_line}" if adds else override.input_line
 
 
 @contextmanager

@@ -140,6 +140,14 @@ def test_the_keys_of_every_config_are_those_of_its_dataclass(job, kind):
         assert spelt_out(to_values(from_values(kind, values))) == spelt_out(values), overrides
 
 
+def test_a_loss_of_a_combined_one_has_other_values_than_its_own():
+    given = ["loss=combined", "loss.first={name: cosface, scale: 32}", "data=digits"]
+    config = from_values(FaceConfig, compose("face", given))
+    assert config.loss.first == CONFIGS["cosface"](scale=32.0)
+    with pytest.raises(ConfigError, match=r"loss\.first\.scal: unknown key for 'cosface'; did you mean 'scale'"):
+        from_values(FaceConfig, compose("face", [given[0], "loss.first={name: cosface, scal: 32}", given[2]]))
+
+
 def test_the_keys_of_a_probe_are_those_of_its_dataclass():
     values = compose("probe", ["run=abc", "data=digits"])
     assert to_values(from_values(ProbeJobConfig, values)) == values
