@@ -1,0 +1,43 @@
+"""Comparisons of two runs."""
+
+import pytest
+
+from ssl_sec.errors import ConfigError
+from tests.edges.report.conftest import curves
+
+
+def test_two_runs_are_compared(store):
+    first = store.pretrained("digits", 0, curves(50.0), name="plain")
+    second = store.pretrained("digits", 0, curves(53.5), name="wide", encoder__width=1.0)
+    text = store.write("compare", first, second[:12])
+    assert next(line for line in text.splitlines() if line.startswith("encoder.width")).split()[1:] == ["0.25", "1.0"]
+    assert "optimiser.learning_rate" not in text
+    row = next(line for line in text.splitlines() if line.startswith("val/knn_top1"))
+    assert row.split() == ["val/knn_top1", "54", "57.5", "+3.5"]
+    assert text.splitlines()[-1].endswith(f"compare-{first[:8]}-{second[:8]}.png")
+    everything = store.report(compare=("plain", "wide"), all=True)
+    assert "optimiser.learning_rate" in everything.text
+    rows = {row["key"]: row for row in everything.rows}
+    assert (rows["encoder.width"]["equal"], rows["epochs"]["equal"]) == (False, True)
+
+
+def test_a_run_is_found_by_its_name_or_its_beginning(store):
+    store.pretrained("digits", 0, curves(50.0), name="none-seed0-1")
+    probe = store.pretrained("digits", 0, curves(50.0), name="none-seed0-1-probe")
+    store.pretrained("digits", 1, curves(50.0), name="noneXseed1")
+    assert "none-seed0-1 and none-seed0-1-probe" in store.text(compare=("none-seed0-1", probe))
+    with pytest.raises(ConfigError, match="compare: found 'none', which matches 3 runs: "):
+        store.report(compare=("none", probe))
+    with pytest.raises(ConfigError, match="which matches 2 runs"):  # _ is no wildcard
+        store.report(compare=("none-seed0", probe))
+    with pytest.raises(ConfigError, match="compare: found 'noneYseed', but MLflow at .* has no run"):
+        store.report(compare=(probe, "noneYseed"))
+    with pytest.raises(ConfigError, match="both kinds of quotation marks"):
+        store.report(compare=(probe, "'\""))
+
+
+def test_runs_of_one_name_are_distinguished_by_their_ids(store):
+    ids = [store.pretrained("digits", seed, curves(50.0), name="same") for seed in (0, 1)]
+    assert f"same {ids[0][:8]} and same {ids[1][:8]}" in store.text(compare=tuple(ids))
+    with pytest.raises(ConfigError, match="'same', which matches 2 runs"):
+        store.report(compare=("same", ids[0]))
