@@ -196,3 +196,9 @@ def test_grey_images_change_brightness():
 
 def test_its_settings_are_shown():
     assert "seed=5, num_views=2" in repr(augmentation())
+
+
+def test_the_augmentation_is_built_with_its_settings():
+    views = AugmentConfig(flip_probability=0.0, colour_strength=0.0).build(8, 1, seed=3, num_views=4)
+    assert (views.seed, views.num_views, len(list(views.transforms.children()))) == (3, 4, 1)
+    assert views(torch.zeros(2, 1, 9, 9, dtype=torch.uint8), 0, slice(0, 2), 2).shape == (8, 1, 8, 8)

@@ -1,0 +1,136 @@
+"""Data sets opened by their configs."""
+
+import dataclasses
+
+import pytest
+from PIL import Image
+
+from ssl_sec.data.config import (
+    Cars196Config,
+    CIFARConfig,
+    CUBConfig,
+    DigitsConfig,
+    FolderConfig,
+    InShopConfig,
+    ParquetConfig,
+    SOPConfig,
+)
+from ssl_sec.data.crops import CentreCrop
+from ssl_sec.data.image_set import EncodedImages, ResidentImages
+from ssl_sec.errors import ConfigError, DataError, MissingDataError
+from tests.data.files import plain, write_folder, write_parquet
+
+CROP = CentreCrop(short_side_px=8, size_px=8)
+
+
+def test_digits_open_with_a_balanced_subset_of_the_training_split_only():
+    assert len(DigitsConfig().open("train")) == 1437
+    few = DigitsConfig(max_images=50)
+    assert len(few.open("test")) == 360
+    assert few.open("train").labels.bincount().tolist() == [5] * 10
+    assert len(DigitsConfig(max_images=5000).open("train")) == 1437
+
+
+def test_digits_are_split_by_class():
+    data = DigitsConfig(num_train_classes=5)
+    train, test = data.open_by_class("train", CROP), data.open_by_class("test", CROP)
+    assert (train.class_names, test.class_names) == (tuple("01234"), tuple("56789"))
+    assert len(train) + len(test) == 1437 and train.image_shape == (1, 8, 8)
+    assert train.labels.unique().tolist() == test.labels.unique().tolist() == [0, 1, 2, 3, 4]
+    whole = data.open("train")
+    assert len(whole) == 1437 and len(whole.class_names) == 10
+    few = DigitsConfig(num_train_classes=5, max_images=50)
+    assert few.open_by_class("train", CROP).labels.bincount().tolist() == [10] * 5
+    assert len(few.open_by_class("test", CROP)) == len(test)
+
+
+@pytest.mark.parametrize("data", [DigitsConfig(), CIFARConfig(name="cifar10", root="none")])
+def test_splits_of_the_same_classes_need_a_number_of_training_classes(data):
+    with pytest.raises(ConfigError, match="^data.num_train_classes: found None, must be given: both splits have"):
+        data.open_by_class("train", CROP)
+
+
+def test_folders_open_by_class(tmp_path):
+    write_folder(
+        tmp_path, {f"{place}/1.png": plain(1) for place in ("train/a", "train/b", "test/c", "test/d", "test/e")}
+    )
+    data = FolderConfig(root=str(tmp_path))
+    assert [data.open_by_class(split, CROP).class_names for split in ("train", "test")] == [("a", "b"), ("c", "d", "e")]
+    data = FolderConfig(root=str(tmp_path), num_train_classes=1)
+    assert [data.open_by_class(split, CROP).class_names for split in ("train", "test")] == [("a",), ("b",)]
+    with pytest.raises(DataError, match="classes that train does not have: c, d, e"):
+        data.open("test")
+
+
+def test_parquet_opens_by_class(tmp_path):
+    names = ["a", "b", "c", "d"]
+    train = str(write_parquet(tmp_path / "train.parquet", [plain(1)] * 3, [1, 0, 1], names))
+    test = str(write_parquet(tmp_path / "test.parquet", [plain(1)] * 2, [3, 2], names))
+    data = ParquetConfig(train=(train,), test=(test,), cache_folder=str(tmp_path))
+    opened = [data.open_by_class(split, CROP) for split in ("train", "test")]
+    assert [part.labels.tolist() for part in opened] == [[1, 0, 1], [1, 0]]
+    assert [part.class_names for part in opened] == [("a", "b"), ("c", "d")]
+    assert data.open("test").labels.tolist() == [3, 2]
+    data = ParquetConfig(train=(train, test), num_train_classes=3, cache_folder=str(tmp_path))
+    opened = [data.open_by_class(split, CROP) for split in ("train", "test")]
+    assert [part.class_names for part in opened] == [("a", "b", "c"), ("d",)]
+    with pytest.raises(MissingDataError, match="set data.test"):
+        data.open("test")
+    with pytest.raises(ConfigError, match="^data.test: found None, must be given, unless data.num_train_classes"):
+        ParquetConfig(train=(train,)).open_by_class("train", CROP)
+    data = ParquetConfig(train=(train,), test=(train, test), cache_folder=str(tmp_path))
+    with pytest.raises(DataError, match="^parquet: 2 classes are in both splits: a, b;"):
+        data.open_by_class("train", CROP)
+
+
+@pytest.mark.parametrize(("image_size_px", "kind"), [(4, ResidentImages), (None, EncodedImages)])
+def test_images_are_cut_unless_they_have_one_size(tmp_path, image_size_px, kind):
+    path = str(write_parquet(tmp_path / "a.parquet", [plain(1)] * 2, [0, 1]))
+    write_folder(tmp_path, {f"train/{label}/1.png": plain(1) for label in "ab"})
+    folder = FolderConfig(root=str(tmp_path), num_train_classes=1, image_size_px=image_size_px)
+    parquet = ParquetConfig(train=(path,), num_train_classes=1, image_size_px=image_size_px, cache_folder=str(tmp_path))
+    for data in (folder, parquet):
+        image_set = data.open_by_class("test", CROP)
+        assert isinstance(image_set, kind) and image_set.image_shape == (3, image_size_px or 8, image_size_px or 8)
+        assert isinstance(data.open("train"), ResidentImages)
+
+
+@pytest.mark.parametrize(
+    ("kind", "looked_for"),
+    [
+        (CUBConfig, "images.txt"),
+        (Cars196Config, "cars_annos.mat"),
+        (SOPConfig, "Ebay_train.txt"),
+        (InShopConfig, "Eval/list_eval_partition.txt"),
+    ],
+)
+def test_retrieval_sets_are_looked_for_in_their_root_and_need_a_crop(tmp_path, kind, looked_for):
+    data = kind(root=str(tmp_path))
+    for config in (data, dataclasses.replace(data, num_train_classes=3)):
+        with pytest.raises(MissingDataError) as caught:
+            config.open_by_class("test", CROP)
+        assert str(caught.value).startswith(f"{tmp_path / looked_for}: not there")
+    with pytest.raises(ConfigError, match=f"^data.name: found '{data.name}', whose images have no common size;"):
+        data.open("train")
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar_is_looked_for_in_its_root(tmp_path, name):
+    with pytest.raises(MissingDataError, match=str(tmp_path)):
+        CIFARConfig(name=name, root=str(tmp_path)).open("train")
+
+
+def test_a_folder_opens(tmp_path):
+    for split in ("train", "test"):
+        for place, label in enumerate("ab"):
+            path = tmp_path / split / label / "image.png"
+            path.parent.mkdir(parents=True)
+            Image.new("RGB", (8, 6), (place, 0, 0)).save(path)
+    image_set = FolderConfig(root=str(tmp_path), image_size_px=4, num_channels=1).open("train")
+    assert image_set.image_shape == (1, 4, 4) and image_set.class_names == ("a", "b")
+
+
+def test_parquet_is_looked_for(tmp_path):
+    data = ParquetConfig(train=(str(tmp_path / "no.parquet"),), test=("x",), cache_folder=str(tmp_path))
+    with pytest.raises(MissingDataError, match="no.parquet"):
+        data.open("train")

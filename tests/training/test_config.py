@@ -1,0 +1,122 @@
+"""Constraints, optimisers and devices from their configs."""
+
+import pytest
+import torch
+from torch import nn
+
+from ssl_sec.errors import ConfigError
+from ssl_sec.settings import from_values
+from ssl_sec.training import config as training_config
+from ssl_sec.training.config import LocalConfig, NoConstraintConfig, OptimiserConfig, RayConfig, SphericalConfig
+from ssl_sec.training.recipe import Computation
+
+
+def test_the_constraint_and_its_weight_follow_the_settings():
+    assert NoConstraintConfig().build() is None
+    assert NoConstraintConfig().weight(5, 10)(5) == 0
+    config = SphericalConfig(name="sec_ema", eta=2.0, rho=0.3)
+    assert config.build().rho == 0.3 and config.build().radius is None
+    assert [config.weight(5, 10)(step) for step in (0, 5)] == [0, 1.0]
+    fixed = SphericalConfig(name="fixed_radius", eta=2.0, ramp="constant", radius=8.7)
+    assert fixed.build().radius == 8.7
+    assert fixed.weight(5, 10)(0) == 2.0
+    face = SphericalConfig(name="sec", eta=2.0, ramp="face").weight(4, 100)
+    assert [face(step) for step in (0, 12, 14, 16, 99)] == [0, 0, 1, 2, 2]
+    capped = SphericalConfig(name="sec_ema", eta=1.0, ramp="capped", rho=0.4).weight(4, 1000)
+    assert [capped(step) for step in (0, 1, 2, 3)] == [0, 0.5, 1, 1]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("lars", "Lars")])
+def test_the_optimiser_is_built_over_all_modules(name, kind):
+    optimiser = OptimiserConfig(name=name, momentum=0.5, weight_decay=0.1).build(nn.Linear(2, 2), nn.Linear(2, 1))
+    assert type(optimiser).__name__ == kind
+    assert [len(group["params"]) for group in optimiser.param_groups] == [2, 2]
+    assert optimiser.param_groups[0]["momentum"] == 0.5
+    assert [group["weight_decay"] for group in optimiser.param_groups] == [0.1, 0.0]
+
+
+def test_the_rate_warms_up_over_whole_epochs():
+    rate = OptimiserConfig(learning_rate=1.0, warmup_epochs=2).schedule(steps_per_epoch=5, total_steps=100)
+    assert [rate(0), rate(9), rate(10), rate(55)] == pytest.approx([0.1, 1.0, 1.0, 0.5])
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU that computes in bfloat16, on a machine with all that compiles for it."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
+    monkeypatch.setattr(training_config, "find_spec", lambda name: name)
+    monkeypatch.setattr(training_config.shutil, "which", lambda name: f"/bin/{name}")
+    return torch.device("cuda", 0)
+
+
+def test_cpus_compute_as_they_always_did():
+    asked_for = Computation(precision="float32", channels_last=True, num_loader_workers=3)
+    assert LocalConfig(num_loader_workers=3).on(torch.device("cpu")) == asked_for
+
+
+def test_gpus_compute_in_bfloat16_compiled(gpu):
+    fast = Computation(precision="bfloat16", channels_last=True, compiled=True, num_loader_workers=2)
+    assert LocalConfig().on(gpu) == RayConfig().on(gpu) == fast
+
+
+def test_gpus_without_bfloat16_compute_in_float32(gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    assert LocalConfig().on(gpu).precision == "float32"
+
+
+@pytest.mark.parametrize("missing", ["triton", "a compiler"])
+def test_nothing_is_compiled_where_what_compiles_is_missing(missing, gpu, monkeypatch):
+    if missing == "triton":
+        monkeypatch.setattr(training_config, "find_spec", lambda name: None)
+    else:
+        monkeypatch.setattr(training_config.shutil, "which", lambda name: None)
+    assert not LocalConfig().on(gpu).compiled
+    assert LocalConfig(compile=True).on(gpu).compiled
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_is_asked_for_holds_on_every_device(precision, asked, gpu):
+    values = {
+        "name": "local",
+        "precision": precision,
+        "channels_last": asked,
+        "compile": asked,
+        "num_loader_workers": 0,
+    }
+    options = from_values(LocalConfig, values)
+    asked_for = Computation(precision=precision, channels_last=asked, compiled=asked)
+    assert options.on(torch.device("cpu")) == options.on(gpu) == asked_for
+
+
+def test_steps_are_replayed_on_one_gpu(gpu):
+    assert LocalConfig().replays_steps(gpu, world_size=1) and LocalConfig(graphs=True).replays_steps(gpu, world_size=1)
+    assert not LocalConfig(graphs=False).replays_steps(gpu, world_size=1)
+    assert not RayConfig().replays_steps(gpu, world_size=2)
+    assert not LocalConfig().replays_steps(torch.device("cpu"), world_size=1)
+    assert not LocalConfig(precision="float64").replays_steps(gpu, world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "world_size", "reason"),
+    [
+        (LocalConfig(graphs=True), "cpu", 1, "the device is cpu"),
+        (RayConfig(graphs=True), "cuda", 2, "there are 2 workers"),
+        (LocalConfig(graphs=True, precision="float64"), "cuda", 1, "the precision is float64"),
+    ],
+)
+def test_replaying_is_refused_where_it_is_not_possible(options, device, world_size, reason):
+    with pytest.raises(
+        ConfigError, match=rf"runtime\.graphs: found True, but {reason}.*; allowed here: false, or null"
+    ):
+        options.replays_steps(torch.device(device), world_size)
+
+
+def test_the_device_is_the_one_asked_for_or_found(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert LocalConfig().resolve_device() == LocalConfig(device="cpu").resolve_device() == torch.device("cpu")
+    with pytest.raises(ConfigError, match="^runtime.device: found 'cuda', but this machine has no usable GPU"):
+        LocalConfig(device="cuda").resolve_device()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert LocalConfig().resolve_device() == LocalConfig(device="cuda").resolve_device() == torch.device("cuda", 0)
+    assert LocalConfig(device="cpu").resolve_device() == torch.device("cpu")
