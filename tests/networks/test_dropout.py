@@ -13,7 +13,7 @@ from ssl_sec.networks.heads import BatchNormLinearHead, LinearBatchNormHead, Lin
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.schedules import Constant
 from tests.fakes import FakeRuntime, assert_identical
-from tests.recipes.test_face import run
+from tests.recipes.face.test_recipe import run
 from tests.recipes.test_pretraining import assert_the_same_curve, figures
 from tests.workers import on_workers
 

@@ -1,0 +1,128 @@
+"""Test sets of the command line: their kinds, and what is refused before anything is embedded."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ssl_sec.data.faces.config import LFWPairsConfig
+from ssl_sec.errors import ConfigError, MissingDataError
+from ssl_sec.recipes.face.test_set_config import (
+    BLUFRConfig,
+    MegaFaceConfig,
+    TemplatesConfig,
+    TestSetConfig,
+    VideosConfig,
+)
+from ssl_sec.settings import from_values
+from tests.data.test_sources import line
+from tests.recipes.face.conftest import KINDS, config_of, opened, write_lists
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    test_sets: tuple[TestSetConfig, ...]
+
+
+def test_kinds_are_told_apart_by_name():
+    values = [
+        {"name": "lfw_pairs", "pairs": "pairs.txt", "root": "lfw"},
+        {"name": "blufr", "root": "lfw"},
+        {"name": "megaface", "probes": "a", "probes_root": "b", "distractors": "c", "distractors_root": "d"},
+        {"name": "templates", "faces": "a", "pairs": "b", "root": "c"},
+        {"name": "templates", "title": "ijbb", "faces": "a", "pairs": "b", "root": "c"},
+        {"name": "videos", "splits": "a", "root": "b"},
+    ]
+    found = from_values(Settings, {"test_sets": values}).test_sets
+    kinds = [LFWPairsConfig, BLUFRConfig, MegaFaceConfig, TemplatesConfig, TemplatesConfig, VideosConfig]
+    assert [type(one) for one in found] == kinds
+    assert [one.figures_title for one in found] == ["pairs", "blufr", "megaface", "ijbc", "ijbb", "ytf"]
+    assert found[2].sizes == (1000, 10000, 100000, 1000000)
+    told = line(lambda: from_values(Settings, {"test_sets": [{"name": "video"}]}), ConfigError)
+    assert told.startswith("test_sets[0].name: found 'video'; did you mean 'videos'?")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "told"),
+    [
+        ("blufr", {"title": "a/b"}, "test_sets.title: found 'a/b'"),
+        ("blufr", {"num_gallery": 0}, "test_sets.num_gallery: found 0, must be ≥ 1"),
+        ("blufr", {"num_trials": 0}, "test_sets.num_trials: found 0, must be in [1, 1000]"),
+        ("drawn", {"num_training_people": -1}, "test_sets.num_training_people: found -1, must be ≥ 0"),
+        ("megaface", {"sizes": ()}, "test_sets.sizes: found (), must be one value or more"),
+        ("megaface", {"sizes": (0, 5)}, "test_sets.sizes[0]: found 0, must be ≥ 1"),
+        ("templates", {"fars": (1.0,)}, "test_sets.fars[0]: found 1.0, must be in (0, 1)"),
+        ("videos", {"resident_limit_mib": -1}, "test_sets.resident_limit_mib: found -1"),
+    ],
+)
+def test_settings_out_of_range(kind, changes, told):
+    assert line(lambda: config_of(kind, Path("nowhere"), **changes), ConfigError).startswith(told)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_list_or_a_folder_that_is_not_there(root, tmp_path, kind):
+    line(lambda: opened(kind, tmp_path), MissingDataError)
+    keys = {"pairs": "images", "megaface": "distractors_root"}
+    there = line(lambda: opened(kind, root, **{keys.get(kind, "root"): str(tmp_path / "none")}), MissingDataError)
+    assert there.startswith(f"{tmp_path / 'none'}: no such folder")
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing", "told"),
+    [
+        ("blufr", "lfw/Person_2/Person_2_0002.png", "blufr.mat image 8: no image 'Person_2_0002.jpg' in "),
+        ("megaface", "lfw/Person_0/Person_0_0003.png", "probes.json image 3: Person_0/Person_0_0003.png is not there"),
+        ("megaface", "distractors/4/deep/19.png", "distractors.json image 20: 4/deep/19.png is not there"),
+        ("templates", "lfw/Person_1/Person_1_0001.png", "faces.txt line 4: Person_1/Person_1_0001.png is not there"),
+        ("videos", "ytf/Person_3/0", "splits.txt: Person_3/0 is not there"),
+        ("videos", "ytf/Person_0/0/0.0.png", "Person_0/0: no images; allowed: .bmp, "),
+    ],
+)
+def test_a_missing_image_is_named_with_its_list(tmp_path, kind, missing, told):
+    root = write_lists(tmp_path)
+    (root / missing).rename(root / "elsewhere")
+    assert told in line(lambda: opened(kind, root))
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "change", "told"),
+    [
+        ("pairs", "pairs.csv", (",fold", ",group"), "test set pairs: all pairs are in one fold"),
+        ("videos", "splits.txt", (r"(?m)^\d", "0"), "splits.txt: all pairs are in one fold"),
+        ("videos", "splits.txt", (r"(?m)\d$", "1"), "splits.txt: all 16 pairs show one person"),
+        (
+            "videos",
+            "splits.txt",
+            (r"(?m)^([123].*)\d$", r"\g<1>1"),
+            "splits.txt without split 0: all 12 pairs show one person; both are needed",
+        ),
+        ("videos", "splits.txt", ("Person_3/0", "../ytf/Person_3/0"), "leads out of"),
+        (
+            "templates",
+            "template_pairs.txt",
+            ("0 1 1", "0 99 1"),
+            "template_pairs.txt line 1: no face of template 99 in ",
+        ),
+        ("templates", "template_pairs.txt", (r"(?m)\d$", "1"), "template_pairs.txt: all 64 pairs show one person"),
+        ("megaface", "probes.json", ('"id"', '"names"'), "probes.json: 12 images of 0 people; needed: two of one"),
+    ],
+)
+def test_lists_that_cannot_be_measured_are_refused_before_anything_is_embedded(tmp_path, kind, file, change, told):
+    root = write_lists(tmp_path)
+    content = (root / file).read_text()
+    changed = re.sub(*change, content)
+    assert changed != content
+    (root / file).write_text(changed)
+    assert told in line(lambda: opened(kind, root))
+
+
+def test_too_few_distractors_and_too_few_people(root):
+    told = line(lambda: opened("megaface", root, sizes=(10, 21)))
+    assert told == f"{root / 'distractors.json'}: 20 images, but test_sets.sizes asks for 21"
+    assert "a gallery of 9 people; 8 have two images or more" in line(
+        lambda: opened("drawn", root, num_gallery=9, num_training_people=0)
+    )
+    assert "trial 1 looks up 16 images of people in the gallery and 0 of others; needed: 1 or more of each" in line(
+        lambda: opened("drawn", root, num_gallery=8, num_training_people=0)
+    )
