@@ -1,15 +1,9 @@
-"""Whole runs on real digits, in this process, with MLflow on sqlite."""
+"""A whole run on real digits with its probe and its model, in this process, with MLflow on sqlite."""
 
 import json
 import os
-import shlex
 import shutil
-import signal
-import subprocess
-import sys
-import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,22 +19,20 @@ from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.folder.finding import trained_folder
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.run import running, worker
+from ssl_sec.edges.run import worker
 from ssl_sec.edges.run.driver import run_probe, run_replay, run_training
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.summary import summary
-from ssl_sec.edges.run.uploading import Upload
 from ssl_sec.edges.tracking.runs import tracked_beside
-from ssl_sec.edges.tracking.tracker import TrackedRun
-from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
+from ssl_sec.errors import ConfigError, Stopped
 from ssl_sec.networks import resnet
-from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.settings import from_values
 from ssl_sec.training.step import Request
 from tests.data.test_fingerprint import write_image
+from tests.edges.run.driver.conftest import pretrain_config
 
 # Of images of one's own: one epoch of five steps of a narrow encoder.
 SMALL = [
@@ -50,10 +42,6 @@ SMALL = [
     "monitor.neighbours=2",
     "tracking.system_metrics=false",
 ]
-
-
-def pretrain_config(overrides: list[str]) -> PretrainConfig:
-    return from_values(PretrainConfig, compose("pretrain", ["runtime=local", *overrides]))
 
 
 @pytest.fixture(scope="module")
@@ -302,79 +290,6 @@ def test_a_run_name_in_use_is_refused(finished):
         run_training(PRETRAIN, config)
 
 
-def test_a_stopped_run_saves_says_killed_and_ends_as_if_it_had_not_stopped(quick, tmp_path: Path, monkeypatch):
-    config = pretrain_config([*quick, "run_name=stopped", "log_every_steps=1"])
-    expected = run_training(PRETRAIN, replace(config, run_name="unstopped", resume="auto"))  # there is none: it starts
-
-    report = worker.FolderRuntime.report
-
-    def interrupting(self, step, metrics, norms=None):
-        report(self, step, metrics, norms)
-        if step == 3:
-            signal.raise_signal(signal.SIGTERM)
-
-    with monkeypatch.context() as patch, pytest.raises(Stopped, match="stopped; resume it with: ") as stop:
-        patch.setattr(worker.FolderRuntime, "report", interrupting)
-        run_training(PRETRAIN, config)
-    run_id = (tmp_path / "runs" / "digits" / "stopped" / "mlflow_run_id").read_text()
-    client = MlflowClient(expected.uri)
-    killed = client.get_run(run_id)
-    assert (killed.info.status, killed.data.tags["ended"]) == ("KILLED", "stopped: on request, after saving")
-
-    command = shlex.split(str(stop.value).partition("with: ")[2])
-    assert command[:3] == ["python", "-m", "jobs.pretrain"] and len(command) == 4
-    resumed = run_training(PRETRAIN, from_values(PretrainConfig, values_of("pretrain", command[3:])))
-    assert resumed.run_id == run_id
-    ended = client.get_run(run_id)
-    assert (ended.info.status, ended.data.tags["ended"]) == ("FINISHED", "finished")
-    assert ended.data.tags["mlflow.note.content"].count("- ended:") == 1
-    weights, wanted = load_file(resumed.folder.encoder_path), load_file(expected.folder.encoder_path)
-    assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
-    losses = [(point.step, point.value) for point in client.get_metric_history(run_id, "train/loss")]
-    assert losses == [(p.step, p.value) for p in client.get_metric_history(expected.run_id, "train/loss")]
-
-
-def test_signals_while_a_run_stops_change_nothing(quick, tmp_path: Path, monkeypatch):
-    """SIGTERM twice, SIGHUP, and both ends of a terminal's Ctrl-C: at the save, and while MLflow is told."""
-
-    def signal_all(self, *given, **more):
-        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
-            signal.raise_signal(number)
-        return original(self, *given, **more)
-
-    name = "run_name=told-twice"
-    for patched in ((worker.FolderRuntime, "save"), (TrackedRun, "end")):
-        original = getattr(*patched)
-        with monkeypatch.context() as patch, pytest.raises(Stopped, match="resume it with: .*/told-twice$"):
-            patch.setattr(*patched, signal_all)
-            if patched[0] is TrackedRun:
-                patch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
-            run_training(
-                PRETRAIN,
-                pretrain_config([*quick, name, "resume=auto", "log_every_steps=1", "checkpoint.every_epochs=1"]),
-            )
-        folder = RunFolder(tmp_path / "runs" / "digits" / "told-twice")
-        assert folder.restored_state(torch.device("cpu"))["step"] > 0
-        client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
-        assert client.get_run(folder.run_id_path.read_text()).info.status == "KILLED"
-
-
-def test_a_run_that_is_stopped_while_its_artifacts_are_sent_is_finished_and_not_probed(quick, monkeypatch):
-    def told(self, tracked):
-        signal.raise_signal(signal.SIGTERM)
-        leave(self, tracked)
-
-    leave = Upload.upload_results
-    monkeypatch.setattr(Upload, "upload_results", told)
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/ssl-sec"])
-    config = pretrain_config([*quick, "run_name=late", "probe.enabled=true"])
-    with pytest.raises(Stopped, match=r"late is finished; probe it with: ssl-sec probe run=\w+$"):
-        run_training(PRETRAIN, config)
-    client = MlflowClient(f"sqlite:///{config.output_dir}/mlflow.db")
-    (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
-    assert run.info.status == "FINISHED"
-
-
 def test_a_probe_stops_when_it_is_asked_to(finished, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
     overrides = [f"run={finished.run_id}", "runtime=local", f"tracking.uri={finished.uri}", f"output_dir={tmp_path}"]
@@ -383,71 +298,6 @@ def test_a_probe_stops_when_it_is_asked_to(finished, tmp_path: Path, monkeypatch
         run_probe(config)
     run_id = (tmp_path / "digits" / "stopped-probe" / "mlflow_run_id").read_text()
     assert MlflowClient(finished.uri).get_run(run_id).info.status == "KILLED"
-
-
-def test_a_run_that_another_process_has_is_refused(quick, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(running, "_FREE_WITHIN_S", 0.0)
-    folder = RunFolder(tmp_path / "runs" / "digits" / "mine")
-    with running.running(folder):
-        for resume in ("false", "true", "auto"):
-            config = pretrain_config([*quick, "run_name=mine", f"resume={resume}"])
-            with pytest.raises(ConfigError, match=f"mine is in use: process {os.getpid()} on "):
-                run_training(PRETRAIN, config)
-    assert not folder.path.exists()
-
-
-@pytest.mark.parametrize("moment", ["while it trains", "while its artifacts are sent"])
-def test_a_run_whose_folder_is_removed_ends_with_one_line_and_is_failed(moment, quick, tmp_path: Path, monkeypatch):
-    folder = RunFolder(tmp_path / "runs" / "digits" / "gone")
-    owner, name = {"while it trains": (worker.FolderRuntime, "report")}.get(moment, (Upload, "upload_results"))
-    original, calls = getattr(owner, name), []
-
-    def removing(self, *given, **more):
-        calls.append(1)
-        if len(calls) == (4 if name == "report" else 1):
-            shutil.rmtree(folder.path)
-        return original(self, *given, **more)
-
-    monkeypatch.setattr(owner, name, removing)
-    config = pretrain_config([*quick, "run_name=gone", "log_every_steps=1", "checkpoint.every_epochs=1"])
-    with pytest.raises(StorageError, match="output_dir: .*/digits/gone was removed during the run"):
-        run_training(PRETRAIN, config)
-    client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
-    (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
-    assert run.info.status == "FAILED"
-    assert "was removed during the run" in run.data.tags["ended"]
-    assert not folder.path.exists()
-
-
-def test_a_resume_does_not_mind_what_a_crash_left_of_the_figures(quick, tmp_path: Path, monkeypatch):
-    config = pretrain_config([*quick, "run_name=torn", "log_every_steps=1", "checkpoint.every_epochs=1"])
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(worker.FolderRuntime, "request", lambda self: Request.STOP)
-        run_training(PRETRAIN, config)
-    folder = RunFolder(tmp_path / "runs" / "digits" / "torn")
-    folder.metrics_path.write_bytes(folder.metrics_path.read_bytes() + b"\0\xff\n" + b'{"step": 1, "met')
-    (folder.path / "outcome").write_bytes(b"\xff\0")
-    (folder.path / "error.json").write_bytes(b"{")
-    finished = run_training(PRETRAIN, replace(config, resume=True))
-    losses = [record["step"] for record in folder.records() if "train/loss" in record["metrics"]]
-    assert losses == list(range(len(losses))) and len(losses) == 10
-    points = MlflowClient(finished.uri).get_metric_history(finished.run_id, "train/loss")
-    assert [point.step for point in points] == losses
-
-
-def test_a_data_error_leaves_no_folder_and_a_failed_run(tmp_path: Path):
-    overrides = ["data=folder", f"data.root={tmp_path}", "recipe=missing", f"output_dir={tmp_path / 'runs'}"]
-    with pytest.raises(DataError, match="data.root must hold train"):
-        run_training(PRETRAIN, pretrain_config(overrides))
-    assert not (tmp_path / "runs" / "missing").exists()
-    client = MlflowClient(f"sqlite:///{tmp_path / 'runs'}/mlflow.db")
-    (run,) = client.search_runs([client.get_experiment_by_name("missing").experiment_id])
-    assert run.info.status == "FAILED"
-    assert (
-        run.data.tags["ended"].startswith("failed: data.root must hold train")
-        or "must hold train" in run.data.tags["ended"]
-    )
-    assert run.data.tags["ended"] in run.data.tags["mlflow.note.content"]
 
 
 def test_without_a_recipe_the_data_set_names_experiment_folder_and_model(tmp_path: Path):
@@ -463,99 +313,3 @@ def test_without_a_recipe_the_data_set_names_experiment_folder_and_model(tmp_pat
     assert client.get_experiment(finished.experiment_id).name == "my-flowers"
     assert run.data.params["recipe"] == run.data.tags["recipe"] == "my-flowers"
     assert [model.name for model in client.search_registered_models()] == ["my-flowers-encoder"]
-
-
-def test_training_goes_on_without_mlflow_and_the_figures_are_sent_later(quick, caplog, tmp_path: Path):
-    (tmp_path / "store").write_text("a file where a folder must be")
-    uri = f"sqlite:///{tmp_path}/store/mlflow.db"
-    finished = run_training(PRETRAIN, pretrain_config([*quick, f"tracking.uri={uri}"]))
-    assert finished.run_id is None
-    records = finished.folder.records()
-    assert len(records) > 2
-    assert "cannot be used" in caplog.text
-    assert (
-        f"{len(records)} records of metrics are not in MLflow; upload them with: python -m jobs.replay folder="
-        in caplog.text
-    )
-    assert "none; see the warning" in summary(finished)
-    with pytest.raises(StorageError, match="cannot be used"):
-        run_replay(ReplayConfig(folder=str(finished.folder.path)))
-
-    (tmp_path / "store").unlink()
-    replayed = run_replay(ReplayConfig(folder=str(finished.folder.path)))
-    client = MlflowClient(uri)
-    run = client.get_run(replayed.run_id)
-    assert run.info.status == "FINISHED"
-    assert run.data.params["epochs"] == "2"
-    for name in ("train/loss", "val/knn_top1"):
-        expected = [(r["step"], r["metrics"][name]) for r in records if name in r["metrics"]]
-        assert [(p.step, p.value) for p in client.get_metric_history(replayed.run_id, name)] == expected
-    assert {"config.yaml", "encoder.safetensors", "plots"} <= {a.path for a in client.list_artifacts(replayed.run_id)}
-
-    again = run_replay(ReplayConfig(folder=str(finished.folder.path)))
-    assert again.run_id == replayed.run_id
-    assert len(client.get_metric_history(replayed.run_id, "train/loss")) == len(
-        [r for r in records if "train/loss" in r["metrics"]]
-    )
-
-
-def test_a_store_that_is_away_for_a_while_has_every_point_once_afterwards(quick, monkeypatch, caplog):
-    """It even takes a batch whose answer is lost."""
-    log_batch, calls, asked = MlflowClient.log_batch, [], threading.Event()
-    report = worker.FolderRuntime.report
-
-    def waiting(self, step, metrics, norms=None):  # so that the first call comes before the end
-        report(self, step, metrics, norms)
-        assert step < 5 or asked.wait(120)
-
-    monkeypatch.setattr(worker.FolderRuntime, "report", waiting)
-
-    def unreliable(self, run_id, metrics=(), params=(), **options):
-        if metrics:
-            calls.append(len(metrics))
-            asked.set()
-            if len(calls) == 1:
-                raise ConnectionError("refused")
-            if len(calls) == 2:
-                log_batch(self, run_id, metrics=metrics, **options)
-                raise ConnectionError("no answer")
-        return log_batch(self, run_id, metrics=metrics, params=params, **options)
-
-    monkeypatch.setattr(MlflowClient, "log_batch", unreliable)
-    finished = run_training(PRETRAIN, pretrain_config([*quick, "log_every_steps=1"]))
-    assert len(calls) >= 2
-    assert "it is retried" in caplog.text
-    history = MlflowClient(finished.uri).get_metric_history(finished.run_id, "train/loss")
-    expected = [r["step"] for r in finished.folder.records() if "train/loss" in r["metrics"]]
-    told_of_loss = "records of metrics are not in MLflow" in caplog.text
-    assert sorted(point.step for point in history) == expected
-    assert told_of_loss == (len(calls) == 2)
-
-
-def test_a_folder_that_holds_no_run_cannot_be_replayed(tmp_path: Path):
-    with pytest.raises(ConfigError, match="folder: .* holds no run"):
-        run_replay(ReplayConfig(folder=str(tmp_path)))
-
-
-@pytest.mark.slow
-def test_runs_that_start_at_once_on_a_fresh_sqlite_file_are_all_tracked(tmp_path: Path):
-    code = (
-        "import sys\n"
-        "from ssl_sec.edges.folder.descriptions import RunIdentity\n"
-        "from ssl_sec.edges.tracking.tracker import TrackedRun\n"
-        "print('ready', flush=True); sys.stdin.readline()\n"
-        f"identity = RunIdentity(uri='sqlite:///{tmp_path}/mlflow.db', experiment='e', name='n')\n"
-        "TrackedRun.start(identity, {})"
-    )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(3)]
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    for process in processes:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
-    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    assert len(client.search_runs([client.get_experiment_by_name("e").experiment_id])) == 3

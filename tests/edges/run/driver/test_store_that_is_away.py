@@ -1,0 +1,113 @@
+"""Runs whose store cannot be reached, and what is sent to it later."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from ssl_sec.edges.config import ReplayConfig
+from ssl_sec.edges.run import worker
+from ssl_sec.edges.run.driver import run_replay, run_training
+from ssl_sec.edges.run.summary import summary
+from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.recipes.registry import PRETRAIN
+from tests.edges.run.driver.conftest import pretrain_config
+
+
+def test_training_goes_on_without_mlflow_and_the_figures_are_sent_later(quick, caplog, tmp_path: Path):
+    (tmp_path / "store").write_text("a file where a folder must be")
+    uri = f"sqlite:///{tmp_path}/store/mlflow.db"
+    finished = run_training(PRETRAIN, pretrain_config([*quick, f"tracking.uri={uri}"]))
+    assert finished.run_id is None
+    records = finished.folder.records()
+    assert len(records) > 2
+    assert "cannot be used" in caplog.text
+    assert (
+        f"{len(records)} records of metrics are not in MLflow; upload them with: python -m jobs.replay folder="
+        in caplog.text
+    )
+    assert "none; see the warning" in summary(finished)
+    with pytest.raises(StorageError, match="cannot be used"):
+        run_replay(ReplayConfig(folder=str(finished.folder.path)))
+
+    (tmp_path / "store").unlink()
+    replayed = run_replay(ReplayConfig(folder=str(finished.folder.path)))
+    client = MlflowClient(uri)
+    run = client.get_run(replayed.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["epochs"] == "2"
+    for name in ("train/loss", "val/knn_top1"):
+        expected = [(r["step"], r["metrics"][name]) for r in records if name in r["metrics"]]
+        assert [(p.step, p.value) for p in client.get_metric_history(replayed.run_id, name)] == expected
+    assert {"config.yaml", "encoder.safetensors", "plots"} <= {a.path for a in client.list_artifacts(replayed.run_id)}
+
+    again = run_replay(ReplayConfig(folder=str(finished.folder.path)))
+    assert again.run_id == replayed.run_id
+    assert len(client.get_metric_history(replayed.run_id, "train/loss")) == len(
+        [r for r in records if "train/loss" in r["metrics"]]
+    )
+
+
+def test_a_store_that_is_away_for_a_while_has_every_point_once_afterwards(quick, monkeypatch, caplog):
+    """It even takes a batch whose answer is lost."""
+    log_batch, calls, asked = MlflowClient.log_batch, [], threading.Event()
+    report = worker.FolderRuntime.report
+
+    def waiting(self, step, metrics, norms=None):  # so that the first call comes before the end
+        report(self, step, metrics, norms)
+        assert step < 5 or asked.wait(120)
+
+    monkeypatch.setattr(worker.FolderRuntime, "report", waiting)
+
+    def unreliable(self, run_id, metrics=(), params=(), **options):
+        if metrics:
+            calls.append(len(metrics))
+            asked.set()
+            if len(calls) == 1:
+                raise ConnectionError("refused")
+            if len(calls) == 2:
+                log_batch(self, run_id, metrics=metrics, **options)
+                raise ConnectionError("no answer")
+        return log_batch(self, run_id, metrics=metrics, params=params, **options)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", unreliable)
+    finished = run_training(PRETRAIN, pretrain_config([*quick, "log_every_steps=1"]))
+    assert len(calls) >= 2
+    assert "it is retried" in caplog.text
+    history = MlflowClient(finished.uri).get_metric_history(finished.run_id, "train/loss")
+    expected = [r["step"] for r in finished.folder.records() if "train/loss" in r["metrics"]]
+    told_of_loss = "records of metrics are not in MLflow" in caplog.text
+    assert sorted(point.step for point in history) == expected
+    assert told_of_loss == (len(calls) == 2)
+
+
+def test_a_folder_that_holds_no_run_cannot_be_replayed(tmp_path: Path):
+    with pytest.raises(ConfigError, match="folder: .* holds no run"):
+        run_replay(ReplayConfig(folder=str(tmp_path)))
+
+
+@pytest.mark.slow
+def test_runs_that_start_at_once_on_a_fresh_sqlite_file_are_all_tracked(tmp_path: Path):
+    code = (
+        "import sys\n"
+        "from ssl_sec.edges.folder.descriptions import RunIdentity\n"
+        "from ssl_sec.edges.tracking.tracker import TrackedRun\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        f"identity = RunIdentity(uri='sqlite:///{tmp_path}/mlflow.db', experiment='e', name='n')\n"
+        "TrackedRun.start(identity, {})"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(3)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    assert len(client.search_runs([client.get_experiment_by_name("e").experiment_id])) == 3
