@@ -20,7 +20,7 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.errors import ConfigError
 from tests.data.files import plain, write_parquet
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 # Parts are forked from the test's process, which has threads of hypothesis and torch; the parts do not use them.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
