@@ -1,5 +1,6 @@
 """Default names of runs, and the tags by which runs are found."""
 
+import hashlib
 import itertools
 import re
 import time
@@ -12,6 +13,10 @@ from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.tracking import TrackingConfig
 
 UNTRAINED = "random"
+
+# Keys of files that a network starts from; a tag of the key and this suffix has the SHA-256 of the file.
+WEIGHTS = ("encoder.weights", "head.weights")
+DIGEST_SUFFIX = ".sha256"
 
 
 def run_name_of(config: TrainingConfig) -> str:
@@ -33,6 +38,16 @@ def training_tags(config: TrainingConfig) -> dict[str, str]:
         "constraint": config.constraint.name if config.length > 0 else UNTRAINED,
         "seed": str(config.seed),
     }
+
+
+def weights_tags(config: TrainingConfig) -> dict[str, str]:
+    """Tags with the SHA-256 of each file of weights that a training starts from; none for a file that is missing."""
+    found: dict[str, str] = {}
+    for key, weights in zip(WEIGHTS, (config.encoder.weights, config.head.weights), strict=True):
+        if weights is not None and (path := Path(weights).expanduser()).is_file():
+            with path.open("rb") as file:
+                found[key + DIGEST_SUFFIX] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def user_tags(tracking: TrackingConfig) -> dict[str, str]:

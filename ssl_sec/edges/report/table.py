@@ -2,7 +2,7 @@
 
 Our value is the mean over seeds of the metric's last value in each seed's newest finished run. Runs with the recipe's
 settings are never mixed with runs that changed some; the latter are shown only if there are no others, with a footnote
-that lists the changes.
+that lists the changes. Runs that started from different weights are never mixed; those of the newest run are shown.
 """
 
 import statistics
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ssl_sec.edges.composition.compose import compose, job_of
+from ssl_sec.edges.composition.compose import compose, composed, job_of
 from ssl_sec.edges.report.files import Report, format_markdown
 from ssl_sec.edges.report.pictures import NOT_RUN, draw_table
 from ssl_sec.edges.tables import in_table
-from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, deciding, in_order
+from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, deciding, in_order, is_expected
 from ssl_sec.errors import ConfigError
 from ssl_sec.papers import Column, Table, Value, load
 from ssl_sec.recipes.registry import RECIPES
@@ -76,10 +76,15 @@ class Measurements:
         exact = [candidate for candidate in candidates if not candidate.changes]
         if not candidates:
             return None
-        if exact:
-            return _average(exact, metric)
-        newest = max(candidates, key=_start_time)
-        return _average([other for other in candidates if other.changes == newest.changes], metric)
+        newest = max(exact or candidates, key=_start_time)
+        return _average(
+            [
+                other
+                for other in exact or candidates
+                if (other.changes, other.pretraining.weights) == (newest.changes, newest.pretraining.weights)
+            ],
+            metric,
+        )
 
     def _find_candidates(self, recipe: str, metric: str) -> list[_Candidate]:
         runs = self._archive.finished(recipe)
@@ -272,11 +277,14 @@ def _compose_settings(recipe: str) -> Mapping[str, str] | None:
     job = job_of(recipe)
     if job is None:
         return None
+    experiment = f"experiment={recipe}"
+    # Keys that must be given say where something is on a machine; they decide no result.
+    missing = [key for key, value in flattened(composed(job, [experiment])).items() if value == "???"]
     try:
-        config = from_values(RECIPES[job].config, compose(job, [f"experiment={recipe}"]))
-    except ConfigError:  # it requires values from the command line
+        config = from_values(RECIPES[job].config, compose(job, [experiment, *(f"{key}=elsewhere" for key in missing)]))
+    except ConfigError:  # it requires other values from the command line
         return None
-    return deciding({key: str(value) for key, value in flattened(to_values(config)).items()})
+    return deciding({key: str(value) for key, value in flattened(to_values(config)).items()}, job)
 
 
 def _average(candidates: Sequence[_Candidate], metric: str) -> Measured:
@@ -298,7 +306,11 @@ def _start_time(candidate: _Candidate) -> tuple[int, int]:
 
 def _compare(expected: Mapping[str, str], found: Mapping[str, str]) -> tuple[Change, ...]:
     keys = sorted(expected.keys() | found.keys())
-    return tuple((key, expected.get(key), found.get(key)) for key in keys if expected.get(key) != found.get(key))
+    return tuple(
+        (key, expected.get(key), found.get(key))
+        for key in keys
+        if not is_expected(key, expected.get(key), found.get(key))
+    )
 
 
 def remove_probe(settings: Mapping[str, str]) -> dict[str, str]:

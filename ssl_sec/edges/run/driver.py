@@ -13,7 +13,7 @@ from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.finding import find_folder, trained_folder
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.folder.names import claim_name, run_name_of, training_tags, user_tags
+from ssl_sec.edges.folder.names import claim_name, run_name_of, training_tags, user_tags, weights_tags
 from ssl_sec.edges.folder.stored_config import stored_values, training_config, with_credentials
 from ssl_sec.edges.run.execution import Execution
 from ssl_sec.edges.run.resuming import resume_run
@@ -143,7 +143,8 @@ def _train(recipe: RecipeRow, config: TrainingConfig) -> Finished:
             uri = tracking_uri(config.tracking, config.output_dir)
             metrics = folder.last_metrics()
             return Finished(folder=folder, uri=uri, run_id=folder.run_id, experiment_id=None, metrics=metrics)
-        return _execute(recipe, config, folder, training_tags(config), config.tracking.parent_run)
+        tags = {**training_tags(config), **weights_tags(config)}
+        return _execute(recipe, config, folder, tags, config.tracking.parent_run)
 
 
 def _probe(config: ProbeJobConfig, trained_id: str | None, trained_path: Path) -> Finished:

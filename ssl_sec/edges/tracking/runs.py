@@ -1,10 +1,12 @@
 """Searches MLflow for runs."""
 
+import ast
 import json
 import logging
+import re
 import shlex
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -18,6 +20,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from ssl_sec.edges.folder.finding import folder_at, joined_jobs, match_run
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.folder.names import DIGEST_SUFFIX, WEIGHTS
 from ssl_sec.edges.folder.stored_config import training_config
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.overrides import assigned
@@ -28,6 +31,7 @@ from ssl_sec.errors import ConfigError, StorageError, nearest
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import PROBE, RECIPES
 from ssl_sec.recipes.tracking import TrackingConfig
+from ssl_sec.settings import local_keys
 from ssl_sec.training.norms import NormHistogram
 
 logger = logging.getLogger("ssl_sec")
@@ -37,21 +41,22 @@ _LOOK_S = 10.0
 _FINISHED = "attributes.status = 'FINISHED'"
 _RUNS_A_PAGE = 1000
 
-# Settings that do not change the result of a run: where and how it ran, and where its files are.
+# Settings that do not change the result of a run: where and how it ran. Nor do those that say where its files are.
 _FREE_KEYS = {
     "seed",
     "probe.seed",
     "probe.enabled",
     "run",
     "run_name",
-    "output_dir",
     "resume",
     "log_every_steps",
-    "data.root",
     "data.download",
-    "data.cache_folder",
     "data.resident_limit_mib",
 }
+# Keys of version 0.1 -> today's.
+_NEW_KEYS = {"benchmarks": "test_sets"}
+# What a setting says of a file that goes by its content.
+_CONTENT = "sha256 "
 _FREE_GROUPS = ("runtime.", "tracking.", "checkpoint.", "monitor.")
 
 
@@ -70,6 +75,7 @@ class ArchivedRun:
         pretraining_run_id: of the pretraining that it probes; None for other runs.
         params: as strings.
         metrics: the last value of each.
+        weights: key of a file that the network started from -> SHA-256 of the file.
     """
 
     run_id: str
@@ -82,11 +88,13 @@ class ArchivedRun:
     pretraining_run_id: str | None
     params: Mapping[str, str]
     metrics: Mapping[str, float]
+    weights: Mapping[str, str]
 
     @property
     def settings(self) -> dict[str, str]:
-        """The parameters that decide its result."""
-        return deciding(self.params)
+        """The parameters that decide its result; files of weights go by their content."""
+        contents = {key: f"{_CONTENT}{digest[:16]}" for key, digest in self.weights.items()}
+        return {**deciding(self.params, self.job), **contents}
 
     @property
     def seed(self) -> str:
@@ -94,9 +102,45 @@ class ArchivedRun:
         return self.params.get("seed", "?")
 
 
-def deciding(params: Mapping[str, str]) -> dict[str, str]:
-    """The parameters that decide the result of a run, without its seed."""
-    return {key: value for key, value in params.items() if key not in _FREE_KEYS and not key.startswith(_FREE_GROUPS)}
+def deciding(params: Mapping[str, str], job: str) -> dict[str, str]:
+    """The parameters that decide the result of a job's run: neither its seed nor the places of its files."""
+    paths = local_keys(RECIPES[job].config) - set(WEIGHTS) if job in RECIPES else frozenset[str]()
+    found = {_NEW_KEYS.get(key, key): value for key, value in params.items()}
+    return {
+        key: _without(value, {path.removeprefix(f"{key}.") for path in paths if path.startswith(f"{key}.")})
+        for key, value in found.items()
+        if key not in _FREE_KEYS | paths and not key.startswith(_FREE_GROUPS)
+    }
+
+
+def is_expected(key: str, expected: str | None, found: str | None) -> bool:
+    """Whether a setting of a run is the one that its recipe expects.
+
+    A recipe names published weights as torch.hub does, with the beginning of their SHA-256: `googlenet-1378be20.pth`.
+    Of weights that another run has saved, any content is expected.
+
+    Args:
+        key: of the setting.
+        expected: its value in the recipe; None if it has none.
+        found: its value in `ArchivedRun.settings`; None if it has none.
+    """
+    if key in WEIGHTS and expected is not None and found is not None and found.startswith(_CONTENT):
+        published = re.search(r"-([0-9a-f]{8,})\.\w+$", expected)
+        digest = found.removeprefix(_CONTENT)
+        return expected != "None" and (published is None or digest.startswith(published[1]))
+    return expected == found
+
+
+def _without(listed: str, keys: Set[str]) -> str:
+    """A list of values by name without some of their keys; what is no such list as it is."""
+    try:
+        values = ast.literal_eval(listed) if keys else None
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # cut by the store
+        return listed
+    if not isinstance(values, list | tuple) or not all(isinstance(each, dict) for each in values):
+        return listed
+    free = keys | {"resident_limit_mib"}
+    return str([{key: value for key, value in sorted(each.items()) if key not in free} for each in values])
 
 
 class RunArchive:
@@ -351,4 +395,5 @@ def _archived(run: Run) -> ArchivedRun:
         pretraining_run_id=run.data.tags.get(MLFLOW_PARENT_RUN_ID) if run.data.tags.get("job") == PROBE.name else None,
         params=run.data.params,
         metrics=run.data.metrics,
+        weights={key: digest for key in WEIGHTS if (digest := run.data.tags.get(key + DIGEST_SUFFIX)) is not None},
     )

@@ -8,6 +8,7 @@ from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.config import ReportConfig
 from ssl_sec.edges.report.report import make_report
+from ssl_sec.edges.report.table import _compose_settings
 from ssl_sec.edges.tracking import runs as report_runs
 from ssl_sec.errors import ConfigError
 
@@ -199,12 +200,15 @@ def test_the_runs_can_be_limited_to_one_experiment(store):
         store.report(table=5, experiment="cifar")
 
 
-def test_a_recipe_without_an_experiment_is_marked(store):
+def test_a_recipe_without_an_experiment_is_marked(store, monkeypatch):
+    _compose_settings.cache_clear()
+    monkeypatch.setattr("ssl_sec.edges.report.table.job_of", lambda recipe: None)  # as if it had been removed
     store._experiments["casia_softmax"] = store.client.create_experiment("casia")
     params = {"recipe": "casia_softmax", "seed": 0}
     values = {"face/lfw_accuracy": [52.0]}
     store._run("casia_softmax", "face", params, values, "FINISHED", "a", {})
     text = store.text(table=4)
+    _compose_settings.cache_clear()
     assert "52.00 (1) [1]" in text
     assert "[1] changed: there is no experiment of this name to compare the settings with" in text
 

@@ -1,0 +1,99 @@
+"""What a report counts as a changed setting: not where a machine has its files, but what is in them."""
+
+import pytest
+
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.folder.names import weights_tags
+from ssl_sec.edges.tracking.runs import is_expected
+from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
+from ssl_sec.recipes.registry import RECIPES
+from ssl_sec.settings import flattened, from_values, to_values
+from tests.edges.report.conftest import Store
+
+PUBLISHED = "52deb4733" + 55 * "0"
+
+
+def add(store: Store, job, recipe, seed, metrics, *overrides, weights=None):
+    values = to_values(
+        from_values(RECIPES[job].config, compose(job, [f"experiment={recipe}", f"seed={seed}", *overrides]))
+    )
+    tags = {f"{key}.sha256": digest for key, digest in (weights or {}).items()}
+    params = flattened(values)
+    return store._run(recipe, job, params, {key: [value] for key, value in metrics.items()}, "FINISHED", "a", tags)
+
+
+def cell(store, recipe, metric, **table):
+    (found,) = [row for row in store.report(**table).rows if (row["recipe"], row["metric"]) == (recipe, metric)]
+    return found["ours"], found["seeds"], found["changed"]
+
+
+def test_faces_of_several_machines_are_pooled_and_a_shorter_run_is_kept_apart(store):
+    ask = {"recipe": "casia_softmax_wen", "metric": "face/lfw_accuracy", "paper": "normface", "table": 2}
+    add(store, "face", "casia_softmax_wen", 0, {"face/lfw_accuracy": 90.0}, "data.root=/a/casia", "epochs=1")
+    assert cell(store, **ask)[:2] == (90.0, "0")
+    assert cell(store, **ask)[2].startswith("epochs 1.0 (recipe: ")
+    for seed, root in ((0, "/a/casia"), (1, "/other/place")):
+        add(store, "face", "casia_softmax_wen", seed, {"face/lfw_accuracy": 97.0 + seed}, f"data.root={root}")
+    assert cell(store, **ask) == (97.5, "0 1", "")
+
+
+def test_faces_that_start_from_ones_own_run_are_pooled_by_its_weights(store):
+    recipe, metrics = "casia_normface_wen", {"face/lfw_accuracy": 99.0}
+    given = ("data.root=x", "encoder.weights=/a/e.safetensors", "head.weights=/a/h.safetensors")
+    ask = {"recipe": recipe, "metric": "face/lfw_accuracy", "paper": "normface", "table": 2}
+    add(store, "face", recipe, 0, {"face/lfw_accuracy": 50.0}, *given, weights={"encoder.weights": "c" * 64})
+    for seed in (1, 2):
+        both = {"encoder.weights": "a" * 64, "head.weights": "b" * 64}
+        add(store, "face", recipe, seed, metrics, f"output_dir=/{seed}", *given, weights=both)
+    assert cell(store, **ask) == (99.0, "1 2", "")
+
+
+def test_retrieval_goes_by_the_content_of_the_published_weights(store):
+    recipe, metric = "cars196_triplet_sec", "retrieval/recall_at_1"
+    ask = {"recipe": recipe, "metric": metric, "paper": "sec", "table": 3}
+    other = {"encoder.weights": "1" * 64}
+    add(store, "metric_learning", recipe, 0, {metric: 10.0}, "encoder.weights=/a/bn.pth", weights=other)
+    assert cell(store, **ask) == (
+        10.0,
+        "0",
+        "encoder.weights sha256 1111111111111111 (recipe: bn_inception-52deb4733.pth)",
+    )
+    for seed in (0, 1):
+        add(
+            store,
+            "metric_learning",
+            recipe,
+            seed,
+            {metric: 70.0 + seed},
+            f"encoder.weights=/{seed}/bn.pth",
+            f"data.root=/{seed}",
+            weights={"encoder.weights": PUBLISHED},
+        )
+    assert cell(store, **ask) == (70.5, "0 1", "")
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "is_it"),
+    [
+        ("googlenet-1378be20.pth", "sha256 1378be2000000000", True),
+        ("googlenet-1378be20.pth", "sha256 2378be2000000000", False),
+        ("googlenet-1378be20.pth", "None", False),
+        ("runs/base/encoder.safetensors", "sha256 2378be2000000000", True),
+        ("runs/base/encoder.safetensors", "None", False),
+        ("None", "sha256 2378be2000000000", False),
+        ("None", "None", True),
+    ],
+)
+def test_which_weights_a_recipe_expects(expected, found, is_it):
+    assert is_expected("encoder.weights", expected, found) is is_it
+
+
+def test_a_run_keeps_the_digest_of_the_weights_that_it_starts_from(tmp_path):
+    (tmp_path / "bn.pth").write_bytes(b"abc")
+    given = ["experiment=cars196_triplet_sec", f"encoder.weights={tmp_path}/bn.pth"]
+    config = from_values(MetricLearningConfig, compose("metric_learning", given))
+    # FIPS 180-2, appendix B.1
+    digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert weights_tags(config) == {"encoder.weights.sha256": digest}
+    (tmp_path / "bn.pth").unlink()
+    assert weights_tags(config) == {}
