@@ -36,6 +36,28 @@ def move_centres(
     centres.index_copy_(0, labels, own - (size * own - sums) / (1 + size))
 
 
+@torch.no_grad()
+def pick_centres(
+    centres: Float[Tensor, "classes dim"],
+    embeddings: Float[Tensor, "batch dim"],
+    labels: Int64[Tensor, " batch"],
+    draws: Int64[Tensor, " batch"],
+) -> None:
+    """Replaces the centres of the batch's classes by one row of each class, in place: that with the largest draw.
+
+    Args:
+        centres: one for each class.
+        embeddings: rows of the global batch, raw or normalised like the centres.
+        labels: 0 ≤ label < classes.
+        draws: a number ≥ 0 for each row.
+    """
+    number = classes_of(labels).number
+    largest = torch.zeros_like(draws).scatter_reduce(0, number, draws, "amax")[number]
+    place = torch.arange(len(labels), device=labels.device)
+    picked = torch.zeros_like(place).scatter_reduce(0, number, torch.where(draws == largest, place, 0), "amax")[number]
+    centres.index_copy_(0, labels, embeddings.to(centres.dtype)[picked])
+
+
 def snapshot(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """The values of a buffer that is updated in the same step, safe in a compiled graph.
 

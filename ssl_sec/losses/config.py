@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ssl_sec import losses
 from ssl_sec.errors import ConfigError
+from ssl_sec.losses.transform import Centres
 from ssl_sec.settings import Count, Declared, Settings, declare_settings
 
 # The parameters that the data and the network determine.
@@ -107,6 +108,7 @@ class FeatureTransformConfig(Settings, key="transform"):
         energy: share of the batch's variance that "ftl" transfers, in (0, 1].
         tail_below: classes with fewer samples than this are generated, from rows of the others (the unbalanced
             scheme); None for the balanced one.
+        centres: mean follows the batches (SFT, Eq. 9); random and picked are those of SFT's Table 6.
     """
 
     mode: ClassVar[Literal["rotate", "translate", "ftl"]]
@@ -114,6 +116,7 @@ class FeatureTransformConfig(Settings, key="transform"):
     weight: float = 0.2
     energy: float = 0.95
     tail_below: Count | None = None
+    centres: Centres = "mean"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,7 +145,14 @@ class FeatureTransformConfig(Settings, key="transform"):
         self, num_classes: int, dim: int, seed: int, tail: Int64[Tensor, " tail"] | None
     ) -> losses.SphericalFeatureTransform:
         return losses.SphericalFeatureTransform(
-            num_classes, dim, mode=self.mode, tail_classes=tail, weight=self.weight, energy=self.energy, seed=seed
+            num_classes,
+            dim,
+            mode=self.mode,
+            tail_classes=tail,
+            weight=self.weight,
+            energy=self.energy,
+            seed=seed,
+            centres=self.centres,
         )
 
 

@@ -11,18 +11,20 @@ The loss becomes J(X) + λ J(X_gen)                                             
 """
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from ssl_sec.losses.base import require
-from ssl_sec.losses.centres import move_centres, snapshot
+from ssl_sec.losses.centres import move_centres, pick_centres, snapshot
 from ssl_sec.losses.classes import classes_of
 from ssl_sec.losses.geometry import directions, in_full_precision, norms
-from ssl_sec.seeding import mix
+from ssl_sec.seeding import derived_seed, mix
 from ssl_sec.settings import Range
+
+Centres = Literal["mean", "random", "picked"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # equal tensors are no reason; torch 2.11 hashes what a graph calls
@@ -85,6 +87,9 @@ class SphericalFeatureTransform(nn.Module):
     among all tail classes; rows of tail classes, and those without a centre, generate nothing. How many rows are
     generated depends on the labels, so that each step waits for a GPU once, and no static graph can be captured.
 
+    Table 6 of the paper compares the running means with two centres that are no estimates: "random" directions, which
+    never move, and a row that is picked at random among those of the class in the newest batch that has it.
+
     Args:
         num_classes: n ≥ 2.
         dim: of the embeddings.
@@ -93,6 +98,7 @@ class SphericalFeatureTransform(nn.Module):
         weight: λ ≥ 0, of the loss of the generated rows (Eq. 10).
         energy: share of the batch's variance that "ftl" transfers, in (0, 1].
         seed: of the draws, which depend on it, the step and the row alone.
+        centres: "mean" (Eq. 9), "random" or "picked" (Table 6).
     """
 
     centres: Tensor
@@ -107,11 +113,13 @@ class SphericalFeatureTransform(nn.Module):
         weight: float = 0.2,
         energy: float = 0.95,
         seed: int = 0,
+        centres: Centres = "mean",
     ) -> None:
         super().__init__()
         require(num_classes >= 2, "num_classes", num_classes, "≥ 2")
         require(dim >= 1, "dim", dim, "≥ 1")
         require(mode in ("rotate", "translate", "ftl"), "mode", repr(mode), "'rotate', 'translate' or 'ftl'")
+        require(centres in get_args(Centres), "centres", repr(centres), "'mean', 'random' or 'picked'")
         Range(ge=0).check("weight", weight)
         Range(gt=0, le=1).check("energy", energy)
         if tail_classes is not None:
@@ -123,14 +131,20 @@ class SphericalFeatureTransform(nn.Module):
         self.weight = weight
         self.energy = energy
         self.seed = seed
-        self.register_buffer("centres", torch.zeros(num_classes, dim))
+        self.kind_of_centres = centres
+        initial = torch.zeros(num_classes, dim)
+        if centres == "random":
+            generator = torch.Generator().manual_seed(derived_seed(seed, "centres"))
+            initial = directions(torch.randn(num_classes, dim, generator=generator))
+        self.register_buffer("centres", initial)
         self.register_buffer("tail_classes", tail_classes, persistent=False)
 
     def extra_repr(self) -> str:
         """The values that define the transform."""
         num_classes, dim = self.centres.shape
         scheme = "balanced" if self.tail_classes is None else f"{len(self.tail_classes)} tail classes"
-        return f"num_classes={num_classes}, dim={dim}, mode={self.mode!r}, weight={self.weight}, {scheme}"
+        centres = "" if self.kind_of_centres == "mean" else f", {self.kind_of_centres} centres"
+        return f"num_classes={num_classes}, dim={dim}, mode={self.mode!r}, weight={self.weight}, {scheme}{centres}"
 
     def forward(
         self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], step: int
@@ -150,8 +164,12 @@ class SphericalFeatureTransform(nn.Module):
                 heads, targets = self._heads(labels, self.tail_classes, step)
                 sources, originals = labels[heads], rows[heads]
             generated = self._transform_rows(originals, sources, targets, rows.detach(), labels)
-            if self.training:
-                move_centres(self.centres, self._as_centred(rows.detach()), labels)
+            if self.training and self.kind_of_centres != "random":
+                centred = self._as_centred(rows.detach())
+                if self.kind_of_centres == "mean":
+                    move_centres(self.centres, centred, labels)
+                else:
+                    pick_centres(self.centres, centred, labels, self._draws(labels, ~step))
             return generated, targets
 
     def _other_classes(self, labels: Int64[Tensor, " batch"], step: int) -> Int64[Tensor, " batch"]:

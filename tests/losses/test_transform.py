@@ -232,6 +232,44 @@ def test_the_centres_move_after_they_were_used_and_only_in_training(mode, raw):
         torch.testing.assert_close(transform.centres[label], before[label] - step, rtol=1e-13, atol=1e-15)
 
 
+@pytest.mark.parametrize("mode", ["rotate", "translate", "ftl"])
+def test_random_centres_are_a_function_of_the_seed_and_stay(mode):
+    made = [SphericalFeatureTransform(5, 4, mode, seed=seed, centres="random") for seed in (0, 0, 1)]
+    first, again, other = [transform.centres.clone() for transform in made]
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    torch.testing.assert_close(first.norm(dim=1), torch.ones(5))
+    for step in range(3):
+        made[0](rows(10, 4), LABELS, step)
+    assert torch.equal(made[0].centres, first)
+    _, targets = made[0](rows(10, 4), LABELS, 3)
+    assert (targets != LABELS).all()  # they are there from the first step
+
+
+@pytest.mark.parametrize(("mode", "raw"), [("rotate", False), ("translate", True), ("ftl", False)])
+def test_a_picked_centre_is_a_row_of_its_class_that_is_drawn_anew_in_every_step(mode, raw):
+    transform = with_centres(mode, num_classes=6, centres="picked")
+    absent = transform.centres[5].clone()  # no row of LABELS has this class
+    batch = rows(10, 4)
+    generated, _ = transform(batch, LABELS, 0)
+    in_training, _ = transform.train()(batch, LABELS, 0)
+    assert torch.equal(in_training, generated)  # the centres move after they were used
+    members = batch if raw else directions(batch)
+    picked = set()
+    for step in range(40):
+        transform(batch, LABELS, step)
+        distances = (transform.centres[:5, None] - members[None]).norm(dim=2)
+        chosen = distances.argmin(1)
+        torch.testing.assert_close(transform.centres[:5], members[chosen], rtol=0, atol=0)
+        assert torch.equal(LABELS[chosen], torch.arange(5))
+        picked |= set(chosen.tolist())
+    assert picked == set(range(10))
+    assert torch.equal(transform.centres[5], absent)
+    again = with_centres(mode, num_classes=6, centres="picked").train()
+    again(batch, LABELS, 39)
+    assert torch.equal(again.centres, transform.centres)
+
+
 def test_its_state_is_the_centres():
     transform = with_centres(tail_classes=torch.tensor([1]))
     assert set(transform.state_dict()) == {"centres"}
@@ -273,5 +311,6 @@ def test_a_value_outside_its_range_is_refused(options, message):
 def test_what_defines_it_is_shown():
     shown = "SphericalFeatureTransform(num_classes=5, dim=4, mode='rotate', weight=0.2, balanced)"
     assert repr(SphericalFeatureTransform(5, 4)) == shown
+    assert "balanced, picked centres" in repr(SphericalFeatureTransform(5, 4, centres="picked"))
     tails = SphericalFeatureTransform(5, 4, "translate", torch.tensor([1, 2]))
     assert "mode='translate', weight=0.2, 2 tail classes" in repr(tails)

@@ -197,7 +197,7 @@ def test_heads_are_built_from_their_weights(tmp_path, config):
     second = dataclasses.replace(config, weights=str(path)).build(7, 0)
     features = torch.rand(3, 7)
     assert torch.equal(second(features), first(features))
-    with pytest.raises(MissingDataError, match="^head.weights: no file /nowhere$"):
+    with pytest.raises(MissingDataError, match="^head.weights: no file /nowhere; give head.weights=<file>$"):
         dataclasses.replace(config, weights="/nowhere").build(7, 0)
 
 

@@ -242,7 +242,9 @@ def test_a_file_of_anything_is_refused(tmp_path_factory, content, is_safetensors
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(MissingDataError, match=rf"^encoder.weights: no file {tmp_path}/none.pt$"):
+    with pytest.raises(
+        MissingDataError, match=rf"^encoder.weights: no file {tmp_path}/none.pt; give encoder.weights=<file>$"
+    ):
         load_weights(backbone(), tmp_path / "none.pt")
 
 
