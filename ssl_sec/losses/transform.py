@@ -169,7 +169,7 @@ class SphericalFeatureTransform(nn.Module):
                 if self.kind_of_centres == "mean":
                     move_centres(self.centres, centred, labels)
                 else:
-                    pick_centres(self.centres, centred, labels, self._draws(labels, ~step))
+                    pick_centres(self.centres, centred, labels, self._draws(labels, -1 - step))
             return generated, targets
 
     def _other_classes(self, labels: Int64[Tensor, " batch"], step: int) -> Int64[Tensor, " batch"]:

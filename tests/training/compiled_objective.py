@@ -18,13 +18,19 @@ from ssl_sec.training.schedules import FaceRamp
 from tests.losses.cases import ALL_LOSSES, DIM, NUM_CLASSES, rows
 
 LABELS = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3, 5, 5, 5])
-MODES = ("rotate", "translate", "ftl")
+MODES = {
+    "rotate": {},
+    "translate": {"mode": "translate"},
+    "ftl": {"mode": "ftl"},
+    "picked centres": {"centres": "picked"},
+}
 STEPS = 9  # over the ramp's start and end, and steps in which centres have moved
 
 
 def compare(case, mode=None, device="cpu", backend="aot_eager"):
     def build():
-        transform = None if mode is None else SphericalFeatureTransform(NUM_CLASSES, DIM, mode).double()
+        options = MODES.get(mode)
+        transform = None if options is None else SphericalFeatureTransform(NUM_CLASSES, DIM, **options).double()
         return Objective(case.build(), SphericalConstraint(rho=0.3), FaceRamp(0.7, 2), transform).to(device).train()
 
     torch.compiler.reset()

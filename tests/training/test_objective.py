@@ -135,6 +135,8 @@ TRANSFORMS = {
     "rotate": {},
     "translate": {"mode": "translate"},
     "ftl": {"mode": "ftl"},
+    "random": {"centres": "random"},
+    "picked": {"centres": "picked"},
     "tails": {"tail_classes": torch.tensor([1, 4])},
 }
 

@@ -19,7 +19,9 @@ def compared(request):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", [*(case.name for case in ALL_LOSSES), "rotate", "translate", "ftl", "ntxent in tiles"])
+@pytest.mark.parametrize(
+    "name", [*(case.name for case in ALL_LOSSES), "rotate", "translate", "ftl", "picked centres", "ntxent in tiles"]
+)
 def test_the_objective_is_one_graph_for_every_loss_and_transform(compared, name):
     """Values, gradients, the running radius and the centres are the eager ones over some steps."""
     assert compared[name]["apart"] < 1e-10
