@@ -8,6 +8,9 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from ssl_sec import losses, papers
 from ssl_sec.edges.commands import run_command
@@ -125,6 +128,43 @@ def paper_tables() -> str:
     return _table(rows, ["`paper=`", "title", "authors and venue", "tables"])
 
 
+def paper_items() -> str:
+    """Each paper's equations and figures, from `docs/papers/<paper>.yaml`, and its tables: where they are here."""
+    header = ["in the paper", "what it is", "here", "command", "state"]
+    return "\n\n".join(
+        f"## {papers.load(name).title}\n\n" + _table([*map(_item_row, items_of(name)), *_table_rows(name)], header)
+        for name in papers.list_papers()
+    )
+
+
+def items_of(paper: str) -> list[dict[str, Any]]:
+    """The equations and figures of a paper as they are listed in its file."""
+    return yaml.safe_load((PAGES / "papers" / f"{paper}.yaml").read_text(encoding="utf-8"))
+
+
+def _item_row(item: Mapping[str, Any]) -> list[str]:
+    names = ", ".join(f"`{name.removeprefix('ssl_sec.')}`" for name in item["names"])
+    command = f"`python -m jobs.{item['command']}`" if "command" in item else ""
+    return [item["item"], item["what"], names, command, item["state"]]
+
+
+def _table_rows(name: str) -> list[list[str]]:
+    """The tables of a paper: how many of their figures a recipe of ours measures."""
+    rows: list[list[str]] = []
+    listed = {item["item"] for item in items_of(name)}
+    for table in papers.load(name).tables:
+        if f"Table {table.number}" in listed:
+            continue
+        recipes = table.recipes()
+        cells = sum(value is not None for row in table.rows for value in row.values)
+        ours = sum(value is not None for _, _, value in table.cells())
+        state = f"runs, not measured: recipes for {ours} of its {cells} values" if ours else "as data, without recipes"
+        command = f"`python -m jobs.report paper={name} table={table.number}`"
+        here = ", ".join(f"`{recipe}`" for recipe in list(recipes)[:1]) + (", …" if len(recipes) > 1 else "")
+        rows.append([f"Table {table.number}", _text(table.title), here, command, state])
+    return rows
+
+
 def _table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
@@ -148,6 +188,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "exit-codes": exit_codes,
     "formats": formats,
     "papers": paper_tables,
+    "paper-items": paper_items,
 }
 
 

@@ -13,6 +13,7 @@ import ssl_sec
 from docs import tables
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.submit.orders import expand_sweep
+from ssl_sec.papers import list_papers
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import from_values
@@ -90,6 +91,17 @@ def test_every_name_of_the_package_is_in_the_reference():
         assert any(
             name in (members[module] or getattr(import_module(module), "__all__", [name])) for module in offered
         ), f"{home}.{name}"
+
+
+@pytest.mark.parametrize("paper", list_papers())
+def test_every_item_of_a_paper_says_where_it_is_and_how_far(paper):
+    states = ("as in the paper", "deviates: ", "runs, not measured", "not here: ")
+    for item in tables.items_of(paper):
+        assert set(item) <= {"item", "what", "names", "command", "state"}, item
+        assert item["state"].startswith(states), item
+        for name in item["names"]:
+            module, _, attribute = name.rpartition(".")
+            assert hasattr(import_module(module), attribute), name
 
 
 def test_the_readme_is_short():
