@@ -199,7 +199,7 @@ class SphereFaceNetConfig(_WidthConfig):
     """SphereFace's residual CNN without batch norm.
 
     Attributes:
-        units: numbers of residual units of the four stages, each ≥ 0; [3, 4, 6, 3] is SFT's network of 34 layers,
+        units: numbers of residual units of the four stages, each ≥ 0; [3, 4, 6, 3] is SFT's network, 37 layers,
             [1, 1, 1, 1] that of its Table 5.
     """
 
