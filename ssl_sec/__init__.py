@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ssl_sec.evaluation.linear_probe import linear_probe
     from ssl_sec.evaluation.retrieval import recall_at_k
     from ssl_sec.losses import (
+        AngularHingeLoss,
         AngularLoss,
         ArcFaceLoss,
         CContrastiveLoss,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         ContrastiveLoss,
         CosFaceLoss,
         CTripletLoss,
+        DisjointTripletLoss,
         L2SoftmaxLoss,
         LiftedStructureLoss,
         Loss,
@@ -62,9 +64,10 @@ _HOMES = {
     "ssl_sec.evaluation.linear_probe": ("linear_probe",),
     "ssl_sec.evaluation.retrieval": ("recall_at_k",),
     "ssl_sec.losses": (
-        *("AngularLoss", "ArcFaceLoss", "CContrastiveLoss", "CTripletLoss", "CenterLoss", "CombinedLoss"),
-        *("ContrastiveLoss", "CosFaceLoss", "L2SoftmaxLoss", "LiftedStructureLoss", "Loss", "ModifiedSoftmaxLoss"),
-        *("MultiSimilarityLoss", "NPairAngularLoss", "NPairLoss", "NTXentLoss", "NormFaceLoss", "NormalizedNPairLoss"),
+        *("AngularHingeLoss", "AngularLoss", "ArcFaceLoss", "CContrastiveLoss", "CTripletLoss", "CenterLoss"),
+        *("CombinedLoss", "ContrastiveLoss", "CosFaceLoss", "DisjointTripletLoss", "L2SoftmaxLoss"),
+        *("LiftedStructureLoss", "Loss", "ModifiedSoftmaxLoss", "MultiSimilarityLoss", "NPairAngularLoss", "NPairLoss"),
+        *("NTXentLoss", "NormFaceLoss", "NormalizedNPairLoss"),
         *("RankedListLoss", "SemihardTripletLoss", "SoftmaxLoss", "SphereFaceLoss", "SphericalConstraint"),
         *("SphericalFeatureTransform", "TripletLoss", "from_views"),
     ),
@@ -74,6 +77,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AngularHingeLoss",
     "AngularLoss",
     "ArcFaceLoss",
     "CContrastiveLoss",
@@ -84,6 +88,7 @@ __all__ = [
     "Constant",
     "ContrastiveLoss",
     "CosFaceLoss",
+    "DisjointTripletLoss",
     "Encoder",
     "FaceRamp",
     "ImageSet",

@@ -10,7 +10,17 @@ from torch import nn
 
 from ssl_sec.errors import ConfigError
 from ssl_sec.exporting import FILE_NAMES, FORMATS, Exportable, check_export, require_packages
-from ssl_sec.networks import Encoder, bn_inception, googlenet, ir, light_cnn, resnet, sphereface_net, timm_backbone
+from ssl_sec.networks import (
+    Encoder,
+    bn_inception,
+    googlenet,
+    ir,
+    light_cnn,
+    published_googlenet,
+    resnet,
+    sphereface_net,
+    timm_backbone,
+)
 from ssl_sec.networks.architecture import OwnNetwork, TimmModel, TorchvisionGoogLeNet, TorchvisionResNet
 from ssl_sec.networks.backbones.timm import timm_arguments
 from ssl_sec.networks.heads import BatchNormLinearHead, LinearBatchNormHead, LinearHead, MaxoutHead, ProjectionHead
@@ -47,6 +57,17 @@ def exportable_googlenet(num_channels):
         encoder=trained(Encoder(backbone, num_features, (0.5,), (0.5,))),
         architecture=TorchvisionGoogLeNet(num_channels=num_channels),
         image_shape=(num_channels, 32, 32),
+        dim=num_features,
+    )
+
+
+def exportable_published_googlenet():
+    torch.manual_seed(0)
+    backbone, num_features = published_googlenet(3, 32)
+    return Exportable(
+        encoder=Encoder(backbone, num_features, (0.5,), (0.5,)).eval(),
+        architecture=OwnNetwork(title="GoogLeNet without batch norm"),
+        image_shape=(3, 32, 32),
         dim=num_features,
     )
 
@@ -109,6 +130,8 @@ CASES = {
     "narrow safetensors": ("safetensors", lambda: exportable_resnet(18, "cifar", 0.125, 1, mean=(0.3,), std=(0.2,))),
     "bottleneck safetensors": ("safetensors", lambda: exportable_resnet(50, "imagenet", 0.0625, 3, 32, **SCALED)),
     "googlenet safetensors": ("safetensors", lambda: exportable_googlenet(1)),
+    "published googlenet torchscript": ("torchscript", exportable_published_googlenet),
+    "published googlenet onnx": ("onnx", exportable_published_googlenet),
     "bn_inception torchscript": ("torchscript", exportable_bn_inception),
     "bn_inception onnx": ("onnx", exportable_bn_inception),
     "ir torchscript": ("torchscript", exportable_ir),
@@ -132,6 +155,7 @@ CASES = {
 
 # Each case is read back by a process of its own; each format, with a head and without, is among the fast ones.
 SLOW = {
+    *("published googlenet torchscript", "published googlenet onnx"),
     *("bn_inception onnx", "ir onnx", "ir torchscript", "light_cnn onnx", "timm safetensors", "timm torchscript"),
     *("bn_fc safetensors", "fc safetensors", "fc_bn safetensors", "maxout safetensors"),
     *("bottleneck safetensors", "googlenet safetensors", "sphereface onnx", "maxout torchscript", "timm onnx"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ssl_sec.losses.angular import AngularLoss, NPairAngularLoss
+from ssl_sec.losses.angular import AngularHingeLoss, AngularLoss, DisjointTripletLoss, NPairAngularLoss
 from ssl_sec.losses.base import CombinedLoss, Loss, from_views
 from ssl_sec.losses.contrastive import ContrastiveLoss, NTXentLoss
 from ssl_sec.losses.pair import (
@@ -33,6 +33,7 @@ PAIR_LOSSES: Mapping[str, type[Loss]] = {
     "ntxent": NTXentLoss,
     "contrastive": ContrastiveLoss,
     "triplet": TripletLoss,
+    "triplet_disjoint": DisjointTripletLoss,
     "semihard": SemihardTripletLoss,
     "npair_normalized": NormalizedNPairLoss,
     "npair": NPairLoss,
@@ -40,6 +41,7 @@ PAIR_LOSSES: Mapping[str, type[Loss]] = {
     "lifted_structure": LiftedStructureLoss,
     "ranked_list": RankedListLoss,
     "angular": AngularLoss,
+    "angular_hinge": AngularHingeLoss,
     "npair_angular": NPairAngularLoss,
 }
 # By name, those that have something for each class of the data.
@@ -59,6 +61,7 @@ CLASS_LOSSES: Mapping[str, type[Loss]] = {
 __all__ = [
     "CLASS_LOSSES",
     "PAIR_LOSSES",
+    "AngularHingeLoss",
     "AngularLoss",
     "ArcFaceLoss",
     "CContrastiveLoss",
@@ -67,6 +70,7 @@ __all__ = [
     "CombinedLoss",
     "ContrastiveLoss",
     "CosFaceLoss",
+    "DisjointTripletLoss",
     "L2SoftmaxLoss",
     "LiftedStructureLoss",
     "Loss",

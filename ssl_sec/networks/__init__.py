@@ -1,7 +1,7 @@
 """Encoders: images in [0, 1] -> features."""
 
 from ssl_sec.networks.backbones.bn_inception import bn_inception
-from ssl_sec.networks.backbones.googlenet import googlenet
+from ssl_sec.networks.backbones.googlenet import googlenet, published_googlenet
 from ssl_sec.networks.backbones.ir import ir
 from ssl_sec.networks.backbones.light_cnn import light_cnn
 from ssl_sec.networks.backbones.resnet import resnet
@@ -20,6 +20,7 @@ __all__ = [
     "light_cnn",
     "load_head_weights",
     "load_weights",
+    "published_googlenet",
     "resnet",
     "save_weights",
     "sphereface_net",

@@ -20,6 +20,7 @@ from ssl_sec.networks import (
     light_cnn,
     load_head_weights,
     load_weights,
+    published_googlenet,
     resnet,
     sphereface_net,
     timm_backbone,
@@ -158,18 +159,33 @@ class BNInceptionConfig(_EncoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GoogLeNetConfig(_EncoderConfig):
-    """torchvision's GoogLeNet; ImageNet weights: googlenet-1378be20.pth."""
+    """GoogLeNet, torchvision's or the published one; torchvision's ImageNet weights: googlenet-1378be20.pth.
+
+    Attributes:
+        variant: "torchvision", with batch norm and 3 x 3 convolutions in place of 5 x 5, or "published", without batch
+            norm and with 5 x 5 ones, for which torchvision has no weights.
+    """
 
     name: Literal["googlenet"] = "googlenet"
+    variant: Literal["torchvision", "published"] = "torchvision"
     mean: Mean | None = GOOGLENET_MEAN
     std: Std | None = GOOGLENET_STD
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.variant == "published":
+            allowed = "false: the published GoogLeNet has no batch norm"
+            check(not self.freeze_batch_norm, "encoder.freeze_batch_norm", self.freeze_batch_norm, allowed)
+
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
-        """The GoogLeNet, as torchvision builds it."""
+        """The GoogLeNet, as torchvision builds it, or a network that no installed library builds."""
+        if self.variant == "published":
+            return OwnNetwork(title="GoogLeNet without batch norm")
         return TorchvisionGoogLeNet(num_channels=num_channels)
 
     def _backbone(self, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
-        return googlenet(num_channels, image_size_px)
+        build = published_googlenet if self.variant == "published" else googlenet
+        return build(num_channels, image_size_px)
 
 
 @dataclass(frozen=True, kw_only=True)

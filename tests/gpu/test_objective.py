@@ -15,8 +15,8 @@ PAIRED = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3, 5, 5, 5])
 def two_steps(case, device):
     """Totals and gradients; the radius has moved when the second step is taken."""
     objective = Objective(case.build(), SphericalConstraint(rho=0.4), Constant(0.7)).to(device).train()
-    labels, taken = PAIRED.to(device), []
-    batches = [rows(16, seed=step).to(device).requires_grad_() for step in range(2)]
+    labels, taken = case.arrange(PAIRED).to(device), []
+    batches = [rows(len(labels), seed=step).to(device).requires_grad_() for step in range(2)]
     for step, embeddings in enumerate(batches):
         if step == 0:  # a device is set up by what it is first asked for
             total = objective(embeddings, labels, step).total

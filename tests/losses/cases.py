@@ -21,6 +21,7 @@ class Case:
         values: what both are given.
         normalised: the rows' norms do not matter.
         by_order: which row of a class is first matters.
+        of_triplets: the batch is one of disjoint triplets.
         of_classes: labels are classes 0 … NUM_CLASSES - 1 of the data.
     """
 
@@ -30,6 +31,7 @@ class Case:
     values: dict = field(default_factory=dict)
     normalised: bool = True
     by_order: bool = False
+    of_triplets: bool = False
     of_classes: bool = False
 
     def build(self) -> losses.Loss:
@@ -41,6 +43,13 @@ class Case:
             if tensor.ndim:
                 tensor.data.normal_()
         return loss.eval()
+
+    def arrange(self, labels: torch.Tensor) -> torch.Tensor:
+        """The labels, or, for disjoint triplets, as many as whole triplets have: anchors of the first, then others."""
+        if not self.of_triplets:
+            return labels
+        anchors = labels[: len(labels) // 3]
+        return torch.stack([anchors, anchors, (anchors + 1) % (labels.max() + 1)], 1).flatten()
 
     def slow_terms(self, loss, embeddings, labels) -> list[float]:
         values = dict(self.values)
@@ -56,8 +65,16 @@ class Case:
         return self.name
 
 
-def _pair(name, make, terms, normalised=True, by_order=False, **values):
-    return Case(name=name, make=make, terms=terms, values=values, normalised=normalised, by_order=by_order)
+def _pair(name, make, terms, normalised=True, by_order=False, of_triplets=False, **values):
+    return Case(
+        name=name,
+        make=make,
+        terms=terms,
+        values=values,
+        normalised=normalised,
+        by_order=by_order,
+        of_triplets=of_triplets,
+    )
 
 
 def _class(name, make, terms, normalised=True, **values):
@@ -68,6 +85,7 @@ PAIR_LOSSES = [
     _pair("ntxent", losses.NTXentLoss, slow.ntxent, temperature=0.2),
     _pair("contrastive", losses.ContrastiveLoss, slow.contrastive, margin=1.5),
     _pair("triplet", losses.TripletLoss, slow.triplet, margin=0.4),
+    _pair("triplet_disjoint", losses.DisjointTripletLoss, slow.triplet_disjoint, of_triplets=True, margin=0.4),
     _pair("semihard", losses.SemihardTripletLoss, slow.semihard, margin=0.3),
     _pair("npair_normalized", losses.NormalizedNPairLoss, slow.npair_normalized, by_order=True, scale=3.0),
     _pair("npair", losses.NPairLoss, slow.npair, normalised=False, by_order=True),
@@ -92,6 +110,14 @@ PAIR_LOSSES = [
         imbalance=0.3,
     ),
     _pair("angular", losses.AngularLoss, slow.angular, by_order=True, alpha_degrees=40.0),
+    _pair(
+        "angular_hinge",
+        losses.AngularHingeLoss,
+        slow.angular_hinge,
+        normalised=False,
+        of_triplets=True,
+        alpha_degrees=22.0,
+    ),
     _pair(
         "npair_angular",
         losses.NPairAngularLoss,

@@ -75,6 +75,15 @@ def triplet(rows, labels, margin):
     ]
 
 
+def triplet_disjoint(rows, labels, margin):
+    rows = [unit(row) for row in rows]
+    terms = [0.0] * len(rows)
+    for a in range(0, len(rows), 3):
+        term = square(rows[a], rows[a + 1]) - square(rows[a], rows[a + 2]) + margin
+        terms[a] = max(0, term) / (len(rows) / 3)
+    return terms
+
+
 def semihard(rows, labels, margin):
     rows = [unit(row) for row in rows]
     count = sum(len(positives(labels, a)) for a in range(len(rows)))
@@ -181,6 +190,16 @@ def angular(rows, labels, alpha_degrees):
             4 * squared * dot(both, rows[n]) - 2 * (1 + squared) * dot(row, other) for n in negatives(labels, a)
         ]
         terms.append(math.log(1 + sum(math.exp(f) for f in exponents)) / len(rows))
+    return terms
+
+
+def angular_hinge(rows, labels, alpha_degrees):
+    terms = [0.0] * len(rows)
+    for a in range(0, len(rows), 3):
+        anchor, positive, negative = rows[a : a + 3]
+        centre = [(x + y) / 2 for x, y in zip(anchor, positive, strict=True)]
+        bound = 4 * math.tan(math.radians(alpha_degrees)) ** 2 * square(negative, centre)
+        terms[a] = max(0, square(anchor, positive) - bound) / (len(rows) / 3)
     return terms
 
 

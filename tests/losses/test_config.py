@@ -86,5 +86,7 @@ def test_a_wrong_value_is_named_with_its_key(name, key, value, message):
 def test_self_supervision_has_no_classes():
     for name in PAIR:
         assert from_values(PretrainConfig, {**RUN, "loss": values_of(name)}).loss.name == name
-    with pytest.raises(ConfigError, match="^loss.name: found 'arcface'; allowed: angular, contrastive, "):
+    with pytest.raises(
+        ConfigError, match="^loss.name: found 'arcface'; allowed: angular, angular_hinge, contrastive, "
+    ):
         from_values(PretrainConfig, {**RUN, "loss": values_of("arcface")})

@@ -23,7 +23,7 @@ normalised = pytest.mark.parametrize("case", [case for case in ALL_LOSSES if cas
 
 
 def label_sets(case):
-    return [EVEN, MIXED] if case.name == "ntxent" else [EVEN, MIXED, LONELY]
+    return [case.arrange(labels) for labels in ([EVEN, MIXED] if case.name == "ntxent" else [EVEN, MIXED, LONELY])]
 
 
 def gradient(loss, embeddings, labels):
@@ -56,7 +56,7 @@ def test_the_value_is_that_of_the_slow_loop_for_any_shape(case, sizes, lonely, d
     if case.name != "ntxent":
         labels += [100 + number for number in range(lonely)]
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    labels = torch.tensor(labels)[order]
+    labels = case.arrange(torch.tensor(labels)[order])
     loss, embeddings = case.build(), rows(len(labels), dim, seed)
     expected = sum(case.slow_terms(loss, embeddings, labels))
     assert loss(embeddings, labels).item() == pytest.approx(expected, rel=1e-10, abs=1e-13)
@@ -118,54 +118,62 @@ def test_the_gradient_is_that_of_finite_differences(case):
 
 @every
 def test_the_order_of_rows_changes_nothing(case):
-    order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
-    labels = MIXED[order]
+    generator, labels = torch.Generator().manual_seed(1), case.arrange(MIXED)
+    order = torch.randperm(12, generator=generator)
     if case.by_order:  # the rows of a class keep their order
-        order = order.clone()
+        permuted = labels[order]
         for label in labels.unique():
-            order[labels == label] = order[labels == label].sort().values
+            order[permuted == label] = order[permuted == label].sort().values
+    if case.of_triplets:  # and those of a triplet
+        order = torch.arange(12).view(4, 3)[torch.randperm(4, generator=generator)].flatten()
+        assert order[0] != 0
     loss = case.build()
-    assert loss(rows()[order], MIXED[order]).item() == pytest.approx(loss(rows(), MIXED).item(), rel=1e-12)
+    assert loss(rows()[order], labels[order]).item() == pytest.approx(loss(rows(), labels).item(), rel=1e-12)
 
 
 @normalised
 def test_the_scale_of_each_row_changes_nothing(case):
+    labels = case.arrange(MIXED)
     scale = torch.logspace(-4, 4, 12, dtype=torch.float64)[:, None]
     loss = case.build()
-    assert loss(scale * rows(), MIXED).item() == pytest.approx(loss(rows(), MIXED).item(), rel=1e-11)
+    assert loss(scale * rows(), labels).item() == pytest.approx(loss(rows(), labels).item(), rel=1e-11)
 
 
 @pytest.mark.parametrize("case", [case for case in ALL_LOSSES if not case.normalised], ids=str)
 def test_the_scale_matters_where_the_rows_are_raw(case):
+    labels = case.arrange(MIXED)
     loss = case.build()
-    assert loss(2 * rows(), MIXED).item() != pytest.approx(loss(rows(), MIXED).item(), rel=1e-2)
+    assert loss(2 * rows(), labels).item() != pytest.approx(loss(rows(), labels).item(), rel=1e-2)
 
 
 @every
 def test_a_rotation_of_the_space_changes_nothing(case):
+    labels = case.arrange(MIXED)
     turn, _ = torch.linalg.qr(rows(DIM, DIM, seed=2))
     loss = case.build()
-    before = loss(rows(), MIXED).item()
+    before = loss(rows(), labels).item()
     for tensor in [*loss.parameters(), *loss.buffers()]:
         if tensor.ndim:
             tensor.data = tensor.data @ turn
-    assert loss(rows() @ turn, MIXED).item() == pytest.approx(before, rel=1e-12)
+    assert loss(rows() @ turn, labels).item() == pytest.approx(before, rel=1e-12)
 
 
 @every_pair
 def test_new_names_for_the_classes_change_nothing(case):
+    labels = case.arrange(MIXED)
     loss = case.build()
-    assert loss(rows(), 7 * MIXED + 100).item() == loss(rows(), MIXED).item()
+    assert loss(rows(), 7 * labels + 100).item() == loss(rows(), labels).item()
 
 
 @normalised
 def test_the_gradient_is_orthogonal_to_the_embedding_and_falls_with_its_norm(case):
     """SEC, Proposition 1 and Eq. 4."""
+    labels = case.arrange(MIXED)
     loss = case.build()
-    at_rows = gradient(loss, rows(), MIXED)
+    at_rows = gradient(loss, rows(), labels)
     assert at_rows.norm() > 1e-3
     assert (at_rows * rows()).sum(1).abs().max() < 1e-15
-    torch.testing.assert_close(gradient(loss, 10 * rows(), MIXED), at_rows / 10, rtol=1e-9, atol=1e-14)
+    torch.testing.assert_close(gradient(loss, 10 * rows(), labels), at_rows / 10, rtol=1e-9, atol=1e-14)
 
 
 def degenerate():
@@ -191,7 +199,7 @@ def degenerate():
 def test_degenerate_rows_give_a_finite_value_and_gradient(case, kind, dtype):
     loss = case.build().to(dtype)
     embeddings = degenerate()[kind].to(dtype).requires_grad_()
-    value = loss(embeddings, MIXED)
+    value = loss(embeddings, case.arrange(MIXED))
     value.backward()
     assert value.isfinite()
     assert embeddings.grad.isfinite().all()
@@ -202,13 +210,13 @@ def test_degenerate_rows_give_a_finite_value_and_gradient(case, kind, dtype):
 def test_a_row_that_is_not_a_number_is_not_hidden(case):
     embeddings = rows()
     embeddings[0] = math.nan
-    assert case.build()(embeddings, MIXED).isnan()
+    assert case.build()(embeddings, case.arrange(MIXED)).isnan()
 
 
 @every
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_it_computes_in_single_precision_under_autocast(case, dtype):
-    labels = EVEN.repeat(4)
+    labels = case.arrange(EVEN).repeat(4)
     embeddings = rows(48).to(dtype)
     loss = case.build().float()
     expected = case.build()
@@ -223,7 +231,7 @@ def test_it_computes_in_single_precision_under_autocast(case, dtype):
 def test_half_precision_rows_have_a_gradient_in_half_precision(case):
     embeddings = rows().bfloat16().requires_grad_()
     loss = case.build().float()
-    loss(embeddings, MIXED).backward()
+    loss(embeddings, case.arrange(MIXED)).backward()
     assert embeddings.grad.dtype == torch.bfloat16
     assert embeddings.grad.isfinite().all()
 
@@ -291,7 +299,9 @@ DEFAULTS = {
         "positive_temperature": 0.0,
         "imbalance": 0.5,
     },
+    losses.DisjointTripletLoss: {"margin": 1.0},
     losses.AngularLoss: {"alpha_degrees": 45.0},
+    losses.AngularHingeLoss: {"alpha_degrees": 45.0},
     losses.NPairAngularLoss: {"alpha_degrees": 45.0, "weight": 2.0},
     losses.SphereFaceLoss: {"scale": 64.0, "margin": 3},
     losses.CosFaceLoss: {"scale": 64.0, "margin": 0.35},
@@ -329,6 +339,8 @@ def test_the_defaults_are_the_papers(loss):
         (lambda: losses.RankedListLoss(imbalance=1.1), "imbalance: found 1.1, must be in [0, 1]"),
         (lambda: losses.AngularLoss(90.0), "alpha_degrees: found 90.0, must be in (0, 90)"),
         (lambda: losses.AngularLoss(0.0), "alpha_degrees: found 0.0, must be in (0, 90)"),
+        (lambda: losses.DisjointTripletLoss(-0.1), "margin: found -0.1, must be ≥ 0"),
+        (lambda: losses.AngularHingeLoss(90.0), "alpha_degrees: found 90.0, must be in (0, 90)"),
         (lambda: losses.NPairAngularLoss(weight=-1.0), "weight: found -1.0, must be ≥ 0"),
         (lambda: losses.SoftmaxLoss(1, 5), "num_classes: found 1, must be ≥ 2"),
         (lambda: losses.SoftmaxLoss(5, 0), "dim: found 0, must be ≥ 1"),

@@ -66,6 +66,24 @@ def test_triplet(margin):
     )
 
 
+def test_disjoint_triplets():
+    """torch's triplet loss on squared distances, and the peer's on the indices of the triplets."""
+    labels = torch.tensor([0, 0, 1, 1, 1, 0, 2, 2, 0, 0, 0, 2])
+
+    def torchs(embeddings, labels):
+        unit = torch.nn.functional.normalize(embeddings)
+        return torch.nn.functional.triplet_margin_with_distance_loss(
+            unit[::3], unit[1::3], unit[2::3], distance_function=lambda a, b: (a - b).square().sum(1), margin=0.4
+        )
+
+    def theirs(embeddings, labels):
+        triplets = tuple(torch.arange(first, 12, 3) for first in range(3))
+        return peers.TripletMarginLoss(margin=0.4, distance=SQUARED, reducer=ALL)(embeddings, labels, triplets)
+
+    agree(losses.DisjointTripletLoss(0.4), torchs, labels)
+    agree(losses.DisjointTripletLoss(0.4), theirs, labels)
+
+
 def test_semihard_triplet_with_semihard_negatives_for_all():
     """The peer's batch miner drops pairs without a semihard negative; here every pair has one."""
     angles = torch.tensor([0.0, 0.2, 1.0, 1.2, 2.0, 2.2, 3.0, 3.2], dtype=torch.float64)

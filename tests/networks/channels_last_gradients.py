@@ -33,6 +33,7 @@ ENCODERS: list[tuple[EncoderConfig, int]] = [
     (LightCNNConfig(width=0.125), 64),
     (BNInceptionConfig(), 32),
     (GoogLeNetConfig(), 32),
+    (GoogLeNetConfig(variant="published"), 32),
 ]
 
 Case = tuple[nn.Conv2d, nn.Conv2d, tuple[int, ...]]

@@ -138,9 +138,12 @@ def test_a_frozen_backbone_has_its_loaded_statistics_in_training_too(tmp_path):
     torch.testing.assert_close(dict(frozen.state_dict()), dict(trained.state_dict()), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("name", "smallest"), [("bn_inception", 7), ("googlenet", 15)])
-def test_images_that_are_too_small_for_an_encoder_are_one_line(name, smallest):
-    config = from_values(PretrainConfig, {**RUN, "encoder": {"name": name, "mean": [0.5]}}).encoder
+@pytest.mark.parametrize(
+    ("name", "options", "smallest"),
+    [("bn_inception", {}, 7), ("googlenet", {}, 15), ("googlenet", {"variant": "published"}, 31)],
+)
+def test_images_that_are_too_small_for_an_encoder_are_one_line(name, options, smallest):
+    config = from_values(PretrainConfig, {**RUN, "encoder": {"name": name, "mean": [0.5], **options}}).encoder
     encoder = config.build(1, smallest).eval()
     assert encoder(torch.rand(2, 1, smallest, smallest)).shape == (2, 1024)
     message = (

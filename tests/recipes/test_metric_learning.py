@@ -128,7 +128,7 @@ def test_what_outlives_the_run_is_left_in_the_store(whole):
     kept = torch.load(store.features_path, weights_only=True)
     assert kept["features"].shape == (len(kept["labels"]), 16) and set(kept["labels"].tolist()) == {0, 1, 2, 3}
     examples = torch.load(store.examples_path, weights_only=True)
-    assert examples["neighbours"].shape[:2] == examples["correct"].shape
+    assert examples["neighbours"].shape[:2] == examples["correct"].shape == (8, 4)
     assert not any(
         torch.equal(query, image)
         for query, images in zip(examples["queries"], examples["neighbours"], strict=True)
@@ -149,6 +149,14 @@ def test_without_held_out_classes_the_training_classes_are_watched(tmp_path):
     assert list(runtime.series("train/recall_at_1")) == [0, 1]
     assert runtime.series("val/recall_at_1") == {}
     assert store.described == [("digits/train", 866)]
+
+
+@pytest.mark.parametrize("loss", ["triplet_disjoint", "angular_hinge"])
+def test_disjoint_triplets_are_trained_on(tmp_path, loss):
+    changes = {"loss": {"name": loss}, "sampler": {"name": "triplets"}, "transform": {"name": "none"}}
+    runtime, store = run(tmp_path, steps=2, global_batch_size=21, evaluation={"neighbours": 5}, **changes)
+    assert all(value >= 0 for value in runtime.series("train/metric_loss").values())
+    assert torch.load(store.examples_path, weights_only=True)["correct"].shape == (8, 5)
 
 
 def test_no_steps_measure_the_encoder_as_it_starts(tmp_path):
@@ -177,6 +185,16 @@ def test_the_loss_falls_and_training_classes_come_together(tmp_path):
         ({"global_batch_size": 60}, (ConfigError, DataError), "classes"),
         ({"held_out_share": 1.0}, ConfigError, "held_out_share"),
         ({"steps": -1}, ConfigError, "steps"),
+        (
+            {"loss": {"name": "triplet_disjoint"}},
+            ConfigError,
+            "^sampler: found 'classes', must be 'triplets' with loss=triplet_disjoint$",
+        ),
+        (
+            {"loss": {"name": "angular_hinge"}, "sampler": {"name": "triplets"}},
+            ConfigError,
+            "^transform: found 'sft', must be 'none' with loss=angular_hinge$",
+        ),
     ],
 )
 def test_a_wrong_run_is_refused_in_one_line(tmp_path, changes, error, message):

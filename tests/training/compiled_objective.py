@@ -37,9 +37,9 @@ def compare(case, mode=None, device="cpu", backend="aot_eager"):
     counters.clear()
     eager, other = build(), build()
     compiled = torch.compile(other, fullgraph=True, backend=backend)
-    labels, apart = LABELS.to(device), 0.0
+    labels, apart = case.arrange(LABELS).to(device), 0.0
     for step in range(STEPS):
-        ours, theirs = (rows(16, seed=step).to(device).requires_grad_() for _ in range(2))
+        ours, theirs = (rows(len(labels), seed=step).to(device).requires_grad_() for _ in range(2))
         terms, expected = compiled(ours, labels, step), eager(theirs, labels, step)
         terms.total.backward()
         expected.total.backward()

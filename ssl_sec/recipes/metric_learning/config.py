@@ -6,6 +6,7 @@ from typing import Annotated
 from ssl_sec.augment.config import CropConfig
 from ssl_sec.data.config import DataConfig, SamplerConfig
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.losses.angular import DisjointLoss
 from ssl_sec.losses.config import NoTransformConfig, PairLossConfig, TransformConfig
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.settings import (
@@ -15,6 +16,7 @@ from ssl_sec.settings import (
     NotEmpty,
     Range,
     Settings,
+    check,
 )
 from ssl_sec.training.config import SteppedOptimiserConfig
 
@@ -39,11 +41,13 @@ class RetrievalConfig(Settings, key="evaluation"):
     Attributes:
         ks: the K of Recall@K, each ≥ 1.
         clustering: whether k-means, NMI and F1 are computed; In-Shop reports none.
+        neighbours: images that the figure of retrieved images shows for each query, in [1, 100].
         seed: seed of k-means.
     """
 
     ks: Annotated[tuple[Count, ...], NotEmpty()] = (1, 2, 4, 8)
     clustering: bool = True
+    neighbours: Annotated[int, Range(ge=1, le=100)] = 4
     seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
 
 
@@ -70,6 +74,15 @@ class MetricLearningConfig(TrainingConfig):
     monitor: RetrievalMonitorConfig = field(default_factory=RetrievalMonitorConfig)
     checkpoint: StepCheckpointConfig = field(default_factory=StepCheckpointConfig)
     evaluation: RetrievalConfig = field(default_factory=RetrievalConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.loss.build(), DisjointLoss):
+            for group, found, needed in (
+                ("sampler", self.sampler.name, "triplets"),
+                ("transform", self.transform.name, "none"),  # generated rows are no triplets
+            ):
+                check(found == needed, group, found, f"{needed!r} with loss={self.loss.name}")
 
     @property
     def length(self) -> int | float:

@@ -23,8 +23,8 @@ from ssl_sec.seeding import derived_seed
 from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.step import Runtime, log_once
 
-# Test images whose neighbours are kept for a figure, and the number of neighbours of each.
-_EXAMPLES, _NEIGHBOURS = 8, 4
+# Test images whose neighbours are kept for a figure.
+_EXAMPLES = 8
 
 
 @runtime_checkable
@@ -73,7 +73,7 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
         runtime.report(recipe.total_steps, figures)
         save_network(recipe, store, with_head=True)
         torch.save({"features": embeddings.cpu(), "labels": labels.cpu()}, store.features_path)
-        torch.save(_examples(embeddings, test, config.seed), store.examples_path)
+        torch.save(_examples(embeddings, test, config.evaluation.neighbours, config.seed), store.examples_path)
 
 
 def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
@@ -151,7 +151,9 @@ class _Monitor:
         return {f"{self._name}/recall_at_1": 100 * recall_at_k(embeddings, labels, (1,))[1]}
 
 
-def _examples(embeddings: Float[Tensor, "images dim"], test: ImageSet, seed: int) -> dict[str, Tensor]:
+def _examples(
+    embeddings: Float[Tensor, "images dim"], test: ImageSet, num_neighbours: int, seed: int
+) -> dict[str, Tensor]:
     """The pixels of some test images and their nearest neighbours, and which neighbours are of the image's class."""
     queries = torch.ones(len(test), dtype=torch.bool) if test.queries is None else test.queries
     gallery = None if test.queries is None else ~test.queries
@@ -159,7 +161,7 @@ def _examples(embeddings: Float[Tensor, "images dim"], test: ImageSet, seed: int
     generator = torch.Generator().manual_seed(derived_seed(seed, "examples"))
     chosen = candidates[torch.randperm(len(candidates), generator=generator)[:_EXAMPLES]]
     num_listed = len(test) - 1 if gallery is None else int(gallery.sum())
-    found = nearest(embeddings, chosen, min(_NEIGHBOURS, num_listed), gallery).cpu()
+    found = nearest(embeddings, chosen, min(num_neighbours, num_listed), gallery).cpu()
     asking, answers = test.read(chosen), test.read(found.flatten())
     return {
         "queries": asking.images.cpu(),

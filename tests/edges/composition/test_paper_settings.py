@@ -125,6 +125,14 @@ def test_the_angle_of_the_angular_loss_is_36_degrees_on_sop():
     assert all(angle == int(name.rpartition("_")[2]) for name, angle in angles.items() if "alpha" in name)
 
 
+def test_triplet_1_of_the_angular_loss_has_disjoint_triplets():
+    for data in ("cub", "cars196", "sop"):
+        first, second = (retrieval_config(f"{data}_triplet_{number}_googlenet") for number in (1, 2))
+        assert (first.loss.name, first.sampler.name, first.global_batch_size) == ("triplet_disjoint", "triplets", 126)
+        assert (second.loss.name, second.sampler.images_per_class, second.global_batch_size) == ("triplet", 2, 128)
+        assert first.evaluation.neighbours == second.evaluation.neighbours == 5  # Fig. 5
+
+
 FACE_RECIPES = [
     recipe
     for paper, numbers in (("sec", (4, 11)), ("normface", (2, 3, 4, 5)), ("sft", (2, 4)))
