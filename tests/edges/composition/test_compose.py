@@ -76,6 +76,10 @@ def together(job: str) -> list[list[str]]:
     chosen = {group: ONLY_IN[job].get(group, names) for group, names in EVERY_OPTION.items() if group in of_job}
     if job != "face":  # neither self-supervision nor retrieval has classes of its own
         chosen["loss"] = [name for name in chosen["loss"] if name not in CLASS_LOSSES]
+    if job == "metric_learning":  # of disjoint triplets
+        alone = ("angular_hinge", "triplet_disjoint")
+        chosen["loss"] = [name for name in chosen["loss"] if name not in alone]
+        found += [[f"loss={name}", "sampler=triplets", "data=digits"] for name in alone]
     for row in zip_longest(*map(sorted, chosen.values())):
         options_of = {group: name for group, name in zip(chosen, row, strict=True) if name is not None}
         overrides = [f"{group}={name}" for group, name in options_of.items()]
