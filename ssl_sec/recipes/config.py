@@ -9,6 +9,8 @@ import torch
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.evaluation.config import ProbeConfig
+from ssl_sec.losses import PAIR_LOSSES, Loss
+from ssl_sec.losses.angular import DisjointLoss
 from ssl_sec.losses.config import ClassLossConfig, PairLossConfig
 from ssl_sec.networks.config import EncoderConfig, HeadConfig
 from ssl_sec.recipes.tracking import TrackingConfig
@@ -123,6 +125,11 @@ class TrainingConfig(RunConfig, is_base=True):
             check(self.run_name is not None, "resume", self.resume, "given together with the run_name to resume")
         if isinstance(self.runtime, RayConfig):
             self.runtime.check_shares(self.global_batch_size)
+        if issubclass(PAIR_LOSSES.get(self.loss.name, Loss), DisjointLoss):
+            for group, needed in (("sampler", "triplets"), ("transform", "none")):  # generated rows are no triplets
+                found = getattr(getattr(self, group, None), "name", None)
+                check(found is not None, "loss", self.loss.name, "another; only metric learning samples triplets")
+                check(found == needed, group, found, f"{needed!r} with loss={self.loss.name}")
 
     @property
     def kept_checkpoints(self) -> int:

@@ -6,7 +6,6 @@ from typing import Annotated
 from ssl_sec.augment.config import CropConfig
 from ssl_sec.data.config import DataConfig, SamplerConfig
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.losses.angular import DisjointLoss
 from ssl_sec.losses.config import NoTransformConfig, PairLossConfig, TransformConfig
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.settings import (
@@ -16,7 +15,6 @@ from ssl_sec.settings import (
     NotEmpty,
     Range,
     Settings,
-    check,
 )
 from ssl_sec.training.config import SteppedOptimiserConfig
 
@@ -74,15 +72,6 @@ class MetricLearningConfig(TrainingConfig):
     monitor: RetrievalMonitorConfig = field(default_factory=RetrievalMonitorConfig)
     checkpoint: StepCheckpointConfig = field(default_factory=StepCheckpointConfig)
     evaluation: RetrievalConfig = field(default_factory=RetrievalConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.loss.build(), DisjointLoss):
-            for group, found, needed in (
-                ("sampler", self.sampler.name, "triplets"),
-                ("transform", self.transform.name, "none"),  # generated rows are no triplets
-            ):
-                check(found == needed, group, found, f"{needed!r} with loss={self.loss.name}")
 
     @property
     def length(self) -> int | float:

@@ -23,6 +23,7 @@ from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.settings import flattened, from_values, to_values
 
 EVERY_OPTION = {**{group: options(group) for group in groups()}, "experiment": explanations()}
+OF_TRIPLETS = ("angular_hinge", "triplet_disjoint")
 CLASS_LOSSES = {kind.name for kind in get_args(ClassLossConfig)}
 
 REQUIRED = {
@@ -76,10 +77,9 @@ def together(job: str) -> list[list[str]]:
     chosen = {group: ONLY_IN[job].get(group, names) for group, names in EVERY_OPTION.items() if group in of_job}
     if job != "face":  # neither self-supervision nor retrieval has classes of its own
         chosen["loss"] = [name for name in chosen["loss"] if name not in CLASS_LOSSES]
-    if job == "metric_learning":  # of disjoint triplets
-        alone = ("angular_hinge", "triplet_disjoint")
-        chosen["loss"] = [name for name in chosen["loss"] if name not in alone]
-        found += [[f"loss={name}", "sampler=triplets", "data=digits"] for name in alone]
+    chosen["loss"] = [name for name in chosen["loss"] if name not in OF_TRIPLETS]
+    if job == "metric_learning":
+        found += [[f"loss={name}", "sampler=triplets", "data=digits"] for name in OF_TRIPLETS]
     for row in zip_longest(*map(sorted, chosen.values())):
         options_of = {group: name for group, name in zip(chosen, row, strict=True) if name is not None}
         overrides = [f"{group}={name}" for group, name in options_of.items()]
@@ -106,6 +106,14 @@ def test_a_loss_of_a_combined_one_has_other_values_than_its_own():
     assert config.loss.first == CONFIGS["cosface"](scale=32.0)
     with pytest.raises(ConfigError, match=r"loss\.first\.scal: unknown key for 'cosface'; did you mean 'scale'"):
         from_values(FaceConfig, compose("face", [given[0], "loss.first={name: cosface, scal: 32}", given[2]]))
+
+
+def test_losses_of_triplets_are_for_metric_learning():
+    message = "^loss: found 'triplet_disjoint', must be another; only metric learning samples triplets$"
+    with pytest.raises(ConfigError, match=message):
+        from_values(PretrainConfig, compose("pretrain", ["data=digits", "loss=triplet_disjoint"]))
+    with pytest.raises(ConfigError, match="^sampler: found 'classes', must be 'triplets' with loss=triplet_disjoint$"):
+        from_values(FaceConfig, compose("face", ["data=digits", "loss=triplet_disjoint", "sampler=classes"]))
 
 
 def test_the_keys_of_a_probe_are_those_of_its_dataclass():
