@@ -293,21 +293,6 @@ def _join(path: str, key: str) -> str:
 
 
 @cache
-def local_keys(kind: Any, path: str = "") -> frozenset[str]:
-    """The dotted keys of a dataclass, or of any in a union or a list, whose values are paths on a machine."""
-    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
-        return frozenset[str]().union(*(local_keys(each, path) for each in get_args(kind)))
-    hints = {_join(path, name): hint for name, hint in _hints(kind, with_rules=True).items()}
-    nested = (local_keys(hint, key) for key, hint in hints.items() if get_args(hint) or dataclasses.is_dataclass(hint))
-    return frozenset(key for key, hint in hints.items() if _holds_path(hint)).union(*nested)
-
-
-def _holds_path(hint: Any) -> bool:
-    rules = getattr(hint, "__metadata__", ())
-    return any(isinstance(rule, LocalPath) for rule in rules) or any(map(_holds_path, get_args(hint)))
-
-
-@cache
 def _hints(cls: type[Any], with_rules: bool = False) -> dict[str, Any]:
     """Field -> annotation."""
     return get_type_hints(cls, include_extras=with_rules)

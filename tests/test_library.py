@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import lightly.loss
@@ -169,3 +170,11 @@ def test_a_probe_of_features_is_that_of_the_job():
     ours = linear_probe(train, test, learning_rates=(0.01, 0.1), seed=3, epochs=8, decay_at=(0.6,))
     assert (ours.learning_rate, ours.held_out_top1, ours.top1) == (job.learning_rate, job.held_out_top1, job.top1)
     torch.testing.assert_close(ours.confusion, job.confusion, rtol=0, atol=0)
+
+
+def test_no_module_is_long_and_no_folder_is_full():
+    modules = [path for top in ("ssl_sec", "benchmarks", "tests") for path in (DOCS.parent / top).rglob("*.py")]
+    assert len(modules) > 300
+    assert [str(path) for path in modules if len(path.read_text(encoding="utf-8").splitlines()) > 400] == []
+    folders = Counter(path.parent for path in modules if path.name != "__init__.py")
+    assert {str(folder): count for folder, count in folders.items() if count > 15} == {}

@@ -1,12 +1,10 @@
 """Searches MLflow for runs."""
 
-import ast
 import json
 import logging
-import re
 import shlex
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -26,12 +24,12 @@ from ssl_sec.edges.masking import masked
 from ssl_sec.edges.overrides import assigned
 from ssl_sec.edges.packaging import command
 from ssl_sec.edges.patience import ANSWER_S, Patience
+from ssl_sec.edges.tracking.comparing import CONTENT, deciding
 from ssl_sec.edges.tracking.store import all_pages, connect_to_store, quoted, sqlite_file, store_errors, tracking_uri
 from ssl_sec.errors import ConfigError, StorageError, nearest
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import PROBE, RECIPES
 from ssl_sec.recipes.tracking import TrackingConfig
-from ssl_sec.settings import local_keys
 from ssl_sec.training.norms import NormHistogram
 
 logger = logging.getLogger("ssl_sec")
@@ -40,24 +38,6 @@ logger = logging.getLogger("ssl_sec")
 _LOOK_S = 10.0
 _FINISHED = "attributes.status = 'FINISHED'"
 _RUNS_A_PAGE = 1000
-
-# Settings that do not change the result of a run: where and how it ran. Nor do those that say where its files are.
-_FREE_KEYS = {
-    "seed",
-    "probe.seed",
-    "probe.enabled",
-    "run",
-    "run_name",
-    "resume",
-    "log_every_steps",
-    "data.download",
-    "data.resident_limit_mib",
-}
-# Keys of version 0.1 -> today's.
-_NEW_KEYS = {"benchmarks": "test_sets"}
-# What a setting says of a file that goes by its content.
-_CONTENT = "sha256 "
-_FREE_GROUPS = ("runtime.", "tracking.", "checkpoint.", "monitor.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,54 +73,13 @@ class ArchivedRun:
     @property
     def settings(self) -> dict[str, str]:
         """The parameters that decide its result; files of weights go by their content."""
-        contents = {key: f"{_CONTENT}{digest[:16]}" for key, digest in self.weights.items()}
+        contents = {key: f"{CONTENT}{digest[:16]}" for key, digest in self.weights.items()}
         return {**deciding(self.params, self.job), **contents}
 
     @property
     def seed(self) -> str:
         """The seed of the run."""
         return self.params.get("seed", "?")
-
-
-def deciding(params: Mapping[str, str], job: str) -> dict[str, str]:
-    """The parameters that decide the result of a job's run: neither its seed nor the places of its files."""
-    paths = local_keys(RECIPES[job].config) - set(WEIGHTS) if job in RECIPES else frozenset[str]()
-    found = {_NEW_KEYS.get(key, key): value for key, value in params.items()}
-    return {
-        key: _without(value, {path.removeprefix(f"{key}.") for path in paths if path.startswith(f"{key}.")})
-        for key, value in found.items()
-        if key not in _FREE_KEYS | paths and not key.startswith(_FREE_GROUPS)
-    }
-
-
-def is_expected(key: str, expected: str | None, found: str | None) -> bool:
-    """Whether a setting of a run is the one that its recipe expects.
-
-    A recipe names published weights as torch.hub does, with the beginning of their SHA-256: `googlenet-1378be20.pth`.
-    Of weights that another run has saved, any content is expected.
-
-    Args:
-        key: of the setting.
-        expected: its value in the recipe; None if it has none.
-        found: its value in `ArchivedRun.settings`; None if it has none.
-    """
-    if key in WEIGHTS and expected is not None and found is not None and found.startswith(_CONTENT):
-        published = re.search(r"-([0-9a-f]{8,})\.\w+$", expected)
-        digest = found.removeprefix(_CONTENT)
-        return expected != "None" and (published is None or digest.startswith(published[1]))
-    return expected == found
-
-
-def _without(listed: str, keys: Set[str]) -> str:
-    """A list of values by name without some of their keys; what is no such list as it is."""
-    try:
-        values = ast.literal_eval(listed) if keys else None
-    except (ValueError, SyntaxError, RecursionError, MemoryError):  # cut by the store
-        return listed
-    if not isinstance(values, list | tuple) or not all(isinstance(each, dict) for each in values):
-        return listed
-    free = keys | {"resident_limit_mib"}
-    return str([{key: value for key, value in sorted(each.items()) if key not in free} for each in values])
 
 
 class RunArchive:

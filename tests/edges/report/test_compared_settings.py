@@ -4,7 +4,7 @@ import pytest
 
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.names import weights_tags
-from ssl_sec.edges.tracking.runs import is_expected
+from ssl_sec.edges.tracking.comparing import is_expected
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import flattened, from_values, to_values
