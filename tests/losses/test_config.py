@@ -8,6 +8,7 @@ from ssl_sec import losses
 from ssl_sec.edges.composition.options import options, values_of_option
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses import config as loss_config
+from ssl_sec.losses.angular import DisjointLoss
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.settings import from_values
 from tests.losses.cases import ALL_LOSSES, rows
@@ -83,9 +84,14 @@ def test_a_wrong_value_is_named_with_its_key(name, key, value, message):
     assert str(caught.value) == message
 
 
-def test_self_supervision_has_no_classes():
-    for name in PAIR:
+def test_self_supervision_has_neither_classes_nor_triplets():
+    of_triplets = {name for name in PAIR if issubclass(losses.PAIR_LOSSES[name], DisjointLoss)}
+    assert of_triplets == {"angular_hinge", "triplet_disjoint"}
+    for name in PAIR.keys() - of_triplets:
         assert from_values(PretrainConfig, {**RUN, "loss": values_of(name)}).loss.name == name
+    for name in of_triplets:
+        with pytest.raises(ConfigError, match=f"^loss: found '{name}', must be another; only metric learning"):
+            from_values(PretrainConfig, {**RUN, "loss": values_of(name)})
     with pytest.raises(
         ConfigError, match="^loss.name: found 'arcface'; allowed: angular, angular_hinge, contrastive, "
     ):
