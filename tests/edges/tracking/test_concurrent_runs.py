@@ -1,5 +1,6 @@
 """Many runs at once on one store: every point of every run is there once."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -84,8 +85,9 @@ def postgres(tmp_path_factory):
     if not list(Path("/usr/lib/postgresql").glob("*/bin/initdb")):
         pytest.skip("no PostgreSQL on this machine: apt-get install postgresql")
     folder = Path(tmp_path_factory.mktemp("postgres"))
-    for parent in (folder, *folder.parents[:2]):  # the server's user must reach it
-        parent.chmod(0o755)
+    # The server's user must reach it.
+    for closed in itertools.takewhile(lambda path: not path.stat().st_mode & 0o001, (folder, *folder.parents)):
+        closed.chmod(0o755)
     started = subprocess.run([SCRIPT, "start", folder, str(free_port())], capture_output=True, text=True)
     assert started.returncode == 0, started.stderr + (folder / "log").read_text()
     yield started.stdout.strip()
