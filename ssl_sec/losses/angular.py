@@ -25,6 +25,8 @@ from ssl_sec.losses.geometry import directions
 from ssl_sec.losses.pair import NPairLoss
 from ssl_sec.settings import Range
 
+_Rows = Float[Tensor, "triplets dim"]
+
 
 class AngularLoss(Loss):
     """Angular loss (Eq. 8).
@@ -91,12 +93,7 @@ class DisjointLoss(Loss):
         return 3 * torch.where(are_triplets[own], terms, torch.nan).sum() / len(labels)
 
     @abstractmethod
-    def _terms(
-        self,
-        anchors: Float[Tensor, "triplets dim"],
-        positives: Float[Tensor, "triplets dim"],
-        negatives: Float[Tensor, "triplets dim"],
-    ) -> Float[Tensor, " triplets"]: ...
+    def _terms(self, anchors: _Rows, positives: _Rows, negatives: _Rows) -> Float[Tensor, " triplets"]: ...
 
 
 def require_disjoint_triplets(name: str, labels: Labels) -> None:
@@ -130,12 +127,7 @@ class DisjointTripletLoss(DisjointLoss):
         Range(ge=0).check("margin", margin)
         self.margin = margin
 
-    def _terms(
-        self,
-        anchors: Float[Tensor, "triplets dim"],
-        positives: Float[Tensor, "triplets dim"],
-        negatives: Float[Tensor, "triplets dim"],
-    ) -> Float[Tensor, " triplets"]:
+    def _terms(self, anchors: _Rows, positives: _Rows, negatives: _Rows) -> Float[Tensor, " triplets"]:
         anchors, positives, negatives = directions(anchors), directions(positives), directions(negatives)
         nearer = (anchors - positives).square().sum(1) - (anchors - negatives).square().sum(1)
         return (nearer + self.margin).clamp(min=0)
@@ -157,12 +149,7 @@ class AngularHingeLoss(DisjointLoss):
         Range(gt=0, lt=90).check("alpha_degrees", alpha_degrees)
         self.alpha_degrees = alpha_degrees
 
-    def _terms(
-        self,
-        anchors: Float[Tensor, "triplets dim"],
-        positives: Float[Tensor, "triplets dim"],
-        negatives: Float[Tensor, "triplets dim"],
-    ) -> Float[Tensor, " triplets"]:
+    def _terms(self, anchors: _Rows, positives: _Rows, negatives: _Rows) -> Float[Tensor, " triplets"]:
         # 4 ‖x_n − x_c‖² without a division.
         to_negative = (2 * negatives - anchors - positives).square().sum(1)
         squared_tangent = math.tan(math.radians(self.alpha_degrees)) ** 2

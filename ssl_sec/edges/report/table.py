@@ -77,15 +77,10 @@ class Measurements:
         exact = [candidate for candidate in candidates if not candidate.changes]
         if not candidates:
             return None
-        newest = max(exact or candidates, key=_start_time)
-        return _average(
-            [
-                other
-                for other in exact or candidates
-                if (other.changes, other.pretraining.weights) == (newest.changes, newest.pretraining.weights)
-            ],
-            metric,
-        )
+        chosen = exact or candidates
+        newest = max(chosen, key=_start_time)
+        alike = newest.changes, newest.pretraining.weights
+        return _average([other for other in chosen if (other.changes, other.pretraining.weights) == alike], metric)
 
     def _find_candidates(self, recipe: str, metric: str) -> list[_Candidate]:
         runs = self._archive.finished(recipe)
