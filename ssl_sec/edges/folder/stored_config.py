@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ssl_sec.recipes.config import TrainingConfig
 
 # Keys of version 0.1, and what they are called now.
-_RENAMED = {"benchmarks": "test_sets"}
+RENAMED = {"benchmarks": "test_sets"}
 
 
 def stored_values(path: Path) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def stored_values(path: Path) -> dict[str, Any]:
     probe = values.get("probe")
     if isinstance(probe, dict) and "decay_epochs" in probe:
         values["probe"] = _with_shares(probe)
-    return {_RENAMED.get(key, str(key)): value for key, value in values.items()}
+    return {RENAMED.get(key, str(key)): value for key, value in values.items()}
 
 
 def training_config(recipe: RecipeRow, path: Path) -> "TrainingConfig":

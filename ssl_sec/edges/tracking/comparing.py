@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from ssl_sec.edges.folder.names import WEIGHTS
+from ssl_sec.edges.folder.stored_config import RENAMED
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import LocalPath
 
@@ -23,8 +24,6 @@ _FREE_KEYS = {
     "data.download",
     "data.resident_limit_mib",
 }
-# Keys of version 0.1 -> today's.
-_NEW_KEYS = {"benchmarks": "test_sets"}
 # What a setting says of a file that goes by its content.
 CONTENT = "sha256 "
 _FREE_GROUPS = ("runtime.", "tracking.", "checkpoint.", "monitor.")
@@ -33,7 +32,7 @@ _FREE_GROUPS = ("runtime.", "tracking.", "checkpoint.", "monitor.")
 def deciding(params: Mapping[str, str], job: str) -> dict[str, str]:
     """The parameters that decide the result of a job's run: neither its seed nor the places of its files."""
     paths = _local_keys(RECIPES[job].config) - set(WEIGHTS) if job in RECIPES else frozenset[str]()
-    found = {_NEW_KEYS.get(key, key): value for key, value in params.items()}
+    found = {RENAMED.get(key, key): value for key, value in params.items()}
     return {
         key: _without(value, {path.removeprefix(f"{key}.") for path in paths if path.startswith(f"{key}.")})
         for key, value in found.items()
