@@ -8,6 +8,7 @@ from hypothesis import settings
 from jaxtyping import install_import_hook
 
 GPU_TESTS = Path(__file__).parent / "gpu"
+PACKAGE = Path(__file__).parents[1] / "ssl_sec"
 
 os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
 
@@ -19,9 +20,12 @@ if not torch.cuda.is_available():
 settings.register_profile("tests", deadline=None, derandomize=True)
 settings.load_profile("tests")
 
-# Every shape that a signature states is checked at every call of the tests.
+# Every shape that a signature states is checked at every call of the tests. Other modules are imported as they are,
+# since the hook triples the time of an import.
 if find_spec("beartype") is not None:
-    install_import_hook("ssl_sec", "beartype.beartype")
+    files = [path for path in PACKAGE.rglob("*.py") if "jaxtyping" in path.read_text(encoding="utf-8")]
+    modules = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in files]
+    install_import_hook([module.removesuffix(".__init__") for module in modules], "beartype.beartype")
 
 
 def pytest_ignore_collect(collection_path, config):
