@@ -141,14 +141,16 @@ class _FilesConfig(_DataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FolderConfig(_FilesConfig):
-    """Your images in data.root/train/<class>/ and data.root/test/<class>/.
+    """Your images: any tree of them in data.root, or data.root/train/<class>/ and data.root/test/<class>/.
 
     Attributes:
-        root: the folder that holds train/ and test/, each with a folder of images for each class.
+        root: the folder that holds the images, or train/ and test/.
+        labels: whether the folders in train/ and test/ are classes; null if they look so.
     """
 
     name: Literal["folder"] = "folder"
     root: Local
+    labels: bool | None = None
 
     @property
     def title(self) -> str:
@@ -156,10 +158,14 @@ class FolderConfig(_FilesConfig):
         return title_of_place(self.root) or self.name
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
-        return open_folder(split, Path(self.root).expanduser(), self._decoding(crop))
+        return self._open_folder(split, crop, shared_classes=True)
 
     def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
-        return open_folder(split, Path(self.root).expanduser(), self._decoding(crop), shared_classes=False)
+        return self._open_folder(split, crop, shared_classes=False)
+
+    def _open_folder(self, split: Split, crop: Crop | None, shared_classes: bool) -> ImageSet:
+        root = Path(self.root).expanduser()
+        return open_folder(split, root, self._decoding(crop), shared_classes, self.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +177,8 @@ class ParquetConfig(_FilesConfig):
         test: the test files, likewise; may be None where num_train_classes splits the training files, and in face
             recognition.
         image_column: the column of the images; None finds the one that holds images.
-        label_column: the column of the classes, int64.
+        label_column: the column of the classes, integers or names; null for images without labels, which files
+            without a column `label` hold too.
         cache_folder: where the files of a streamed set are laid out for random access.
     """
 
@@ -179,7 +186,7 @@ class ParquetConfig(_FilesConfig):
     train: tuple[str, ...]
     test: tuple[str, ...] | None = None
     image_column: str | None = Columns.image_column
-    label_column: str = Columns.label_column
+    label_column: str | None = Columns.label_column
     cache_folder: Local = CACHE_FOLDER
 
     @property
@@ -191,7 +198,7 @@ class ParquetConfig(_FilesConfig):
         """The first file's own name, or that of its folder."""
         return (title_of_place(self.train[0]) if self.train else "") or self.name
 
-    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
+    def _open(self, split: Split, crop: Crop | None, shared_classes: bool = True) -> ImageSet:
         return open_parquet(
             split,
             train=list(self.train),
@@ -199,6 +206,7 @@ class ParquetConfig(_FilesConfig):
             decoding=self._decoding(crop),
             columns=self._columns,
             cache_folder=self.cache_folder,
+            shared_classes=shared_classes,
         )
 
     def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
@@ -206,7 +214,7 @@ class ParquetConfig(_FilesConfig):
             raise ConfigError("data.test: found None, must be given, unless data.num_train_classes splits data.train")
         train, test = (parquet_class_names(list(files), self._columns) for files in (self.train, self.test))
         require_disjoint(train, test, "parquet")
-        return own_classes(self._open(split, crop))
+        return own_classes(self._open(split, crop, shared_classes=False))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from ssl_sec.data.decode import AS_THEY_ARE, Decoding, decode_image
 from ssl_sec.data.image_set import (
     CACHE_FOLDER,
     NAMED_AS_USUAL,
+    UNLABELLED,
     Columns,
     EncodedImages,
     ImageSet,
@@ -163,8 +164,8 @@ def from_store(
 
     Args:
         store: the encoded images.
-        labels: class of each image, on the CPU.
-        class_names: name of each class.
+        labels: class of each image, on the CPU; all UNLABELLED if there are no classes.
+        class_names: name of each class; none if the images have no labels.
         name: of the set.
         description: where the images came from.
         decoding: how they become pixels.
@@ -195,6 +196,8 @@ def from_store(
 def limit_images(image_set: ImageSet, max_images: int, seed: int) -> ImageSet:
     """A view of at most `max_images` images, with numbers of each class as equal as possible.
 
+    Images without labels are drawn as if all had one class.
+
     Args:
         image_set: resident or encoded images.
         max_images: how many to keep, ≥ 1; the set itself is returned if it has no more.
@@ -209,13 +212,15 @@ def limit_images(image_set: ImageSet, max_images: int, seed: int) -> ImageSet:
         return image_set
     order = torch.randperm(len(image_set), generator=torch.Generator().manual_seed(seed))
     # The n-th image of every class comes before the n+1-st of any: a round of each class in turn.
-    by_class = order[torch.argsort(image_set.labels[order], stable=True)]
-    counts = torch.bincount(image_set.labels)
+    classes = image_set.labels - UNLABELLED
+    by_class = order[torch.argsort(classes[order], stable=True)]
+    counts = torch.bincount(classes)
     starts = counts.cumsum(0) - counts
     turns = torch.empty(len(image_set), dtype=torch.int64)
-    turns[by_class] = torch.arange(len(image_set)) - starts[image_set.labels[by_class]]
+    turns[by_class] = torch.arange(len(image_set)) - starts[classes[by_class]]
     chosen = order[torch.argsort(turns[order], stable=True)][:max_images]
-    return subset(image_set, chosen.sort().values, f"balanced by class, seed {seed}")
+    how = "balanced by class" if image_set.class_names else "drawn"
+    return subset(image_set, chosen.sort().values, f"{how}, seed {seed}")
 
 
 def _first_shape(encoded: Iterator[Encoded], decoding: Decoding) -> tuple[list[Encoded], tuple[int, int, int]]:
@@ -292,10 +297,12 @@ def open_parquet(
     decoding: Decoding = AS_THEY_ARE,
     columns: Columns = NAMED_AS_USUAL,
     cache_folder: str | Path = CACHE_FOLDER,
+    shared_classes: bool = True,
 ) -> ImageSet:
-    """Parquet files in the Hugging Face layout, local or remote.
+    """Parquet files in the Hugging Face layout, local or remote, with labels or without.
 
-    Class names are those of the files' metadata, else the labels' numbers.
+    Class names are those of the files' metadata, else the labels' numbers; of a label column of names they are these
+    names in the order of the alphabet.
 
     Args:
         split: which part.
@@ -304,35 +311,38 @@ def open_parquet(
         decoding: how images become pixels.
         columns: of the images and the labels.
         cache_folder: where a streamed set is copied to, to be read by row; needs the space of the files.
+        shared_classes: whether a label column of names numbers the test images' classes as those of the training files.
 
     Raises:
         MissingDataError: no files are given for the split, or they do not exist.
         DataError: a file is damaged or lacks the columns, a label is wrong, or an image cannot be read.
     """
-    from ssl_sec.data import parquet  # Arrow, which no other set needs
+    from ssl_sec.data.parquet import cache, reading  # Arrow, which no other set needs
 
     locations = train if split == "train" else test
     if locations is None:
         raise MissingDataError(f"parquet: no files for the {split} split; set data.{split}")
-    files = parquet.inspect(locations, columns)
+    files = reading.inspect(locations, columns)
+    if files.named_labels and split == "test" and train is not None and shared_classes:
+        files = replace(files, class_names=reading.inspect(train, columns).class_names)
     encoded = (
         (name, image.as_py(), int(label))
-        for rows in parquet.iterate_rows(files)
+        for rows in reading.iterate_rows(files)
         for name, image, label in zip(rows.names, rows.encoded, rows.labels, strict=True)
     )
     first, image_shape = _first_shape(encoded, decoding)
     name = f"parquet/{split}"
     paths = [path for _, path in files.files]
     more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
-    description = f"{files.num_rows} images in {paths[0]}{more}, digest {parquet.digest(files)}"
+    description = f"{files.num_rows} images in {paths[0]}{more}, digest {cache.digest(files)}"
 
     def class_names(labels: Int64[Tensor, " images"]) -> tuple[str, ...]:
-        return parquet.class_names(files, labels.numpy())
+        return reading.names_of_classes(files, labels.numpy())
 
     if decoding.is_resident(files.num_rows, image_shape):
         encoded = itertools.chain(first, encoded)
         return _decode_all(encoded, files.num_rows, image_shape, decoding, class_names, name, description)
-    store = ArrowStore(path=parquet.cached_table(files, Path(cache_folder).expanduser()))
+    store = ArrowStore(path=cache.cached_table(files, Path(cache_folder).expanduser()))
     labels = torch.from_numpy(mapped_table(store.path)["label"].to_numpy().copy())
     streamed = replace(decoding, resident_limit_mib=0)
     return from_store(store, labels, class_names(labels), name, description, streamed)
@@ -349,9 +359,9 @@ def parquet_class_names(locations: Locations, columns: Columns = NAMED_AS_USUAL)
         MissingDataError: a file does not exist.
         DataError: a file is damaged or lacks the columns, or a label is wrong.
     """
-    from ssl_sec.data import parquet
+    from ssl_sec.data.parquet import reading
 
-    files = parquet.inspect(locations, columns)
-    labels = parquet.distinct_labels(files)
-    class_names = parquet.class_names(files, labels)
+    files = reading.inspect(locations, columns)
+    labels = reading.distinct_labels(files)
+    class_names = reading.names_of_classes(files, labels)
     return tuple(class_names[label] for label in labels.tolist())

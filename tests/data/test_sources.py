@@ -6,15 +6,18 @@ from dataclasses import replace
 from urllib.error import URLError
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100
 
+from ssl_sec.data.class_splits import own_classes
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.folders import open_folder
-from ssl_sec.data.image_set import Columns, EncodedImages, ResidentImages
+from ssl_sec.data.image_set import UNLABELLED, Columns, EncodedImages, ResidentImages
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits
 from ssl_sec.data.stores import limit_images, open_parquet, parquet_class_names
 from ssl_sec.errors import ConfigError, DataError, MissingDataError
@@ -170,17 +173,69 @@ def test_with_a_crop_images_of_any_size_are_streamed(tmp_path, num_channels):
 
 def test_folder_errors(tmp_path):
     assert str(tmp_path / "no") in line(lambda: open_folder("train", tmp_path / "no"), MissingDataError)
-    assert "train" in line(lambda: open_folder("train", tmp_path), MissingDataError)
+    nothing = line(lambda: open_folder("train", tmp_path))
+    assert (
+        nothing.startswith(f"{tmp_path}: no images in it or below it; allowed: .bmp, .gif")
+        and "train/<class>/" in nothing
+    )
+    (tmp_path / "test").mkdir()
+    assert "train: no such folder" in line(lambda: open_folder("train", tmp_path), MissingDataError)
+    (tmp_path / "test").rmdir()
     (tmp_path / "train").mkdir()
-    assert "no class folders" in line(lambda: open_folder("train", tmp_path))
+    assert "no class folders" in line(lambda: open_folder("train", tmp_path, labels=True))
     (tmp_path / "train" / "cat").mkdir()
-    assert "cat: no images" in line(lambda: open_folder("train", tmp_path))
+    assert "cat: no images" in line(lambda: open_folder("train", tmp_path, labels=True))
+    assert "train: no images in it or below it" in line(lambda: open_folder("train", tmp_path))
     write_folder(tmp_path, {"train/cat/1.png": plain(1)})
     assert "test: no such folder" in line(lambda: open_folder("test", tmp_path), MissingDataError)
     write_folder(tmp_path, {"test/cat/1.png": plain(1), "test/cow/2.png": plain(2)})
     assert "classes that train does not have: cow" in line(lambda: open_folder("test", tmp_path))
     assert line(lambda: Decoding(num_channels=2), ConfigError) == "data.num_channels: found 2, must be 1 or 3"
     assert line(lambda: Decoding(image_size_px=0), ConfigError).startswith("data.image_size_px: found 0, must be ≥ 1")
+
+
+TREES = {
+    "flat": ["1.png", "2.png", "3.png"],
+    "nested": ["a/1.png", "a/b/2.png", "c/3.png"],
+    "a split": ["train/1.png", "train/a/2.png", "train/a/b/3.png"],
+    "a split, nested": ["train/a/b/1.png", "train/a/c/2.png", "train/b/b/3.png"],
+    "both splits, flat": ["train/1.png", "train/2.png", "train/3.png", "test/4.png"],
+}
+
+
+@pytest.mark.parametrize("resident_limit_mib", [0, 1])
+@pytest.mark.parametrize("tree", TREES)
+def test_any_tree_of_images_without_labels(tmp_path, tree, resident_limit_mib):
+    files = {path: plain(int(path[-5])) for path in TREES[tree]}
+    write_folder(tmp_path, {**files, "notes.txt": b"no image", ".hidden/9.png": plain(9)})
+    images = open_folder("train", tmp_path, Decoding(resident_limit_mib=resident_limit_mib))
+    assert values(images.read(torch.arange(3))) == [1, 2, 3] and len(images) == 3
+    assert images.labels.tolist() == [UNLABELLED] * 3 and images.class_names == ()
+    assert "3 images without labels" in images.description
+    if "both" in tree:
+        assert values(open_folder("test", tmp_path).read(torch.arange(1))) == [4]
+    else:
+        assert "test: no such folder" in line(lambda: open_folder("test", tmp_path), MissingDataError)
+    limited = limit_images(images, 2, seed=0)
+    assert len(limited) == 2 and limited.description.endswith("2 of 3 images, drawn, seed 0")
+    assert line(lambda: own_classes(images)) == (
+        "folder/train: 3 images without labels found; training by classes needs the class of each image"
+    )
+
+
+def test_labels_of_folders_can_be_ignored_or_asked_for(tmp_path):
+    root = write_folder(tmp_path / "labelled", FOLDER)
+    assert open_folder("train", root, labels=False).class_names == ()
+    other = write_folder(tmp_path / "other", {"cat/1.png": plain(1), "dog/2.png": plain(2)})
+    assert open_folder("train", other).class_names == ()
+    images = open_folder("train", other, labels=True)
+    assert images.class_names == ("cat", "dog") and values(images.read(torch.arange(2))) == [1, 2]
+
+
+def test_links_in_a_circle_end(tmp_path):
+    write_folder(tmp_path, {"a/1.png": plain(1), "b/2.png": plain(2)})
+    (tmp_path / "a" / "again").symlink_to(tmp_path)
+    assert values(open_folder("train", tmp_path).read(torch.arange(2))) == [1, 2]
 
 
 @pytest.mark.parametrize("link", ["train", "train/cat", "train/cat/2.png"])
@@ -291,6 +346,20 @@ def test_parquet_without_class_names(tmp_path):
     assert open_parquet("train", path, None).class_names == ("0", "1", "2", "3")
     path = write_parquet(tmp_path / "b.parquet", [plain(1), plain(2)], [0, 3], class_names=["a", "b", "c"])
     assert "label 3" in line(lambda: open_parquet("train", path, None))
+
+
+@pytest.mark.parametrize("resident_limit_mib", [0, 1])
+def test_the_test_images_of_parquet_have_the_classes_of_the_training_images(tmp_path, resident_limit_mib):
+    train = write_parquet(tmp_path / "a.parquet", [plain(1), plain(2)], pa.array(["dog", "cat"]))
+    test = write_parquet(tmp_path / "b.parquet", [plain(3)], pa.array(["dog"]))
+    places = {"decoding": Decoding(resident_limit_mib=resident_limit_mib), "cache_folder": tmp_path / "cache"}
+    images = open_parquet("test", train, test, **places)
+    assert images.class_names == ("cat", "dog") and images.labels.tolist() == [1]
+    assert open_parquet("test", train, test, **places, shared_classes=False).class_names == ("dog",)
+    table = pa.parquet.read_table(train).drop_columns("label")
+    pa.parquet.write_table(table, tmp_path / "c.parquet")
+    unlabelled = open_parquet("train", tmp_path / "c.parquet", None, **places)
+    assert unlabelled.class_names == () and values(unlabelled.read(torch.arange(2))) == [1, 2]
 
 
 def test_the_classes_of_parquet_files_are_those_that_have_images(tmp_path):
