@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ssl_sec.augment.config import AugmentConfig
 from ssl_sec.collectives import gather_rows, highest_of_workers
 from ssl_sec.data.config import DataConfig
-from ssl_sec.data.image_set import ImageSet, on_device, subset
+from ssl_sec.data.image_set import ImageSet, on_device, require_labels, subset
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
 from ssl_sec.errors import DataError, Stopped, printable
@@ -131,6 +131,8 @@ def linear_evaluation(
     lay_out(encoder, runtime.device, computation.channels_last)
     full = replace(data, max_images=None)
     train_set, test_set = (on_device(full.open(split), runtime.device) for split in ("train", "test"))
+    for image_set in (train_set, test_set):
+        require_labels(image_set, "a linear probe")
     if test_set.class_names != train_set.class_names[: len(test_set.class_names)]:
         raise DataError(
             f"{test_set.name}: its classes ({_describe_classes(test_set.class_names)}) are not the first of those of "
