@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int64, UInt8
@@ -309,14 +309,13 @@ def subset(image_set: ImageSet, indices: Int64[Tensor, " chosen"], which: str = 
         A set of the same kind. Bad encoded images are replaced by images of the view, so that a held-out split never
         leaks into the rest; the view counts its own bad images.
     """
-    assert isinstance(image_set, ResidentImages | EncodedImages)
-    rows = indices if image_set.rows is None else image_set.rows[indices]
+    whole = cast(Any, image_set)  # a dataclass of any kind of set
+    rows = indices if whole.rows is None else whole.rows[indices]
     labels = image_set.labels[indices]
     queries = None if image_set.queries is None else image_set.queries[indices]
     description = f"{image_set.description}; {len(indices)} of {len(image_set)} images, {which}"
-    if isinstance(image_set, ResidentImages):
-        return replace(image_set, labels=labels, queries=queries, rows=rows, description=description)
-    return replace(image_set, labels=labels, queries=queries, rows=rows, description=description, bad_indices=set())
+    bad = {} if isinstance(image_set, ResidentImages) else {"bad_indices": set[int]()}
+    return replace(whole, labels=labels, queries=queries, rows=rows, description=description, **bad)
 
 
 def require_labels(image_set: ImageSet, purpose: str) -> None:

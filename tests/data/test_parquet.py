@@ -9,6 +9,7 @@ import pytest
 
 from ssl_sec.data.image_set import UNLABELLED, Columns, check_num_classes
 from ssl_sec.data.parquet import cache, reading
+from ssl_sec.data.shards.locations import find_files
 from ssl_sec.errors import DataError, MissingDataError
 from tests.data.files import plain, write_parquet
 
@@ -57,7 +58,7 @@ def test_globs_lists_and_urls(tmp_path, file):
     write_parquet(tmp_path / "b[1].parquet", [b"x"], [0])
 
     def names(location):
-        return [os.path.basename(path) for _, path in reading.find_files(location)]
+        return [os.path.basename(path) for _, path in find_files(location, "Parquet")]
 
     assert names(str(tmp_path / "*.parquet")) == ["a.parquet", "b[1].parquet"]
     assert names(tmp_path / "b[1].parquet") == ["b[1].parquet"]

@@ -18,8 +18,9 @@ from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.folders import open_folder
 from ssl_sec.data.image_set import UNLABELLED, Columns, EncodedImages, ResidentImages
+from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits
-from ssl_sec.data.stores import limit_images, open_parquet, parquet_class_names
+from ssl_sec.data.stores import limit_images
 from ssl_sec.errors import ConfigError, DataError, MissingDataError
 from tests.data.files import encode, noise, plain, write_folder, write_parquet
 from tests.data.test_image_set import encoded, resident, values

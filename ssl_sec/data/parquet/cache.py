@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 
 import pyarrow as pa
-from fsspec import AbstractFileSystem
 
-from ssl_sec.data.parquet.reading import ParquetFiles, iterate_rows, one_line
+from ssl_sec.data.parquet.reading import ParquetFiles, iterate_rows
+from ssl_sec.data.shards.locations import one_line, stamp
 from ssl_sec.locking import locked
 
 # Part of the cache's key; increase it when the columns change.
@@ -50,7 +50,7 @@ def cached_table(parquet_files: ParquetFiles, cache_folder: Path) -> Path:
 
 def digest(parquet_files: ParquetFiles) -> str:
     """32 hexadecimal digits that change with a file's name, size or modification time."""
-    stamps = [_stamp(file_system, path) for file_system, path in parquet_files.files]
+    stamps = [stamp(file_system, path) for file_system, path in parquet_files.files]
     key = [CACHE_LAYOUT, parquet_files.image_column, parquet_files.label_column, stamps]
     if parquet_files.numbers is not None:  # the labels are numbers of these names
         key.append(parquet_files.class_names)
@@ -78,11 +78,3 @@ def _write_table(parquet_files: ParquetFiles, path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _stamp(file_system: AbstractFileSystem, path: str) -> list[str]:
-    info = file_system.info(path)
-    # Each storage has its own name for the modification time; the last ones are for stores that never overwrite.
-    times = ("mtime", "LastModified", "last_modified", "updated", "ETag", "etag", "created")
-    changed = next((str(info[key]) for key in times if info.get(key)), "")
-    return [file_system.unstrip_protocol(path), str(info.get("size")), changed]

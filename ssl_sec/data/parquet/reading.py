@@ -5,9 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +14,8 @@ from jaxtyping import Int64
 
 from ssl_sec.data.image_set import UNLABELLED, Columns, Locations, check_num_classes
 from ssl_sec.data.parquet import labels
-from ssl_sec.errors import DataError, MissingDataError, first_line, nearest, printable
+from ssl_sec.data.shards.locations import File, find_files, one_line
+from ssl_sec.errors import DataError, nearest, printable
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +34,16 @@ class ParquetFiles:
         class_names: from the metadata of the files, or those that the label column holds; None if there are none.
         named_labels: whether the label column holds names.
         num_rows: images in all files.
+        footers: of the files.
     """
 
-    files: tuple[tuple[AbstractFileSystem, str], ...]
+    files: tuple[File, ...]
     image_column: str
     label_column: str | None
     class_names: tuple[str, ...] | None
     named_labels: bool
     num_rows: int
+    footers: tuple[pq.FileMetaData, ...]
 
     @cached_property
     def numbers(self) -> Mapping[str, int] | None:
@@ -67,28 +68,6 @@ class EncodedRows:
     labels: Int64[np.ndarray, " rows"]
 
 
-def find_files(locations: Locations) -> list[tuple[AbstractFileSystem, str]]:
-    """The files that paths, globs or fsspec URLs name; those of a glob sorted.
-
-    Raises:
-        MissingDataError: a path does not exist, or a glob matches nothing.
-        DataError: the file system is unknown or does not answer.
-    """
-    found: list[tuple[AbstractFileSystem, str]] = []
-    for location in [locations] if isinstance(locations, str | Path) else locations:
-        with one_line(str(location)):
-            file_system, path = fsspec.url_to_fs(str(location))
-            # A file may have the characters of a glob in its name.
-            is_glob = not file_system.exists(path) and any(c in path for c in "*?[")
-            paths = sorted(map(str, file_system.glob(path))) if is_glob else [path]
-        if not paths:
-            raise MissingDataError(f"no Parquet file matches {location}; set data.train and data.test")
-        found += [(file_system, path) for path in paths]
-    if not found:
-        raise MissingDataError("the list of Parquet files is empty; set data.train and data.test")
-    return found
-
-
 def inspect(locations: Locations, columns: Columns) -> ParquetFiles:
     """Opens each file's footer and checks its columns.
 
@@ -100,12 +79,13 @@ def inspect(locations: Locations, columns: Columns) -> ParquetFiles:
         MissingDataError: a file does not exist.
         DataError: a file is not Parquet, has no such columns or no rows.
     """
-    files = find_files(locations)
-    num_rows, class_names, found_column, kind = 0, None, columns.image_column, None
+    files = find_files(locations, "Parquet")
+    footers: list[pq.FileMetaData] = []
+    class_names, found_column, kind = None, columns.image_column, None
     for file_system, path in files:
-        with _opened(file_system, path) as parquet:
+        with opened(file_system, path) as parquet:
             schema = parquet.schema_arrow
-            num_rows += parquet.metadata.num_rows
+            footers.append(parquet.metadata)
         found_column = _find_image_column(schema, found_column, path)
         found = labels.find_labels(schema, columns.label_column, path)
         kind = kind or found
@@ -117,6 +97,7 @@ def inspect(locations: Locations, columns: Columns) -> ParquetFiles:
             raise DataError(f"{printable(path)}: its metadata names other classes than another file's: {listed}")
         class_names = class_names or named
     assert found_column is not None
+    num_rows = sum(footer.num_rows for footer in footers)
     if num_rows == 0:
         raise DataError(f"{_listed(files)}: no rows")
     label_column = None if kind == labels.Kind.NONE else columns.label_column
@@ -130,6 +111,7 @@ def inspect(locations: Locations, columns: Columns) -> ParquetFiles:
         class_names=class_names,
         named_labels=kind == labels.Kind.NAMES,
         num_rows=num_rows,
+        footers=tuple(footers),
     )
 
 
@@ -143,21 +125,40 @@ def iterate_rows(parquet_files: ParquetFiles) -> Iterator[EncodedRows]:
     columns = [parquet_files.image_column, *([] if label_column is None else [label_column])]
     for file_system, path in parquet_files.files:
         row = 0
-        with _opened(file_system, path) as parquet:
+        with opened(file_system, path) as parquet:
             record_batches = parquet.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns)
             while (record_batch := _next_batch(record_batches, path)) is not None:
                 images = record_batch.column(parquet_files.image_column)
-                # After flattening, the bytes are null if the whole struct is.
-                encoded = images.flatten()[images.type.get_field_index("bytes")]
                 yield EncodedRows(
                     names=[f"{path} row {row + i}" for i in range(len(images))],
                     paths=_image_paths(images),
-                    encoded=encoded.cast(pa.large_binary()).fill_null(b""),
+                    encoded=encoded_images(images),
                     labels=np.full(len(images), UNLABELLED)
                     if label_column is None
                     else labels.read_labels(record_batch.column(label_column), parquet_files.numbers, path, row),
                 )
                 row += record_batch.num_rows
+
+
+def encoded_images(images: pa.Array) -> pa.Array:
+    """The bytes of each image of a column; empty where there are none."""
+    # After flattening, the bytes are null if the whole struct is.
+    encoded = images.flatten()[images.type.get_field_index("bytes")]
+    return encoded.cast(pa.large_binary()).fill_null(b"")
+
+
+def all_labels(parquet_files: ParquetFiles) -> Int64[np.ndarray, " images"]:
+    """The labels of all rows in order; the images are not read.
+
+    Raises:
+        DataError: as `iterate_rows`.
+    """
+    if parquet_files.label_column is None:
+        return np.full(parquet_files.num_rows, UNLABELLED)
+    columns = _label_columns(parquet_files.files, parquet_files.label_column)
+    return np.concatenate(
+        [labels.read_labels(column, parquet_files.numbers, path, row) for path, row, column in columns]
+    )
 
 
 def distinct_labels(parquet_files: ParquetFiles) -> Int64[np.ndarray, " classes"]:
@@ -199,13 +200,11 @@ def names_of_classes(files: ParquetFiles, found: Int64[np.ndarray, " images"]) -
     return files.class_names
 
 
-def _label_columns(
-    files: Sequence[tuple[AbstractFileSystem, str]], label_column: str | None
-) -> Iterator[tuple[str, int, pa.Array]]:
+def _label_columns(files: Sequence[File], label_column: str | None) -> Iterator[tuple[str, int, pa.Array]]:
     """The labels of some rows at once, with their file and the first one's row; nothing if there is no column."""
     for file_system, path in files if label_column is not None else ():
         row = 0
-        with _opened(file_system, path) as parquet:
+        with opened(file_system, path) as parquet:
             record_batches = parquet.iter_batches(columns=[label_column])
             while (record_batch := _next_batch(record_batches, path)) is not None:
                 yield path, row, record_batch.column(0)
@@ -218,31 +217,20 @@ def _next_batch(record_batches: Iterator[pa.RecordBatch], path: str) -> pa.Recor
 
 
 @contextmanager
-def _opened(file_system: AbstractFileSystem, path: str) -> Iterator[pq.ParquetFile]:
+def opened(
+    file_system: AbstractFileSystem, path: str, footer: pq.FileMetaData | None = None
+) -> Iterator[pq.ParquetFile]:
+    """An open file; its footer is read unless it is given."""
     with one_line(path):
         file = file_system.open(path, "rb")
     with file:
         with one_line(path):
             # Read page by page: a row group may be larger than memory.
-            parquet = pq.ParquetFile(file, pre_buffer=False, buffer_size=2**20)
+            parquet = pq.ParquetFile(file, metadata=footer, pre_buffer=False, buffer_size=2**20)
         yield parquet
 
 
-@contextmanager
-def one_line(what: str) -> Iterator[None]:
-    """Turns any error of the block into one line; the block may only call storage libraries."""
-    try:
-        yield
-    except DataError:
-        raise
-    except FileNotFoundError:
-        raise MissingDataError(f"{printable(what)}: no such file; set data.train and data.test") from None
-    # pyarrow, fsspec and its many back ends have no common base class of errors.
-    except Exception as error:
-        raise DataError(f"{printable(what)}: cannot be read: {first_line(error)}") from error
-
-
-def _listed(files: Sequence[tuple[AbstractFileSystem, str]]) -> str:
+def _listed(files: Sequence[File]) -> str:
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
     return f"{files[0][1]}{more}"
 

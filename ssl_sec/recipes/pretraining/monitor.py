@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ssl_sec.collectives import gather_rows
 from ssl_sec.data.loading import batches
+from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.rank import alpha_req, rankme
 from ssl_sec.evaluation.splits import stratified_sample, stratified_split
@@ -35,10 +36,12 @@ class Monitor:
     """
 
     def __init__(self, config: PretrainConfig, recipe: Recipe, runtime: Runtime) -> None:
-        self._image_set = recipe.image_set
-        labels = self._image_set.labels
-        self._images = stratified_sample(labels, config.monitor.max_images, seed=0)
-        self._bank, self._queries = stratified_split(labels[self._images], 0.1, seed=0)
+        image_set, most = recipe.image_set, config.monitor.max_images
+        if isinstance(image_set, StreamedImages):
+            self._image_set, self._images = image_set.apart(), image_set.sample(most, seed=0)
+        else:
+            self._image_set, self._images = image_set, stratified_sample(image_set.labels, most, seed=0)
+        self._bank, self._queries = stratified_split(image_set.labels[self._images], 0.1, seed=0)
         self._neighbours = config.monitor.neighbours
         self._extract = extractor(recipe.encoder, recipe.computation, runtime, batch_size=512)
         self._network = nn.Sequential(recipe.encoder, recipe.head)

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from ssl_sec.data.image_set import ImageSet, on_device
-from ssl_sec.data.samplers import ShuffledBatches
+from ssl_sec.data.shards.streamed import shuffled_batches
 from ssl_sec.recipes.assembly import RunStore, assemble, save_network, train_recipe
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.monitor import Monitor
@@ -41,7 +41,7 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
 def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
     """Everything that the run trains, on the runtime's device; equal on every worker."""
     num_channels, height, width = image_set.image_shape
-    sampler = ShuffledBatches(num_images=len(image_set), global_batch_size=config.global_batch_size, seed=config.seed)
+    sampler = shuffled_batches(image_set, config.global_batch_size, config.seed)
     layout = config.runtime.on(runtime.device).layout
     return assemble(
         config,
