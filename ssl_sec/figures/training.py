@@ -54,6 +54,7 @@ _AXIS_LABELS = {
     "train/lr": "learning rate",
     "train/norm_mean": "embedding norm (L2)",
     "train/norm_variance": "variance of the embedding norm",
+    "train/turn_mean": "turn of an embedding (tangent)",
     "train/images_per_s": "throughput (images/s)",
     "train/recall_at_1": "training Recall@1 (%)",
     "train/verification_accuracy": "training verification accuracy (%)",
@@ -92,14 +93,15 @@ class Curve:
 def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
     """A small plot for each metric over the global steps.
 
-    `train/norm_mean` is drawn with `train/norm_std` as a band around it.
+    A mean, as `train/norm_mean`, is drawn with its standard deviation, `train/norm_std`, as a band around it.
 
     Args:
         history: the points (step, value) of each metric; a metric without points is left out, and a value
             that is not finite leaves a gap.
     """
     shown = {name: dict(points) for name, points in history.items() if points}
-    deviations = shown.pop("train/norm_std", {}) if "train/norm_mean" in shown else {}
+    means = [name for name in shown if name.endswith("_mean") and _deviation_of(name) in shown]
+    deviations = {name: shown.pop(_deviation_of(name)) for name in means}
     if not shown:
         return message("no metric was recorded")
     figure, all_axes = small_plots(len(shown), (4.2, 2.8))
@@ -107,8 +109,8 @@ def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
         steps = np.array(sorted(points))
         values = np.array([points[step] for step in steps])
         axes.plot(steps, values, color=BLUE, linewidth=1.5, label="mean")
-        if name == "train/norm_mean" and deviations:
-            band = np.array([deviations.get(step, np.nan) for step in steps])
+        if name in deviations:
+            band = np.array([deviations[name].get(step, np.nan) for step in steps])
             axes.fill_between(steps, values - band, values + band, color=BLUE, alpha=0.25, linewidth=0, label="± std")
             axes.legend(frameon=False)
         axes.set_ylabel(_AXIS_LABELS.get(name, name))
@@ -117,6 +119,10 @@ def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
         _label_steps(axes)
         add_grid(axes)
     return figure
+
+
+def _deviation_of(mean: str) -> str:
+    return f"{mean.removesuffix('_mean')}_std"
 
 
 def norm_histograms_figure(histograms: Sequence[NormHistogram], num_bins: int = 80) -> Figure:
