@@ -65,6 +65,7 @@ _AXIS_LABELS = {
     "train/scale": "scale of the logits",
     "val/knn_top1": "kNN top-1 accuracy (%)",
     "val/recall_at_1": "validation Recall@1 (%)",
+    "test/recall_at_1": "test Recall@1 (%)",
     "val/rankme": "effective rank (RankMe)",
     "retrieval/recall_at_1": "test Recall@1 (%)",
     "retrieval/nmi": "test NMI (%)",
@@ -93,7 +94,8 @@ class Curve:
 def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
     """A small plot for each metric over the global steps.
 
-    A mean, as `train/norm_mean`, is drawn with its standard deviation, `train/norm_std`, as a band around it.
+    A mean, as `train/norm_mean`, is drawn with its standard deviation, `train/norm_std`, as a band around it, which ends
+    at 0.
 
     Args:
         history: the points (step, value) of each metric; a metric without points is left out, and a value
@@ -111,7 +113,10 @@ def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
         axes.plot(steps, values, color=BLUE, linewidth=1.5, label="mean")
         if name in deviations:
             band = np.array([deviations[name].get(step, np.nan) for step in steps])
-            axes.fill_between(steps, values - band, values + band, color=BLUE, alpha=0.25, linewidth=0, label="± std")
+            # Norms and turns are never below 0.
+            axes.fill_between(
+                steps, np.maximum(values - band, 0), values + band, color=BLUE, alpha=0.25, linewidth=0, label="± std"
+            )
             axes.legend(frameon=False)
         axes.set_ylabel(_AXIS_LABELS.get(name, name))
         if axes is not all_axes[0]:
@@ -220,21 +225,22 @@ def norm_distributions_figure(edges: Sequence[float], shares: Mapping[str, Seque
     return figure
 
 
-def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str) -> Figure:
+def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str, metric: str | None = None) -> Figure:
     """A small plot for each metric, with a curve for each arm and its standard deviation over runs as a band.
 
     Args:
         panels: metric -> arm -> curve; a metric without curves is left out.
         title: of the figure.
+        metric: of all panels, whose keys are then their titles.
     """
-    shown = {metric: curves for metric, curves in panels.items() if curves}
+    shown = {panel: curves for panel, curves in panels.items() if curves}
     if not shown:
         return message("the runs have no curves")
     arms = list(dict.fromkeys(arm for curves in shown.values() for arm in curves))
     figure, all_axes = small_plots(len(shown), (4.2, 2.8), least_width=6.0, margin=0.6)
     figure.suptitle(title)
     handles = {}
-    for axes, (metric, curves) in zip(all_axes, shown.items(), strict=True):
+    for axes, (panel, curves) in zip(all_axes, shown.items(), strict=True):
         for arm, curve in curves.items():
             colour, style = arm_look(arms.index(arm))
             # Few points are marked, since a single one would not show as a line.
@@ -245,7 +251,9 @@ def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str
                 values, deviations = np.array(curve.values), np.array(curve.deviations)
                 band = (values - deviations, values + deviations)
                 axes.fill_between(curve.steps, *band, color=colour, alpha=0.2, linewidth=0)
-        axes.set_ylabel(_AXIS_LABELS.get(metric, metric))
+        axes.set_ylabel(_AXIS_LABELS.get(metric or panel, metric or panel))
+        if metric is not None:
+            axes.set_title(panel)
         _label_steps(axes)
         add_grid(axes)
     shown_arms = [arm for arm in arms if arm in handles]

@@ -51,11 +51,11 @@ def directions(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch d
 def turn_tangents(
     embeddings: Float[Tensor, "batch dim"], gradients: Float[Tensor, "batch dim"]
 ) -> Float[Tensor, " batch"]:
-    """tan Δθ_i = ‖∂L/∂f_i‖ / ‖f_i‖, how far a step of SGD on each row turns it (SEC, Eq. 6).
+    """How far a step of SGD on each row turns it: tan Δθ_i = ‖∂L/∂f_i‖ / ‖f_i‖ (SEC, Eq. 6).
 
     It is the tangent at a learning rate of 1; at α it is α times that. The gradient of an angular loss is orthogonal to
-    the row (Prop. 1). What a norm constraint adds along the row turns nothing and is left out; it changes the tangent in
-    the second order of α.
+    the row (Prop. 1). The part along the row, which a norm constraint adds, turns nothing and is left out; it changes
+    the tangent in the second order of α.
 
     Args:
         embeddings: raw rows f_i before the step.
