@@ -94,8 +94,7 @@ class Curve:
 def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
     """A small plot for each metric over the global steps.
 
-    A mean, as `train/norm_mean`, is drawn with its standard deviation, `train/norm_std`, as a band around it, which ends
-    at 0.
+    A mean, as `train/norm_mean`, is drawn with its standard deviation, `train/norm_std`, as a band around it, cut at 0.
 
     Args:
         history: the points (step, value) of each metric; a metric without points is left out, and a value
@@ -114,9 +113,8 @@ def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
         if name in deviations:
             band = np.array([deviations[name].get(step, np.nan) for step in steps])
             # Norms and turns are never below 0.
-            axes.fill_between(
-                steps, np.maximum(values - band, 0), values + band, color=BLUE, alpha=0.25, linewidth=0, label="± std"
-            )
+            low, high = np.maximum(values - band, 0), values + band
+            axes.fill_between(steps, low, high, color=BLUE, alpha=0.25, linewidth=0, label="± std")
             axes.legend(frameon=False)
         axes.set_ylabel(_AXIS_LABELS.get(name, name))
         if axes is not all_axes[0]:

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from ssl_sec.evaluation.faces.roc import equal_error_rate
 from ssl_sec.recipes.face.figures import HardPairs, Verification, hardest_pairs_figure, roc_figure, scores_figure
+from tests.figures.test_directions import legend_of, shares_shown
 from tests.figures.test_training import draw, rendered
-from tests.recipes.test_metric_learning_figures import legend_of, shares_shown
 
 
 def verified(count=400, gap=0.4, spread=0.15, seed=0) -> Verification:
