@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, get_type_hints
 
 from matplotlib.figure import Figure
 
-from ssl_sec.figures.training import norm_distributions, norm_distributions_figure
+from ssl_sec.figures.drawing import small_plots
+from ssl_sec.figures.training import draw_norms_on, norm_distributions, norm_distributions_figure
 from ssl_sec.training.norms import NormHistogram
 
 Rows = list[dict[str, Any]]
@@ -38,6 +39,8 @@ class Comparison:
         draw: what was read of each arm's runs, one or more, and a title -> the figure. Raises a DataError for arms that
             cannot be compared.
         pools_seeds: whether the runs of an arm are drawn together; otherwise it has one run.
+        draw_panels: as `draw`, for the arms of several data sets, by the names of these; None where they are drawn like
+            those of one.
     """
 
     about: str
@@ -45,6 +48,7 @@ class Comparison:
     read: Callable[[Path], Any]
     draw: Callable[[Mapping[str, Sequence[Any]], str], Drawn]
     pools_seeds: bool = True
+    draw_panels: Callable[[Mapping[str, Mapping[str, Sequence[Any]]], str], Drawn] | None = None
 
 
 def numbers_of(name: str, build: Callable[[Any], Any]) -> Callable[[Path], Any]:
@@ -76,6 +80,19 @@ def draw_norms(arms: Mapping[str, Sequence[NormHistogram]], title: str) -> Drawn
     return Drawn(norm_distributions_figure(edges, shares, title), rows)
 
 
+def draw_norm_panels(data_sets: Mapping[str, Mapping[str, Sequence[NormHistogram]]], title: str) -> Drawn:
+    """Draws distributions of norms in a panel for each data set (SEC, Fig. 1)."""
+    figure, all_axes = small_plots(len(data_sets), (5.4, 3.8), margin=0.3)
+    figure.suptitle(title)
+    rows: Rows = []
+    for axes, (name, arms) in zip(all_axes, data_sets.items(), strict=True):
+        edges, shares = norm_distributions(arms)
+        rows += [row for arm, values in shares.items() for row in bins(arm, edges, values, data=name)]
+        draw_norms_on(axes, edges, shares, name)
+        axes.legend(frameon=False)
+    return Drawn(figure, rows)
+
+
 def bins(arm: str, edges: Sequence[float], shares_percent: Sequence[float], **more: Any) -> Rows:
     """The rows of an arm's histogram."""
     return [
@@ -95,4 +112,5 @@ NORMS = Comparison(
     artifact="norms.json",
     read=_last_histogram,
     draw=draw_norms,
+    draw_panels=draw_norm_panels,
 )

@@ -55,6 +55,7 @@ def cosine_difference_figure(arms: Mapping[str, CosineDistributions], title: str
         ylabel="share of triplets in a bin (%)",
         title=title,
         xlim=_occupied([one.differences for one in arms.values()]),
+        ylim=(0, axes.get_ylim()[1] * (1.05 + 0.08 * len(arms))),  # room for the legend
     )
     axes.legend(frameon=False)
     add_grid(axes)

@@ -202,6 +202,14 @@ def norm_distributions(
     return edges.tolist(), shares
 
 
+def draw_norms_on(axes: Axes, edges: Sequence[float], shares: Mapping[str, Sequence[float]], title: str) -> None:
+    """Draws the distributions of the norms of several arms; see `norm_distributions_figure`."""
+    for place, (arm, values) in enumerate(shares.items()):
+        draw_distribution(axes, values, edges, place, arm)
+    axes.set(xlabel="embedding norm (L2)", ylabel="share of embeddings in a bin (%)", title=title)
+    add_grid(axes)
+
+
 def norm_distributions_figure(edges: Sequence[float], shares: Mapping[str, Sequence[float]], title: str) -> Figure:
     """The distributions of the norms of several arms (SEC, Figs. 1 and 5a).
 
@@ -212,14 +220,11 @@ def norm_distributions_figure(edges: Sequence[float], shares: Mapping[str, Seque
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    for place, (arm, values) in enumerate(shares.items()):
-        draw_distribution(axes, values, edges, place, arm)
-    axes.set(xlabel="embedding norm (L2)", ylabel="share of embeddings in a bin (%)", title=title)
+    draw_norms_on(axes, edges, shares, title)
     if len(shares) <= _MOST_ARMS_IN_AXES:
         axes.legend(frameon=False)
     else:
         figure.legend(loc="outside lower center", frameon=False, ncols=2)
-    add_grid(axes)
     return figure
 
 

@@ -132,7 +132,13 @@ def _draw_comparison(name: str, title: str, archive: RunArchive, arms: Arms, com
             "this version with one step or more"
         )
     caption = f"{title}: {comparison.about}"
-    figure, rows = comparison.draw(found, caption)
+    data_sets: dict[str, dict[str, list[Any]]] = {}
+    for label, read in found.items():
+        data_sets.setdefault(arms[names[label]][0].params.get("data.name", "?"), {})[label] = read
+    if len(data_sets) > 1 and comparison.draw_panels is not None:
+        figure, rows = comparison.draw_panels(data_sets, caption)
+    else:
+        figure, rows = comparison.draw(found, caption)
     counted = [
         {**row, "arm": names.get(row["arm"], row["arm"]), "num_seeds": len(found.get(row["arm"], [0]))} for row in rows
     ]

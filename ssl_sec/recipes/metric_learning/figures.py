@@ -29,7 +29,7 @@ from ssl_sec.evaluation.directions import (
     direction_changes,
 )
 from ssl_sec.figures import NUMBERS
-from ssl_sec.figures.comparing import Comparison, Drawn, draw_norms, from_plain, numbers_of
+from ssl_sec.figures.comparing import Comparison, Drawn, draw_norm_panels, draw_norms, from_plain, numbers_of
 from ssl_sec.figures.directions import draw_cosine_differences, draw_cosines, draw_direction_changes
 from ssl_sec.figures.drawing import add_grid, arm_look, message
 from ssl_sec.figures.runs import RunRecord, training_figures
@@ -159,6 +159,7 @@ COMPARISONS: Mapping[str, Comparison] = {
         artifact=NUMBERS,
         read=numbers_of("training_norms", partial(from_plain, NormHistogram)),
         draw=draw_norms,
+        draw_panels=draw_norm_panels,
     ),
     "cosines": Comparison(
         about="cosines of pairs of test images",

@@ -29,6 +29,19 @@ def test_the_distributions_of_norms(store):
     assert sum(below_2) == pytest.approx((3 / 8 + 5 / 8) / 2 * 100)
 
 
+def test_norms_on_several_data_sets_have_a_panel_each(store):
+    for name, high in (("digits", 4.0), ("cifar10_ntxent_100", 9.0), ("cifar10_sec_100", 2.0)):
+        store.pretrained(name, 0, histogram=histogram(0.0, high, [1, 2, 3, 2]))
+    report = store.report(figure=1, recipes=("digits", "cifar10_ntxent_100", "cifar10_sec_100"))
+    panels = {axes.get_title(): len(axes.get_legend().get_texts()) for axes in report.figure.axes}
+    assert panels == {"digits": 1, "cifar10": 2}
+    assert {(row["data"], row["arm"]) for row in report.rows} == {
+        ("digits", "digits"),
+        ("cifar10", "cifar10_ntxent_100"),
+        ("cifar10", "cifar10_sec_100"),
+    }
+
+
 def test_curves_over_steps_with_their_deviation(store):
     for seed, level in ((0, 50.0), (1, 54.0)):
         store.pretrained("digits", seed, curves(level))
