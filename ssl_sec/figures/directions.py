@@ -3,17 +3,22 @@
 Everything is about directions f̂ = f / ‖f‖: embeddings may have any norm.
 """
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from ssl_sec.evaluation.directions import CosineDistributions, DirectionChanges, Distribution, PairCosines, pooled
 from ssl_sec.figures.comparing import Drawn, Rows, bins
-from ssl_sec.figures.drawing import add_grid, draw_distribution, message, percentages_between
+from ssl_sec.figures.drawing import add_grid, arm_look, draw_distribution, message, percentages_between
+
+# That fit above a panel, or into its legend.
+_LETTERS_IN_PANEL = 44
 
 
 def cosine_distributions_figure(arms: Mapping[str, PairCosines], title: str) -> Figure:
@@ -29,11 +34,12 @@ def cosine_distributions_figure(arms: Mapping[str, PairCosines], title: str) -> 
     for axes, (arm, cosines) in zip(all_axes, arms.items(), strict=True):
         for place, (pairs, shown) in enumerate((("negative", cosines.negatives), ("positive", cosines.positives))):
             _draw(axes, shown, shown.edges, place, f"{pairs} pairs{_mean_and_std(shown)}")
-        axes.set(xlabel="cosine of the pair (no unit)", title=arm)
-        axes.legend(title="mean ± standard deviation", frameon=False)
+        axes.set(xlabel="cosine of the pair (no unit)", title=textwrap.fill(arm, _LETTERS_IN_PANEL))
+        axes.legend(title="mean ± standard deviation", loc="upper left", frameon=False)
         add_grid(axes)
     shown = [pairs for one in arms.values() for pairs in (one.positives, one.negatives)]
     all_axes[0].set(ylabel="share of pairs in a bin (%)", xlim=_occupied(shown))
+    all_axes[0].set_ylim(0, all_axes[0].get_ylim()[1] * 1.3)  # room for the legends
     return figure
 
 
@@ -82,6 +88,7 @@ def direction_changes_figure(arms: Mapping[str, Sequence[DirectionChanges]], tit
     figure.suptitle(title)
     all_axes = figure.subplots(rows, columns, squeeze=False).flatten()
     in_thousands = EngFormatter(sep="")
+    fits = max(map(len, arms)) <= _LETTERS_IN_PANEL - len(": variance 0.0001")
     for axes, panel in zip(all_axes, panels, strict=False):
         shown = {
             place: (arm, one.changes)
@@ -94,7 +101,7 @@ def direction_changes_figure(arms: Mapping[str, Sequence[DirectionChanges]], tit
         edges = np.linspace(low, high, num_bins + 1)
         for place, (arm, one) in shown.items():
             note = "no image" if one.variance is None else f"variance {one.variance:.2g}"
-            _draw(axes, one, edges.tolist(), place, f"{arm}: {note}")
+            _draw(axes, one, edges.tolist(), place, f"{arm}: {note}" if fits else note)
         axes.set(
             xlabel=r"direction change $1 - \cos\theta$ (no unit), 99 % of images", ylabel="share of images in a bin (%)"
         )
@@ -105,6 +112,9 @@ def direction_changes_figure(arms: Mapping[str, Sequence[DirectionChanges]], tit
         add_grid(axes)
     for axes in all_axes[len(panels) :]:
         axes.remove()
+    if not fits:
+        lines = [Line2D([], [], color=arm_look(place)[0], linestyle=arm_look(place)[1]) for place in range(len(arms))]
+        figure.legend(lines, list(arms), loc="outside lower center", frameon=False)
     return figure
 
 

@@ -125,6 +125,17 @@ def test_changes_have_a_panel_for_each_pair_of_steps_with_the_variances():
     assert shown_colour(figure.axes[0], "SEC") != shown_colour(figure.axes[0], "none")
 
 
+def test_long_names_stand_below_the_panels_once():
+    changes = [direction_changes(draw(80, 6), draw(80, 6, seed=step + 1), step, step + 1) for step in range(2)]
+    arms = {f"no constraint, optimiser.learning_rate {rate}": changes for rate in (0.1, 0.2)}
+    figure = direction_changes_figure(arms, "")
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(arms)
+    assert all(text.startswith("variance ") for text in legend_of(figure.axes[1]))
+    colours = [to_hex(line.get_color()).upper() for line in legend.get_lines()]
+    assert colours == ["#D55E00", "#0072B2"]
+
+
 def test_an_arm_that_only_has_later_steps_keeps_its_colour():
     later = direction_changes(draw(9, 3), draw(9, 3, seed=1), 5, 6)
     figure = direction_changes_figure({"first": [dataclasses.replace(later, first_step=0)], "second": [later]}, "")

@@ -143,7 +143,7 @@ def feature_maps_figure(arms: Mapping[str, MappedImages], title: str) -> Figure:
     """
     images = next(iter(arms.values())).images
     columns = max(one.found.channels.shape[1] for one in arms.values())
-    cell_inches, name_inches = 1.15, 1.6
+    cell_inches, name_inches = 1.15, 1.8
     size = (cell_inches * (1 + columns) + name_inches, (cell_inches + 0.2) * len(images) * len(arms) + 0.7)
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(f"{title}\ncolours: from 0 to the greatest activation of a row", fontsize=10)

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.evaluation.faces.roc import equal_error_rate
 from ssl_sec.recipes.face.figures import (
     COMPARISONS,
@@ -129,18 +130,11 @@ def test_the_hardest_pairs_stand_one_image_above_the_other(channels):
     assert len(rendered(figure)) > 1000
 
 
-class Measured:
-    def __init__(self, folder):
-        self.folder = folder
-
-    def test_set_paths(self):
-        return sorted(self.folder.glob("*.pt"))
-
-
 def test_the_cosines_of_the_test_sets_pairs_are_kept_as_plain_values(tmp_path):
     scores, same = torch.tensor([0.5, 0.9, -0.5, torch.nan]), torch.tensor([True, True, False, False])
-    torch.save({"scores": scores, "same": same}, tmp_path / "lfw.pt")
-    found = json.loads(json.dumps(measure(Measured(tmp_path))))
+    folder = RunFolder(tmp_path)
+    torch.save({"scores": scores, "same": same}, folder.test_set_path("lfw"))
+    found = json.loads(json.dumps(measure(folder)))
     pairs = found["cosines"]["lfw"]
     assert pairs["positives"]["mean"] == pytest.approx(0.7) and sum(pairs["positives"]["counts"]) == 2
     assert pairs["negatives"]["mean"] == -0.5 and sum(pairs["negatives"]["counts"]) == 1  # NaN has no place
