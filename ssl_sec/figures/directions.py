@@ -113,7 +113,10 @@ def direction_changes_figure(arms: Mapping[str, Sequence[DirectionChanges]], tit
     for axes in all_axes[len(panels) :]:
         axes.remove()
     if not fits:
-        lines = [Line2D([], [], color=arm_look(place)[0], linestyle=arm_look(place)[1]) for place in range(len(arms))]
+        lines = [Line2D([], []) for _ in arms]
+        for place, line in enumerate(lines):
+            colour, style = arm_look(place)
+            line.set(color=colour, linestyle=style)
         figure.legend(lines, list(arms), loc="outside lower center", frameon=False)
     return figure
 
