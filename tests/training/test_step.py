@@ -1,5 +1,4 @@
 import math
-import statistics
 from dataclasses import replace
 
 import pytest
@@ -132,24 +131,6 @@ def test_the_loop_reports_what_a_step_gave():
     # At the first step μ is the batch's mean, so that the constraint is the norms' variance.
     first = runtime.reports[0][1]
     assert first["train/norm_std"] ** 2 == pytest.approx(first["train/constraint"], rel=1e-10)
-
-
-def test_the_turns_are_those_of_sgd_on_the_embeddings():
-    training = recipe()
-    training.objective.constraint = None
-    runtime = run(training)
-    again = recipe()
-    views = again.views(again.image_set.images[again.sampler.indices(0)], 0, slice(0, BATCH), BATCH).double()
-    embeddings = again.model(views).detach().requires_grad_()
-    NTXentLoss(0.5)(embeddings, torch.arange(BATCH).repeat(2)).backward()
-    rate, radians = 1e-3, []
-    for row, stepped in zip(embeddings.detach(), embeddings.detach() - rate * embeddings.grad, strict=True):
-        # Half the angle, whose sine is exact where the cosine of the angle would round to 1.
-        apart = (row / row.norm() - stepped / stepped.norm()).norm() / 2
-        radians.append(2 * math.asin(apart))
-    tangents = [math.tan(angle) / rate for angle in radians]
-    assert runtime.reports[0][1]["train/turn_mean"] == pytest.approx(statistics.fmean(tangents), rel=1e-9)
-    assert runtime.reports[0][1]["train/turn_std"] == pytest.approx(statistics.pstdev(tangents), rel=1e-9)
 
 
 def test_images_labels_and_views_are_those_of_the_step():
