@@ -1,5 +1,6 @@
 """Directions of embeddings: cosines of pairs, changes between steps, spread of classes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,18 +94,27 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class CosineDistributions:
-    """Cosines between images of one class, and between images of different classes (SEC, Fig. 5b-d).
+class PairCosines:
+    """Cosines between images of one class, and between images of two (SEC, Fig. 5b and c).
 
     Attributes:
         positives: cos θ_ap of pairs of one class, in equal bins over [-1, 1].
         negatives: cos θ_an of pairs of two classes, in the same bins.
-        differences: cos θ_ap − cos θ_an of triplets, in equal bins over [-2, 2].
-        violations: share of those triplets with cos θ_ap ≤ cos θ_an, in [0, 1]; None without a triplet.
     """
 
     positives: Distribution
     negatives: Distribution
+
+
+@dataclass(frozen=True)
+class CosineDistributions(PairCosines):
+    """Cosines of pairs, and their differences over triplets (SEC, Fig. 5b-d).
+
+    Attributes:
+        differences: cos θ_ap − cos θ_an of triplets, in equal bins over [-2, 2].
+        violations: share of those triplets with cos θ_ap ≤ cos θ_an, in [0, 1]; None without a triplet.
+    """
+
     differences: Distribution
     violations: float | None
 
@@ -180,12 +190,41 @@ def cosine_distributions(
     positive += positive >= anchors
     negative += sizes[anchors] * (negative >= firsts[anchors])
     differences = _cosines(unit, anchors, positive) - _cosines(unit, anchors, negative)
+    pairs = pair_cosines(positives, negatives)
     return CosineDistributions(
-        _distribution(positives, -1.0, 1.0, 100),
-        _distribution(negatives, -1.0, 1.0, 100),
+        pairs.positives,
+        pairs.negatives,
         _distribution(differences, -2.0, 2.0, 200),
         (differences <= 0).double().mean().item() if len(differences) else None,
     )
+
+
+def pair_cosines(positives: Float[Tensor, " pairs"], negatives: Float[Tensor, " others"]) -> PairCosines:
+    """The distributions of cosines that were computed elsewhere, all in [-1, 1]."""
+    return PairCosines(*(_distribution(cosines, -1.0, 1.0, 100) for cosines in (positives, negatives)))
+
+
+def pooled(distributions: Sequence[Distribution]) -> Distribution:
+    """The distribution of the values of several together, as of the same runs with different seeds.
+
+    Mean and variance are exact. Bins that differ are replaced by as many over all values, as if evenly filled.
+
+    Args:
+        distributions: one or more.
+    """
+    first = distributions[0]
+    held = [(sum(each.counts), each) for each in distributions if each.mean is not None]
+    if not held:
+        return first
+    edges = np.array(first.edges)
+    if any(each.edges != first.edges for _, each in held):
+        bounds = [each.edges for _, each in held]
+        edges = np.linspace(min(each[0] for each in bounds), max(each[-1] for each in bounds), len(first.edges))
+    below = sum(np.interp(edges, each.edges, np.cumsum([0, *each.counts])) for _, each in held)
+    total = sum(count for count, _ in held)
+    mean = sum(count * (each.mean or 0.0) for count, each in held) / total
+    square = sum(count * ((each.variance or 0.0) + ((each.mean or 0.0) - mean) ** 2) for count, each in held) / total
+    return Distribution(edges.tolist(), np.diff(np.rint(below)).astype(int).tolist(), mean, square)
 
 
 def direction_changes(

@@ -28,13 +28,11 @@ class RunRecord(Protocol):
     Attributes:
         path: the run's folder, which has its name.
         features_path: features of some training images, or embeddings of the test images.
-        examples_path: some test images and their neighbours.
         confusion_path: a probe's confusion matrix.
     """
 
     path: Path
     features_path: Path
-    examples_path: Path
     confusion_path: Path
 
     def records(self) -> Sequence[dict[str, Any]]:

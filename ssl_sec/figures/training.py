@@ -54,6 +54,7 @@ _AXIS_LABELS = {
     "train/lr": "learning rate",
     "train/norm_mean": "embedding norm (L2)",
     "train/norm_variance": "variance of the embedding norm",
+    "train/turn_mean": "turn of an embedding (tangent)",
     "train/images_per_s": "throughput (images/s)",
     "train/recall_at_1": "training Recall@1 (%)",
     "train/verification_accuracy": "training verification accuracy (%)",
@@ -64,6 +65,7 @@ _AXIS_LABELS = {
     "train/scale": "scale of the logits",
     "val/knn_top1": "kNN top-1 accuracy (%)",
     "val/recall_at_1": "validation Recall@1 (%)",
+    "test/recall_at_1": "test Recall@1 (%)",
     "val/rankme": "effective rank (RankMe)",
     "val/alpha_req": "decay of the spectrum (α-ReQ)",
     "val/alignment": "alignment of two views (lower is better)",
@@ -95,14 +97,15 @@ class Curve:
 def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
     """A small plot for each metric over the global steps.
 
-    `train/norm_mean` is drawn with `train/norm_std` as a band around it.
+    A mean, as `train/norm_mean`, is drawn with its standard deviation, `train/norm_std`, as a band around it, cut at 0.
 
     Args:
         history: the points (step, value) of each metric; a metric without points is left out, and a value
             that is not finite leaves a gap.
     """
     shown = {name: dict(points) for name, points in history.items() if points}
-    deviations = shown.pop("train/norm_std", {}) if "train/norm_mean" in shown else {}
+    means = [name for name in shown if name.endswith("_mean") and _deviation_of(name) in shown]
+    deviations = {name: shown.pop(_deviation_of(name)) for name in means}
     if not shown:
         return message("no metric was recorded")
     figure, all_axes = small_plots(len(shown), (4.2, 2.8))
@@ -110,9 +113,11 @@ def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
         steps = np.array(sorted(points))
         values = np.array([points[step] for step in steps])
         axes.plot(steps, values, color=BLUE, linewidth=1.5, label="mean")
-        if name == "train/norm_mean" and deviations:
-            band = np.array([deviations.get(step, np.nan) for step in steps])
-            axes.fill_between(steps, values - band, values + band, color=BLUE, alpha=0.25, linewidth=0, label="± std")
+        if name in deviations:
+            band = np.array([deviations[name].get(step, np.nan) for step in steps])
+            # Norms and turns are never below 0.
+            low, high = np.maximum(values - band, 0), values + band
+            axes.fill_between(steps, low, high, color=BLUE, alpha=0.25, linewidth=0, label="± std")
             axes.legend(frameon=False)
         axes.set_ylabel(_AXIS_LABELS.get(name, name))
         if axes is not all_axes[0]:
@@ -120,6 +125,10 @@ def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
         _label_steps(axes)
         add_grid(axes)
     return figure
+
+
+def _deviation_of(mean: str) -> str:
+    return f"{mean.removesuffix('_mean')}_std"
 
 
 def norm_histograms_figure(histograms: Sequence[NormHistogram], num_bins: int = 80) -> Figure:
@@ -196,6 +205,14 @@ def norm_distributions(
     return edges.tolist(), shares
 
 
+def draw_norms_on(axes: Axes, edges: Sequence[float], shares: Mapping[str, Sequence[float]], title: str) -> None:
+    """Draws the distributions of the norms of several arms; see `norm_distributions_figure`."""
+    for place, (arm, values) in enumerate(shares.items()):
+        draw_distribution(axes, values, edges, place, arm)
+    axes.set(xlabel="embedding norm (L2)", ylabel="share of embeddings in a bin (%)", title=title)
+    add_grid(axes)
+
+
 def norm_distributions_figure(edges: Sequence[float], shares: Mapping[str, Sequence[float]], title: str) -> Figure:
     """The distributions of the norms of several arms (SEC, Figs. 1 and 5a).
 
@@ -206,32 +223,30 @@ def norm_distributions_figure(edges: Sequence[float], shares: Mapping[str, Seque
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    for place, (arm, values) in enumerate(shares.items()):
-        draw_distribution(axes, values, edges, place, arm)
-    axes.set(xlabel="embedding norm (L2)", ylabel="share of embeddings in a bin (%)", title=title)
+    draw_norms_on(axes, edges, shares, title)
     if len(shares) <= _MOST_ARMS_IN_AXES:
         axes.legend(frameon=False)
     else:
         figure.legend(loc="outside lower center", frameon=False, ncols=2)
-    add_grid(axes)
     return figure
 
 
-def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str) -> Figure:
+def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str, metric: str | None = None) -> Figure:
     """A small plot for each metric, with a curve for each arm and its standard deviation over runs as a band.
 
     Args:
         panels: metric -> arm -> curve; a metric without curves is left out.
         title: of the figure.
+        metric: of all panels, whose keys are then their titles.
     """
-    shown = {metric: curves for metric, curves in panels.items() if curves}
+    shown = {panel: curves for panel, curves in panels.items() if curves}
     if not shown:
         return message("the runs have no curves")
     arms = list(dict.fromkeys(arm for curves in shown.values() for arm in curves))
     figure, all_axes = small_plots(len(shown), (4.2, 2.8), least_width=6.0, margin=0.6)
     figure.suptitle(title)
     handles = {}
-    for axes, (metric, curves) in zip(all_axes, shown.items(), strict=True):
+    for axes, (panel, curves) in zip(all_axes, shown.items(), strict=True):
         for arm, curve in curves.items():
             colour, style = arm_look(arms.index(arm))
             # Few points are marked, since a single one would not show as a line.
@@ -242,7 +257,9 @@ def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str
                 values, deviations = np.array(curve.values), np.array(curve.deviations)
                 band = (values - deviations, values + deviations)
                 axes.fill_between(curve.steps, *band, color=colour, alpha=0.2, linewidth=0)
-        axes.set_ylabel(_AXIS_LABELS.get(metric, metric))
+        axes.set_ylabel(_AXIS_LABELS.get(metric or panel, metric or panel))
+        if metric is not None:
+            axes.set_title(panel)
         _label_steps(axes)
         add_grid(axes)
     shown_arms = [arm for arm in arms if arm in handles]

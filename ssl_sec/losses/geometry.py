@@ -48,6 +48,28 @@ def directions(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch d
     return unit
 
 
+def turn_tangents(
+    embeddings: Float[Tensor, "batch dim"], gradients: Float[Tensor, "batch dim"]
+) -> Float[Tensor, " batch"]:
+    """How far a step of SGD on each row turns it: tan Δθ_i = ‖∂L/∂f_i‖ / ‖f_i‖ (SEC, Eq. 6).
+
+    It is the tangent at a learning rate of 1; at α it is α times that. The gradient of an angular loss is orthogonal to
+    the row (Prop. 1). The part along the row, which a norm constraint adds, turns nothing and is left out; it changes
+    the tangent in the second order of α.
+
+    Args:
+        embeddings: raw rows f_i before the step.
+        gradients: ∂L/∂f_i.
+
+    Returns:
+        Tangents, ≥ 0; 0 for a zero row, which has no direction.
+    """
+    unit = directions(embeddings)
+    across = gradients - unit * (unit * gradients).sum(1, keepdim=True)
+    lengths = norms(embeddings)
+    return torch.where(lengths == 0, 0.0, norms(across) / lengths)
+
+
 class _InnerProducts(torch.autograd.Function):
     """X Xᵀ, with one product in the backward pass, (G + Gᵀ) X, in place of autograd's two."""
 

@@ -1,4 +1,4 @@
-"""The tables of the four papers as data, with our recipe and metric for each cell.
+"""The tables of the four papers as data, with our recipe and metric for each cell, and the figures that we draw.
 
 Each paper is a YAML file in this folder. Results are in percent, like our metrics.
 """
@@ -107,18 +107,34 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PaperFigure:
+    """A figure of a paper that reports draw from our runs.
+
+    Attributes:
+        number: its number in the paper, as "5a".
+        shows: what it shows: "curve", "norm_statistics", or the name of a recipe's comparison; of several, the first
+            that the runs have.
+    """
+
+    number: str
+    shows: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Paper:
-    """A paper's tables.
+    """A paper's tables, and its figures that are drawn from our runs.
 
     Attributes:
         title: the paper's title.
         reference: authors, venue and year.
         tables: in order.
+        figures: in order.
     """
 
     title: str
     reference: str
     tables: tuple[Table, ...]
+    figures: tuple[PaperFigure, ...] = ()
 
     def __post_init__(self) -> None:
         numbers = [table.number for table in self.tables]
@@ -134,6 +150,18 @@ class Paper:
         if number not in by_number:
             allowed = ", ".join(map(str, by_number))
             raise ConfigError(f"table: found {number}, but {self.title!r} has {allowed}")
+        return by_number[number]
+
+    def figure(self, number: str) -> PaperFigure:
+        """Returns a figure by its number.
+
+        Raises:
+            ConfigError: if there is no such figure, or if it is not drawn from runs.
+        """
+        by_number = {figure.number: figure for figure in self.figures}
+        if number not in by_number:
+            allowed = ", ".join(by_number) or "none"
+            raise ConfigError(f"figure: found {number}; of {self.title!r}, allowed: {allowed}")
         return by_number[number]
 
 

@@ -1,7 +1,8 @@
 """The table of all recipes, one row each: the edges know a recipe by its row and its package alone.
 
-A package has `config.CONFIG`, the dataclass of a run; `recipe.run`, which each worker calls; and `figures.draw`. They
-are imported when they are first used: this module itself imports neither torch nor matplotlib.
+A package has `config.CONFIG`, the dataclass of a run; `recipe.run`, which each worker calls; and `figures.draw`. If
+reports compare its runs by more than norms and a curve, `figures` has `measure` and `COMPARISONS`, too. They are
+imported when they are first used: this module itself imports neither torch nor matplotlib.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ssl_sec.figures.comparing import Comparison
     from ssl_sec.figures.runs import RunRecord
     from ssl_sec.recipes.config import RunConfig
     from ssl_sec.training.step import Runtime
@@ -32,6 +34,15 @@ class Draw(Protocol):
 
     def __call__(self, run: "RunRecord", /) -> "dict[str, Figure]":
         """Draws them."""
+        ...
+
+
+@runtime_checkable
+class Measure(Protocol):
+    """The numbers of a finished run that reports compare, as plain values by the names of the comparisons."""
+
+    def __call__(self, run: "RunRecord", /) -> "dict[str, Any]":
+        """Computes them."""
         ...
 
 
@@ -56,6 +67,8 @@ class RecipeRow:
         paper_figure: the metric that the help shows for an experiment, and its title there.
         network: a description of the trained network for its model card; {} is its dimension.
         hub_tags: of the model card.
+        curves: the metrics of which reports draw a curve: the first that most of the runs have.
+        compared: what else reports draw of several runs beside norms: the names of the package's `COMPARISONS`.
         is_probed: whether linear probes evaluate the encoder.
     """
 
@@ -75,6 +88,8 @@ class RecipeRow:
     paper_figure: tuple[str, str] | None = None
     network: str = ""
     hub_tags: tuple[str, ...] = ()
+    curves: tuple[str, ...] = ()
+    compared: tuple[str, ...] = ()
     is_probed: bool = False
 
     @property
@@ -102,6 +117,17 @@ class RecipeRow:
         """The function that draws the figures of a finished run."""
         return import_module(f"{self.package}.figures").draw
 
+    @property
+    def measure(self) -> Measure:
+        """The function that computes the numbers behind the comparisons of a finished run."""
+        return import_module(f"{self.package}.figures").measure
+
+    @property
+    def comparisons(self) -> "Mapping[str, Comparison]":
+        """What reports draw of several runs, beside curves."""
+        common = {"norms": import_module("ssl_sec.figures.comparing").NORMS} if self.is_training else {}
+        return {**common, **(import_module(f"{self.package}.figures").COMPARISONS if self.compared else {})}
+
 
 PRETRAIN = RecipeRow(
     name="pretrain",
@@ -120,6 +146,7 @@ PRETRAIN = RecipeRow(
     paper_figure=("probe/top1", "top-1 %"),
     network="An image encoder, pretrained without labels by a contrastive loss; {} features an image.",
     hub_tags=("self-supervised-learning", "contrastive-learning"),
+    curves=("val/knn_top1",),
     is_probed=True,
 )
 PROBE = RecipeRow(
@@ -152,6 +179,16 @@ METRIC_LEARNING = RecipeRow(
     network="An embedding of images by deep metric learning, in {} dimensions: two images of one class should have a "
     "greater cosine than two of different classes, including classes that it was not trained on.",
     hub_tags=("metric-learning", "image-retrieval"),
+    curves=("test/recall_at_1", "val/recall_at_1", "train/recall_at_1"),
+    compared=(
+        "training_norms",
+        "cosines",
+        "cosine_differences",
+        "divergences",
+        "direction_changes",
+        "feature_maps",
+        "retrieved",
+    ),
 )
 FACE = RecipeRow(
     name="face",
@@ -169,6 +206,8 @@ FACE = RecipeRow(
     network="An embedding of aligned faces in {} dimensions: two images of one person should have a greater cosine "
     "than two of different people, including people whom it was not trained on.",
     hub_tags=("metric-learning", "face-recognition"),
+    curves=("val/verification_accuracy", "train/verification_accuracy"),
+    compared=("cosines",),
 )
 
 RECIPES: Mapping[str, RecipeRow] = {row.name: row for row in (PRETRAIN, PROBE, METRIC_LEARNING, FACE)}

@@ -28,6 +28,7 @@ class Terms:
         generated_loss: the loss of the generated rows, not weighted; 0 if there are none.
         constraint: the norm constraint, not weighted; 0 if there is none.
         norms: norms of the raw embeddings of the global batch.
+        embeddings: this worker's raw rows, in float32 or float64.
     """
 
     total: Float[Tensor, ""]
@@ -35,6 +36,7 @@ class Terms:
     generated_loss: Float[Tensor, ""]
     constraint: Float[Tensor, ""]
     norms: Float[Tensor, " batch"]
+    embeddings: Float[Tensor, "rows dim"]
 
 
 class Objective(nn.Module):
@@ -75,7 +77,8 @@ class Objective(nn.Module):
             step: 0-based global step.
             eta: the constraint's weight; None takes that of the step.
         """
-        embeddings, labels = gather_rows(in_full_precision(embeddings)), gather_rows(labels)
+        own = in_full_precision(embeddings)
+        embeddings, labels = gather_rows(own), gather_rows(labels)
         total = metric_loss = self._on_all_workers(embeddings, labels)
         generated_loss = constraint = metric_loss.new_zeros(())
         if self.transform is not None:
@@ -94,6 +97,7 @@ class Objective(nn.Module):
             generated_loss=generated_loss.detach(),
             constraint=constraint.detach(),
             norms=norms(embeddings.detach()),
+            embeddings=own,
         )
 
     def _on_all_workers(self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"]) -> Tensor:

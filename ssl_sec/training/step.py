@@ -18,10 +18,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ssl_sec.collectives import highest_of_workers
+from ssl_sec.collectives import gather_rows, highest_of_workers, world_size
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import worker_rows
 from ssl_sec.errors import Stopped
+from ssl_sec.losses.geometry import in_full_precision, turn_tangents
 from ssl_sec.networks.dropout import draw_dropout
 from ssl_sec.training.norms import NormHistogram, norm_histogram
 from ssl_sec.training.objective import Terms
@@ -132,6 +133,8 @@ def update_weights(
     recipe.optimiser.zero_grad(set_to_none=True)
     with autocast(views.device, recipe.computation.precision):
         embeddings = recipe.model(views)
+    embeddings = in_full_precision(embeddings)
+    embeddings.retain_grad()
     terms = recipe.objective(embeddings, labels, step, eta)
     terms.total.backward()
     recipe.optimiser.step()
@@ -272,12 +275,17 @@ def _require_finite(recipe: Recipe, figures: Mapping[str, float], step: int) -> 
 
 def _terms_figures(recipe: Recipe, terms: Terms) -> dict[str, float]:
     """Figures of the objective's terms, in one transfer: the only place where a step waits for the device."""
+    assert terms.embeddings.grad is not None, "the gradient of the embeddings is kept"
+    # Each worker differentiates its own copy of the global loss.
+    turned = gather_rows(turn_tangents(terms.embeddings.detach(), terms.embeddings.grad / world_size()))
     figures = {
         "train/loss": terms.total.detach(),
         "train/metric_loss": terms.metric_loss,
         "train/constraint": terms.constraint,
         "train/norm_mean": terms.norms.mean(),
         "train/norm_std": terms.norms.std(correction=0),
+        "train/turn_mean": turned.mean(),
+        "train/turn_std": turned.std(correction=0),
     }
     if recipe.objective.transform is not None:
         figures["train/generated_loss"] = terms.generated_loss

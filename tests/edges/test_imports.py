@@ -59,7 +59,7 @@ LIGHT = [
     (["align", "images=a", "landmarks=b", "output=c", "num_workers=-3"], "num_workers: found -3"),
     (["replay", "folder=https://somewhere"], "folder: found 'https://somewhere', a URL"),
     (["report", "table=99"], "table: found 99"),
-    (["report", "figure=99"], "figure: found paper=sec figure=99"),
+    (["report", "figure=99"], "figure: found 99; of 'Deep Metric Learning"),
     (["report", "table=5", "paper=nosuch"], "paper: found 'nosuch'"),
     (["submit", "nosuch"], "found 'nosuch'"),
     (["submit", "status"], "status: found 0 job ids"),

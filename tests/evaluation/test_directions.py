@@ -19,6 +19,7 @@ from ssl_sec.evaluation.directions import (
     class_spread,
     cosine_distributions,
     direction_changes,
+    pooled,
 )
 from ssl_sec.settings import to_values
 from tests.figures.test_training import draw
@@ -196,3 +197,28 @@ def test_the_numbers_survive_json():
 def test_a_distribution_needs_one_edge_more_than_bins():
     with pytest.raises(AssertionError, match="one edge more"):
         Distribution([0.0, 1.0], [1, 2], None, None)
+
+
+def of(values, num_bins=4, low=0.0, high=8.0):
+    counts, edges = np.histogram(values, bins=num_bins, range=(low, high))
+    return Distribution(edges.tolist(), counts.tolist(), float(np.mean(values)), float(np.var(values)))
+
+
+def test_pooled_values_have_the_mean_the_variance_and_the_bins_of_all():
+    one, other = [1.0, 3.0, 7.0, 7.5], [0.5, 5.0]
+    found, expected = pooled([of(one), of(other)]), of(one + other)
+    assert (found.edges, found.counts) == (expected.edges, expected.counts)
+    assert (found.mean, found.variance) == pytest.approx((expected.mean, expected.variance))
+
+
+def test_pooled_bins_that_differ_span_all_values():
+    one, other = of([1.0] * 6 + [3.0] * 2, 2, 0.0, 4.0), of([9.0] * 4, 2, 8.0, 10.0)
+    found = pooled([one, other])
+    assert (found.edges, found.counts) == ([0.0, 5.0, 10.0], [8, 4])
+    assert found.mean == pytest.approx((6 + 6 + 36) / 12)
+
+
+def test_a_run_without_a_value_changes_nothing_when_pooled():
+    nothing = Distribution([0.0, 1.0], [0], None, None)
+    assert pooled([of([1.0]), nothing]) == of([1.0])
+    assert pooled([nothing, nothing]) == nothing

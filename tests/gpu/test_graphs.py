@@ -37,11 +37,12 @@ def test_replayed_steps_are_those_that_are_called(gpu, recordings, optimiser, pr
     for graphs in (False, True):
         recipe, runtime = recipe_on(gpu, graphs=graphs, **options)
         trained(recipe, runtime, log_every_steps=1)
-        ends.append((runtime.series("train/loss"), runtime.last_state()))
-    (expected_losses, expected), (losses, state) = ends
+        ends.append((runtime.series("train/loss"), runtime.series("train/turn_mean"), runtime.last_state()))
+    (expected_losses, expected_turns, expected), (losses, turns, state) = ends
     assert len(recordings) == 1 and list(losses) == list(range(STEPS))
     tolerance = 1e-3 if precision == "float32" else 3e-2
     assert losses == pytest.approx(expected_losses, rel=tolerance)
+    assert turns == pytest.approx(expected_turns, rel=10 * tolerance)
     torch.testing.assert_close(
         state["objective"]["constraint.mean_norm"],
         expected["objective"]["constraint.mean_norm"],

@@ -1,7 +1,17 @@
 import pytest
 import torch
 
-from ssl_sec.losses.geometry import directions, in_full_precision, inner_products, norms, root, squared_distances
+from ssl_sec.losses import ContrastiveLoss, TripletLoss
+from ssl_sec.losses.geometry import (
+    directions,
+    in_full_precision,
+    inner_products,
+    norms,
+    root,
+    squared_distances,
+    turn_tangents,
+)
+from ssl_sec.losses.spherical import spherical_constraint
 
 
 def rows(dtype=torch.float64):
@@ -81,3 +91,52 @@ def test_the_root_has_no_gradient_at_zero_and_below():
     assert root(squares).tolist() == [[2, 0], [0, 3]]
     assert gradient.tolist() == [[1 / 4, 0], [0, 1 / 6]]
     assert root(torch.tensor([float("nan")])).isnan()
+
+
+LABELS = torch.tensor([0, 0, 1, 1, 1])
+
+
+def stepped(embeddings, gradients, rate):
+    """How far each row turns in a step of SGD, as a tangent."""
+    cosines = (directions(embeddings) * directions(embeddings - rate * gradients)).sum(1)
+    return cosines.acos().tan()
+
+
+@pytest.mark.parametrize("loss", [TripletLoss(margin=1.0), ContrastiveLoss()])
+@pytest.mark.parametrize("rate", [0.01, 3.0])
+def test_a_turn_is_that_of_a_step_of_sgd_on_an_angular_loss(loss, rate):
+    embeddings = rows().requires_grad_()
+    (gradients,) = torch.autograd.grad(loss(embeddings, LABELS), embeddings)
+    found = turn_tangents(embeddings.detach(), gradients)
+    assert found.min() > 1e-4
+    torch.testing.assert_close(rate * found, stepped(embeddings.detach(), gradients, rate), rtol=1e-6, atol=0)
+    by_equation = [
+        sum(g * g for g in gradient) ** 0.5 / sum(x * x for x in row) ** 0.5
+        for gradient, row in zip(gradients.tolist(), embeddings.tolist(), strict=True)
+    ]
+    assert found.tolist() == pytest.approx(by_equation, rel=1e-12)
+
+
+def test_a_row_of_twice_the_norm_turns_a_quarter_as_far():
+    """SEC, Prop. 2: the norm is the only thing that differs."""
+    embeddings = rows()
+    found = []
+    for scale in (1.0, 2.0):
+        scaled = (embeddings * torch.tensor([[scale], [1], [1], [1], [1]])).requires_grad_()
+        (gradients,) = torch.autograd.grad(TripletLoss(margin=1.0)(scaled, LABELS), scaled)
+        found.append(turn_tangents(scaled.detach(), gradients)[0].item())
+    assert found[0] == pytest.approx(4 * found[1], rel=1e-12)
+
+
+def test_the_constraint_alone_turns_nothing():
+    embeddings = rows().requires_grad_()
+    lengths = norms(embeddings)
+    (gradients,) = torch.autograd.grad(spherical_constraint(lengths, lengths.mean()), embeddings)
+    assert norms(gradients).min() > 1e-3
+    assert turn_tangents(embeddings.detach(), gradients).max() < 1e-15
+
+
+def test_a_zero_row_does_not_turn():
+    embeddings = rows()
+    embeddings[2] = 0
+    assert turn_tangents(embeddings, torch.ones_like(embeddings))[2] == 0

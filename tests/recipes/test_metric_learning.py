@@ -144,6 +144,24 @@ def test_the_watched_embeddings_are_kept_at_the_monitors_pace(whole):
     assert first.shape == last.shape and not torch.equal(first, last)
 
 
+def test_the_curve_of_the_test_classes_ends_at_the_result(tmp_path):
+    runtime, _ = run(tmp_path, steps=4, monitor={"every_steps": 2, "test_classes": True})
+    curve = runtime.series("test/recall_at_1")
+    assert list(curve) == list(runtime.series("val/recall_at_1")) == [0, 1, 3]
+    assert curve[3] == runtime.series("retrieval/recall_at_1")[4]
+
+
+def test_feature_maps_of_some_test_images_are_kept(whole):
+    runtime, store = whole
+    examples = torch.load(store.examples_path, weights_only=True)
+    assert examples["maps"].shape[:2] == examples["channels"].shape == (4, 6)
+    means = examples["maps"].mean((2, 3))
+    assert torch.equal(means, means.sort(descending=True).values)
+    kept = torch.load(store.features_path, weights_only=True)["training_norms"]
+    (figures_at_the_end,) = [metrics for _, metrics, _ in runtime.reports if "retrieval/nmi" in metrics]
+    assert float(kept.mean()) == pytest.approx(figures_at_the_end["retrieval/train_norm_mean"], rel=1e-6)
+
+
 def test_without_held_out_classes_the_training_classes_are_watched(tmp_path):
     runtime, store = run(tmp_path, held_out_share=0.0, steps=2)
     assert list(runtime.series("train/recall_at_1")) == [0, 1]

@@ -128,6 +128,8 @@ def test_the_reported_names_are_those_of_the_design(whole):
         "train/lr",
         "train/norm_mean",
         "train/norm_std",
+        "train/turn_mean",
+        "train/turn_std",
         "train/images_per_s",
         "train/epoch",
         "val/knn_top1",

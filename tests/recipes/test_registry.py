@@ -11,6 +11,7 @@ from ssl_sec.edges.export_config import ExportConfig
 from ssl_sec.edges.run.driver import run_recipe
 from ssl_sec.edges.run.summary import summary
 from ssl_sec.edges.tracking.pages import scores_view
+from ssl_sec.papers import list_papers, load
 from ssl_sec.recipes.config import RunConfig, TrainingConfig
 from ssl_sec.recipes.registry import RECIPES, RecipeRow, trainings
 from ssl_sec.settings import from_values
@@ -35,6 +36,16 @@ def test_a_row_and_its_package_agree(name):
     if row.is_training:
         assert row.length in {field.name for field in dataclasses.fields(row.config)}
         assert row.score is not None and row.figures and "{}" in row.network
+        assert row.score in row.curves and set(row.comparisons) == {"norms", *row.compared}
+        assert not row.compared or callable(row.measure)
+
+
+def test_every_figure_of_a_paper_is_drawn_from_some_runs():
+    drawn = {"curve", "norm_statistics"}.union(*(row.comparisons for row in RECIPES.values()))
+    shown = [(paper, figure) for paper in list_papers() for figure in load(paper).figures]
+    assert len(shown) >= 10
+    for paper, figure in shown:
+        assert set(figure.shows) <= drawn, (paper, figure)
 
 
 @pytest.mark.parametrize(

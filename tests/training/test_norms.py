@@ -1,11 +1,15 @@
 import dataclasses
 import json
+import math
+import statistics
 
 import numpy as np
 import pytest
 import torch
 
+from ssl_sec.losses import NTXentLoss
 from ssl_sec.training.norms import NormHistogram, norm_histogram
+from tests.training.test_step import BATCH, recipe, run
 
 
 def test_a_norm_histogram_counts_every_norm_and_survives_json():
@@ -26,3 +30,21 @@ def test_norms_that_are_not_finite_are_left_out():
 def test_a_histogram_needs_one_edge_more_than_bins():
     with pytest.raises(AssertionError, match="one edge more"):
         NormHistogram(0, [0.0, 1.0], [1, 2])
+
+
+def test_the_turns_are_those_of_sgd_on_the_embeddings():
+    training = recipe()
+    training.objective.constraint = None
+    runtime = run(training)
+    again = recipe()
+    views = again.views(again.image_set.images[again.sampler.indices(0)], 0, slice(0, BATCH), BATCH).double()
+    embeddings = again.model(views).detach().requires_grad_()
+    NTXentLoss(0.5)(embeddings, torch.arange(BATCH).repeat(2)).backward()
+    rate, radians = 1e-3, []
+    for row, stepped in zip(embeddings.detach(), embeddings.detach() - rate * embeddings.grad, strict=True):
+        # Half the angle, whose sine is exact where the cosine of the angle would round to 1.
+        apart = (row / row.norm() - stepped / stepped.norm()).norm() / 2
+        radians.append(2 * math.asin(apart))
+    tangents = [math.tan(angle) / rate for angle in radians]
+    assert runtime.reports[0][1]["train/turn_mean"] == pytest.approx(statistics.fmean(tangents), rel=1e-9)
+    assert runtime.reports[0][1]["train/turn_std"] == pytest.approx(statistics.pstdev(tangents), rel=1e-9)

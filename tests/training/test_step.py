@@ -117,6 +117,8 @@ def test_the_loop_reports_what_a_step_gave():
             "train/lr",
             "train/norm_mean",
             "train/norm_std",
+            "train/turn_mean",
+            "train/turn_std",
             "train/images_per_s",
             "train/epoch",
         }
@@ -351,13 +353,13 @@ def test_replayed_steps_are_those_that_are_called(optimiser, graphs):
         made = recipe(**changes)
         made = replace(made, optimiser=optimiser(parameter_groups([made.model], 1e-3)))
         runtime = run(made)
-        losses = runtime.series("train/loss")
-        return losses, runtime.last_state()
+        return runtime.series("train/loss"), runtime.series("train/turn_mean"), runtime.last_state()
 
-    losses, state = trained(graphed=True)
-    expected_losses, expected = trained()
+    losses, turns, state = trained(graphed=True)
+    expected_losses, expected_turns, expected = trained()
     assert graphs.replays == STEPS - WARM_UP_CALLS
     assert losses == pytest.approx(expected_losses, rel=1e-12)
+    assert turns == pytest.approx(expected_turns, rel=1e-9)
     torch.testing.assert_close(state, expected, rtol=1e-10, atol=1e-12)
     assert all(type(group["lr"]) is float for group in state["optimiser"]["param_groups"])
 

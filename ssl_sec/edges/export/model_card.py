@@ -34,6 +34,8 @@ _METRICS = {
     "train/constraint": "the constraint",
     "train/norm_mean": "mean norm of the embeddings",
     "train/norm_std": "standard deviation of the norms",
+    "train/turn_mean": "mean turn of an embedding in a step of SGD on it (tangent, for a learning rate of 1)",
+    "train/turn_std": "standard deviation of the turns",
 }
 _UNPROBED = "The encoder was not evaluated by a linear probe."
 

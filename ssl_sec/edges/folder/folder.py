@@ -85,7 +85,7 @@ class RunFolder:
         self.encoder_path = path / "encoder.safetensors"
         self.head_path = path / "head.safetensors"
         self.features_path = path / "features.pt"  # of some training images; of all test images for embeddings
-        self.examples_path = path / "examples.pt"  # some test images and their neighbours
+        self.examples_path = path / "examples.pt"  # some test images, their neighbours and their feature maps
         self.norms_path = path / "norms.json"  # histograms of the embeddings' norms
         self._test_sets_folder = path / "test_sets"
         self._watched_folder = path / "watched"

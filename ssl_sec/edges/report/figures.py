@@ -1,48 +1,88 @@
-"""The papers' figures, drawn from our pretraining runs.
+"""The papers' figures, drawn from our runs.
 
-An arm is a group of runs with the same settings; each seed counts with its newest finished run.
+An arm is a group of runs with the same settings; each seed counts with its newest finished run. All arms are runs of
+one job, whose recipe says what can be drawn of them.
 """
 
 import math
 import statistics
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from ssl_sec.edges.config import FIGURES
 from ssl_sec.edges.report.files import Report
 from ssl_sec.edges.report.table import remove_probe
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, newest_of_each_seed
 from ssl_sec.errors import ConfigError
-from ssl_sec.figures.training import Curve, compared_curves_figure, norm_distributions, norm_distributions_figure
+from ssl_sec.figures.comparing import Comparison
+from ssl_sec.figures.training import Curve, compared_curves_figure
+from ssl_sec.papers import Paper, PaperFigure
+from ssl_sec.recipes.registry import RECIPES, RecipeRow
 
 Arms = Mapping[str, Sequence[ArchivedRun]]
+Points = list[tuple[int, float]]
 
 
-def make_figure_report(paper: str, number: str, archive: RunArchive, recipes: Sequence[str] | None) -> Report:
+class _Panel(NamedTuple):
+    """A metric of some arms, and what loads a run's points of it."""
+
+    metric: str
+    load: Callable[[RunArchive, ArchivedRun, str], Points]
+    arms: Arms
+
+
+def make_figure_report(
+    name: str, figure: PaperFigure, paper: Paper, archive: RunArchive, recipes: Sequence[str] | None
+) -> Report:
     """Makes a report with a figure of a paper, drawn from our runs.
 
     Args:
-        paper: the paper's short name.
-        number: the figure's number, one of `FIGURES`.
+        name: the paper's short name.
+        figure: the figure.
+        paper: that has it.
         archive: the store with our runs.
         recipes: the recipes whose runs are shown; None for those of the experiment with the newest run.
 
     Raises:
-        ConfigError: for a recipe without runs.
+        ConfigError: for a recipe without runs, recipes of several jobs, or runs of which the figure cannot be drawn.
+        DataError: for runs that cannot be compared.
         StorageError: if the store cannot be used.
     """
-    arms = _find_arms(archive, recipes)
-    return _DRAW[paper, number](f"{paper}-figure-{number}", f"{paper}, Fig. {number}", archive, arms)
+    runs = _find_runs(archive, recipes)
+    row = RECIPES[runs[0].job]
+    drawn = {**dict.fromkeys(_CURVES if row.curves else ()), **row.comparisons}
+    shown = next((each for each in figure.shows if each in drawn), None)
+    if shown is None:
+        allowed = [each.number for each in paper.figures if drawn.keys() & set(each.shows)]
+        raise ConfigError(
+            f"figure: found {figure.number}, which is not drawn from runs of jobs.{row.name}; allowed with them: "
+            f"{', '.join(allowed) or 'none'}"
+        )
+    arms = _find_arms(runs)
+    report, title = f"{name}-figure-{figure.number}", f"{name}, Fig. {figure.number}"
+    comparison = drawn[shown]
+    if comparison is None:
+        return _CURVES[shown](report, title, archive, arms, row)
+    return _draw_comparison(report, title, archive, arms, comparison)
 
 
-def _find_arms(archive: RunArchive, recipes: Sequence[str] | None) -> Arms:
-    """Returns the runs of each arm by its label; arms without a constraint come first."""
+def _find_runs(archive: RunArchive, recipes: Sequence[str] | None) -> list[ArchivedRun]:
+    """Returns the runs that are shown, one or more, all of one job."""
     if recipes is None:
         runs = archive.newest_experiment()
     else:
-        runs = [run for recipe in dict.fromkeys(recipes) for run in archive.finished_pretraining(recipe)]
+        runs = [run for recipe in dict.fromkeys(recipes) for run in archive.finished_trainings(recipe)]
+    jobs = sorted({f"jobs.{run.job}" for run in runs})
+    if len(jobs) > 1:
+        raise ConfigError(f"recipes: found runs of {' and '.join(jobs)}; allowed: recipes of one of them")
     # An encoder that was not trained has neither a curve nor norms: no other arm needs a label that sets it apart.
-    runs = [run for run in runs if run.settings.get("epochs") != "0"] or runs
+    length = RECIPES[runs[0].job].length
+    return [run for run in runs if run.settings.get(length) not in ("0", "0.0")] or runs
+
+
+def _find_arms(runs: Sequence[ArchivedRun]) -> Arms:
+    """Returns the runs of each arm by its label; arms without a constraint come first."""
     groups: dict[frozenset[tuple[str, str]], list[ArchivedRun]] = {}
     for run in runs:
         groups.setdefault(frozenset(remove_probe(run.settings).items()), []).append(run)
@@ -52,66 +92,95 @@ def _find_arms(archive: RunArchive, recipes: Sequence[str] | None) -> Arms:
 
 
 def _make_labels(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """Labels each arm by its recipe if there are several, else by its constraint, and by settings that differ."""
+    """Labels each arm by its recipe if there are several, else by its constraint, and by settings that differ.
+
+    Arms of one recipe with different constraints say what else differs, as the learning rate, even if no two of them
+    have the same constraint.
+    """
     several = len({one.get("recipe") for one in settings}) > 1
-    labels = [
+    names = [
         one.get("recipe", "?") if several else one.get("constraint.name", "?").replace("none", "no constraint")
         for one in settings
     ]
-    alike: dict[str, list[int]] = {}
-    for place, label in enumerate(labels):
-        alike.setdefault(label, []).append(place)
-    for places in alike.values():
-        group = [settings[place] for place in places]
-        keys = sorted({key for one in group for key in one})
-        differing = [key for key in keys if len({one.get(key) for one in group}) > 1]
-        for place in places:
-            values = [f"{key} {settings[place].get(key, 'not given')}" for key in differing]
-            labels[place] = ", ".join([labels[place], *values])
+    of_recipe = [] if several else [key for key in _differing(settings) if not key.startswith("constraint.")]
+    labels: list[str] = []
+    for name, one in zip(names, settings, strict=True):
+        alike = [each for each, other in zip(settings, names, strict=True) if other == name]
+        keys = sorted({*_differing(alike), *of_recipe})
+        labels.append(", ".join([name, *(f"{key} {one.get(key, 'not given')}" for key in keys)]))
     return labels
 
 
-def _draw_norms(name: str, title: str, archive: RunArchive, arms: Arms) -> Report:
-    """Draws the final distribution of the norms, with and without the constraint."""
-    loaded = {arm: [archive.last_histogram(run) for run in runs] for arm, runs in arms.items()}
-    histograms = {arm: [one for one in found if one is not None] for arm, found in loaded.items()}
-    histograms = {arm: found for arm, found in histograms.items() if found}
-    if not histograms:
+def _differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    keys = {key for one in settings for key in one}
+    return [key for key in keys if len({one.get(key) for one in settings}) > 1]
+
+
+def _draw_comparison(name: str, title: str, archive: RunArchive, arms: Arms, comparison: Comparison) -> Report:
+    """Draws what the runs' files hold, of one run of each arm where runs are not pooled."""
+    found: dict[str, list[Any]] = {}
+    names: dict[str, str] = {}
+    for arm, runs in arms.items():
+        read = [(run, one) for run in runs if (one := _read(archive, run, comparison)) is not None]
+        if read:
+            label = _label_with_seeds(arm, len(read)) if comparison.pools_seeds else f"{arm} (seed {read[0][0].seed})"
+            names[label] = arm
+            found[label] = [one for _, one in (read if comparison.pools_seeds else read[:1])]
+    if not found:
         raise ConfigError(
-            f"figure: none of the {_count_runs(arms)} has histograms of the norms (norms.json); allowed: runs of this "
-            "version with one step or more"
+            f"figure: none of the {_count_runs(arms)} has {comparison.about} ({comparison.artifact}); allowed: runs of "
+            "this version with one step or more"
         )
-    edges, shares = norm_distributions(histograms)
-    labelled = {_label_with_seeds(arm, len(histograms[arm])): values for arm, values in shares.items()}
-    rows = [
-        {"arm": arm, "num_seeds": len(histograms[arm]), "low": low, "high": high, "share_percent": share}
-        for arm, values in shares.items()
-        for low, high, share in zip(edges[:-1], edges[1:], values, strict=True)
+    caption = f"{title}: {comparison.about}"
+    data_sets: dict[str, dict[str, list[Any]]] = {}
+    for label, read in found.items():
+        data_sets.setdefault(arms[names[label]][0].params.get("data.name", "?"), {})[label] = read
+    if len(data_sets) > 1 and comparison.draw_panels is not None:
+        figure, rows = comparison.draw_panels(data_sets, caption)
+    else:
+        figure, rows = comparison.draw(found, caption)
+    counted = [
+        {**row, "arm": names.get(row["arm"], row["arm"]), "num_seeds": len(found.get(row["arm"], [0]))} for row in rows
     ]
-    caption = f"{title}: norms of the embeddings, last batch of training"
-    text = f"{caption}; {_list_arms(histograms)}"
-    return Report(
-        name=name,
-        text=text,
-        markdown=None,
-        rows=rows,
-        figure=norm_distributions_figure(edges, labelled, caption),
-    )
+    text = f"{caption}; {', '.join(found)}"
+    return Report(name=name, text=text, markdown=None, rows=counted, figure=figure)
 
 
-def _draw_accuracy(name: str, title: str, archive: RunArchive, arms: Arms) -> Report:
-    """Draws the held-out accuracy during training."""
-    return _draw_curves(name, f"{title}: held-out accuracy in training", archive, arms, {"val/knn_top1": _load_points})
+def _read(archive: RunArchive, run: ArchivedRun, comparison: Comparison) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = archive.download(run, comparison.artifact, Path(folder))
+        return None if path is None else comparison.read(path)
 
 
-def _draw_norm_statistics(name: str, title: str, archive: RunArchive, arms: Arms) -> Report:
-    """Draws the held-out accuracy, and the mean and variance of the norms in a batch."""
-    panels = {"val/knn_top1": _load_points, "train/norm_mean": _load_points, "train/norm_variance": _load_norm_variance}
-    return _draw_curves(name, f"{title}: accuracy and norms in training", archive, arms, panels)
+def _draw_curve(name: str, title: str, archive: RunArchive, arms: Arms, row: RecipeRow) -> Report:
+    """Draws the accuracy during training; for arms with several data sets or losses, a panel for each."""
+    metric = _choose_metric(arms, row)
+    varied = [key for key in ("data.name", "loss.name") if len({runs[0].params.get(key) for runs in arms.values()}) > 1]
+    groups: dict[str, dict[str, Sequence[ArchivedRun]]] = {}
+    for arm, runs in arms.items():
+        groups.setdefault(", ".join(runs[0].params.get(key, "?") for key in varied) or metric, {})[arm] = runs
+    panels = {group: _Panel(metric, _load_points, shown) for group, shown in groups.items()}
+    return _draw_curves(name, f"{title}: accuracy in training", archive, panels, metric if varied else None)
 
 
-Points = list[tuple[int, float]]
-_DRAW = dict(zip(FIGURES, (_draw_norms, _draw_accuracy, _draw_norms, _draw_norm_statistics), strict=True))
+def _draw_norm_statistics(name: str, title: str, archive: RunArchive, arms: Arms, row: RecipeRow) -> Report:
+    """Draws the accuracy during training, and the mean and variance of the norms in a batch."""
+    loads = {
+        _choose_metric(arms, row): _load_points,
+        "train/norm_mean": _load_points,
+        "train/norm_variance": _load_norm_variance,
+    }
+    panels = {metric: _Panel(metric, load, arms) for metric, load in loads.items()}
+    return _draw_curves(name, f"{title}: accuracy and norms in training", archive, panels)
+
+
+# What is drawn of the metrics in MLflow.
+_CURVES = {"curve": _draw_curve, "norm_statistics": _draw_norm_statistics}
+
+
+def _choose_metric(arms: Arms, row: RecipeRow) -> str:
+    """Returns the first of the recipe's curves that most arms have."""
+    return max(row.curves, key=lambda metric: sum(any(metric in run.metrics for run in runs) for runs in arms.values()))
 
 
 def _load_points(archive: RunArchive, run: ArchivedRun, metric: str) -> Points:
@@ -123,35 +192,36 @@ def _load_norm_variance(archive: RunArchive, run: ArchivedRun, metric: str) -> P
 
 
 def _draw_curves(
-    name: str,
-    title: str,
-    archive: RunArchive,
-    arms: Arms,
-    metrics: Mapping[str, Callable[[RunArchive, ArchivedRun, str], Points]],
+    name: str, title: str, archive: RunArchive, panels: Mapping[str, _Panel], metric: str | None = None
 ) -> Report:
-    panels: dict[str, dict[str, Curve]] = {}
+    """Draws curves; if a metric is given, it is that of all panels."""
+    drawn: dict[str, dict[str, Curve]] = {}
     rows: list[dict[str, Any]] = []
     shown: dict[str, Sequence[ArchivedRun]] = {}
-    for metric, load in metrics.items():
-        panels[metric] = {}
-        for arm, runs in arms.items():
-            histories = [points for run in runs if (points := load(archive, run, metric))]
+    for key, panel in panels.items():
+        drawn[key] = {}
+        for arm, runs in panel.arms.items():
+            histories = [points for run in runs if (points := panel.load(archive, run, panel.metric))]
             if not histories or max(map(len, histories)) < 2:  # an encoder that was not trained has no curve
                 continue
             shown[arm] = runs
             curve = _average_curves(histories)
-            panels[metric][_label_with_seeds(arm, len(runs))] = curve
+            drawn[key][_label_with_seeds(arm, len(runs))] = curve
+            about = {"metric": panel.metric, "arm": arm, "num_seeds": len(histories)}
             deviations = curve.deviations or [None] * len(curve.steps)
             rows += [
-                {"metric": metric, "arm": arm, "num_seeds": len(histories), "step": step, "mean": value, "std": std}
+                {**about, "step": step, "mean": value, "std": std}
                 for step, value, std in zip(curve.steps, curve.values, deviations, strict=True)
             ]
     if not rows:
+        arms = {arm: runs for panel in panels.values() for arm, runs in panel.arms.items()}
+        metrics = dict.fromkeys(panel.metric for panel in panels.values())
         raise ConfigError(
             f"figure: none of the {_count_runs(arms)} has two points of {' or '.join(metrics)}; allowed: longer runs"
         )
     text = f"{title}; {_list_arms(shown)}"
-    return Report(name=name, text=text, markdown=None, rows=rows, figure=compared_curves_figure(panels, title))
+    figure = compared_curves_figure(drawn, title, metric)
+    return Report(name=name, text=text, markdown=None, rows=rows, figure=figure)
 
 
 def _average_curves(histories: Sequence[Points]) -> Curve:

@@ -45,6 +45,7 @@ def make_report(config: ReportConfig) -> "Report":
     """
     paper = papers.load(config.paper)
     table = None if config.table is None else paper.table(config.table)
+    figure = None if config.figure is None else paper.figure(str(config.figure))
     # What is wrong so far is found before MLflow and matplotlib are imported.
     from ssl_sec.edges.tracking.runs import RunArchive, beside
 
@@ -56,10 +57,10 @@ def make_report(config: ReportConfig) -> "Report":
 
         # A table of settings has no results of ours.
         return make_table_report(config.paper, table, open_archive() if table.recipes() else None)
-    if config.figure is not None:
+    if figure is not None:
         from ssl_sec.edges.report.figures import make_figure_report
 
-        return make_figure_report(config.paper, str(config.figure), open_archive(), config.recipes)
+        return make_figure_report(config.paper, figure, paper, open_archive(), config.recipes)
     assert config.compare is not None
     from ssl_sec.edges.report.compare import compare_runs
 

@@ -21,6 +21,7 @@ from ssl_sec.edges.tracking.scores import (
 )
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import first_line
+from ssl_sec.figures import NUMBERS
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 
@@ -49,6 +50,9 @@ class Upload:
         """Draws the plots, and uploads all files of the run; the last one shows that the upload is complete."""
         spec, folder = self._spec, self._spec.folder
         logger.info("drawing the plots")
+        if spec.recipe.compared:
+            numbers = spec.recipe.measure(folder)
+            (folder.path / NUMBERS).write_text(json.dumps(numbers))
         plots = self._draw()
         if tracked is None or self.num_lost:  # it does not even take metrics
             return
@@ -58,7 +62,8 @@ class Upload:
         self._try(lambda: tracked.log_file(folder.config_path))
         if isinstance(spec.config, TrainingConfig):
             folder.norms_path.write_text(json.dumps([asdict(histogram) for histogram in folder.histograms()]))
-            self._try(lambda: tracked.log_file(folder.norms_path))
+            for name in sorted({each.artifact for each in spec.recipe.comparisons.values()}):
+                self._try(lambda name=name: tracked.log_file(folder.path / name))
             if spec.recipe.leaves_head:
                 self._try(lambda: tracked.log_file(folder.head_path))
             if spec.config.tracking.register_model:

@@ -1,9 +1,7 @@
 """Searches MLflow for runs."""
 
-import json
 import logging
 import shlex
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -28,9 +26,8 @@ from ssl_sec.edges.tracking.comparing import CONTENT, deciding
 from ssl_sec.edges.tracking.store import all_pages, connect_to_store, quoted, sqlite_file, store_errors, tracking_uri
 from ssl_sec.errors import ConfigError, StorageError, nearest
 from ssl_sec.recipes.config import TrainingConfig
-from ssl_sec.recipes.registry import PROBE, RECIPES
+from ssl_sec.recipes.registry import PROBE, RECIPES, trainings
 from ssl_sec.recipes.tracking import TrackingConfig
-from ssl_sec.training.norms import NormHistogram
 
 logger = logging.getLogger("ssl_sec")
 
@@ -135,30 +132,30 @@ class RunArchive:
             self._of_recipe[recipe] = self._search(f"{_FINISHED} and tags.recipe = {quoted(recipe)}")
         return self._of_recipe[recipe]
 
-    def finished_pretraining(self, recipe: str) -> list[ArchivedRun]:
-        """The finished pretraining runs of a recipe, newest first.
+    def finished_trainings(self, recipe: str) -> list[ArchivedRun]:
+        """The finished trainings of a recipe, newest first.
 
         Raises:
             ConfigError: if there is none.
         """
-        found = self._search(f"{_FINISHED} and tags.job = 'pretrain' and tags.recipe = {quoted(recipe)}")
+        found = [run for run in self.finished(recipe) if run.job in trainings()]
         if not found:
-            known = {run.recipe for run in self._search(f"{_FINISHED} and tags.job = 'pretrain'")}
-            hint = nearest(recipe, known) if known else "no pretraining of any recipe has"
-            raise ConfigError(f"recipes: found {recipe!r}, for which no pretraining has finished; {hint}")
+            known = {run.recipe for job in trainings() for run in self._search(f"{_FINISHED} and {_of(job)}")}
+            hint = nearest(recipe, known) if known else "no training of any recipe has"
+            raise ConfigError(f"recipes: found {recipe!r}, for which no training has finished; {hint}")
         return found
 
     def newest_experiment(self) -> list[ArchivedRun]:
-        """The finished pretraining runs of the experiment that has the newest one, newest first.
+        """The finished trainings of the experiment that has the newest one, of the newest one's job, newest first.
 
         Raises:
             ConfigError: if there is none.
         """
-        pretraining = f"{_FINISHED} and tags.job = 'pretrain'"
-        newest = self._search(pretraining, most=1)
+        newest = [run for job in trainings() for run in self._search(f"{_FINISHED} and {_of(job)}", most=1)]
         if not newest:
-            raise ConfigError(f"recipes: no pretraining has finished in MLflow at {self.client.tracking_uri}")
-        return self._search(pretraining, [newest[0].experiment_id])
+            raise ConfigError(f"recipes: no training has finished in MLflow at {self.client.tracking_uri}")
+        last = max(newest, key=lambda run: run.started_ms)
+        return self._search(f"{_FINISHED} and {_of(last.job)}", [last.experiment_id])
 
     def find(self, word: str, key: str, jobs: Sequence[str] = ()) -> ArchivedRun:
         """The only run with this id or name, or else with this prefix of them, or the run of a folder.
@@ -230,15 +227,6 @@ class RunArchive:
             ) from error
         return training_config(recipe, folder / "config.yaml")
 
-    def last_histogram(self, run: ArchivedRun) -> NormHistogram | None:
-        """The histogram of the norms of the last batch; None if the run has none."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = self.download(run, "norms.json", Path(folder))
-            if path is None:
-                return None
-            histograms = json.loads(path.read_text())
-        return next((NormHistogram(**one) for one in reversed(histograms) if sum(one["counts"])), None)
-
     def _search(
         self, condition: str, experiment_ids: Sequence[str] | None = None, most: int | None = None
     ) -> list[ArchivedRun]:
@@ -254,6 +242,10 @@ class RunArchive:
 
     def _errors(self) -> AbstractContextManager[None]:
         return store_errors(self.client.tracking_uri)
+
+
+def _of(job: str) -> str:
+    return f"tags.job = {quoted(job)}"
 
 
 def find_run(

@@ -3,8 +3,9 @@
 A score is the cosine of a pair of images, templates or videos.
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +14,13 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
+from ssl_sec.errors import DataError
+from ssl_sec.evaluation.directions import PairCosines, pair_cosines
 from ssl_sec.evaluation.faces.roc import equal_error_rate, tar_at_far
 from ssl_sec.evaluation.faces.verification import best_threshold
+from ssl_sec.figures import NUMBERS
+from ssl_sec.figures.comparing import Comparison, Drawn, from_plain, numbers_of
+from ssl_sec.figures.directions import draw_cosines
 from ssl_sec.figures.drawing import add_grid, arm_look, draw_distribution, message, small_plots
 from ssl_sec.figures.runs import RunRecord, training_figures
 from ssl_sec.figures.training import norm_distributions, norm_distributions_figure
@@ -169,3 +175,41 @@ def _test_set_norms_figure(norms: Mapping[str, torch.Tensor]) -> Figure:
     if not histograms:
         return message("no test set has finite embeddings")
     return norm_distributions_figure(*norm_distributions(histograms), "Test sets: norms of the embeddings")
+
+
+def measure(run: RunRecord) -> dict[str, Any]:
+    """The cosines of the pairs of each test set of pairs, by its title, as plain values."""
+    cosines: dict[str, Any] = {}
+    for path in run.test_set_paths():
+        kept = torch.load(path, weights_only=True)
+        is_finite = kept["scores"].isfinite()
+        scores, same = kept["scores"][is_finite], kept["same"][is_finite]
+        cosines[path.stem] = asdict(pair_cosines(scores[same], scores[~same]))
+    return {"cosines": cosines}
+
+
+def _draw_test_sets(arms: Mapping[str, Sequence[Mapping[str, PairCosines]]], title: str) -> Drawn:
+    """Draws the cosines on each test set that all arms have."""
+    everywhere = set[str].intersection(*(set(one) for runs in arms.values() for one in runs))
+    if not everywhere:
+        raise DataError(f"{', '.join(arms)} have no test set of pairs in common, on which their cosines are compared")
+    several = len(everywhere) > 1
+    shown = {
+        (f"{arm}, {name}" if several else arm): [one[name] for one in runs]
+        for name in sorted(everywhere)
+        for arm, runs in arms.items()
+    }
+    return draw_cosines(shown, title if several else f"{title}, {next(iter(everywhere))}")
+
+
+# By the names that `RecipeRow.compared` and the figures of `ssl_sec.papers` have for them.
+COMPARISONS: Mapping[str, Comparison] = {
+    "cosines": Comparison(
+        about="cosines of the test sets' pairs",
+        artifact=NUMBERS,
+        read=numbers_of(
+            "cosines", lambda test_sets: {name: from_plain(PairCosines, one) for name, one in test_sets.items()}
+        ),
+        draw=_draw_test_sets,
+    ),
+}

@@ -22,15 +22,18 @@ from ssl_sec.training.config import SteppedOptimiserConfig
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalMonitorConfig(Settings, key="monitor"):
-    """Recall@1 and norms while the embedding trains; the test classes are not used.
+    """Recall@1 and norms while the embedding trains.
 
     Attributes:
         every_steps: steps between two measurements, ≥ 1.
-        max_images: the largest number of images to evaluate, ≥ 2.
+        max_images: the largest number of watched images to evaluate, ≥ 2.
+        test_classes: whether Recall@1 of all test images is measured too, as `test/recall_at_1`, for a curve such as
+            SEC's Fig. 4; nothing is chosen by it.
     """
 
     every_steps: Count = 1000
     max_images: Annotated[int, Range(ge=2)] = 10_000
+    test_classes: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

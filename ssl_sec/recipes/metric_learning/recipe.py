@@ -14,6 +14,7 @@ from ssl_sec.augment.views import Views, already_cropped
 from ssl_sec.data.crops import RandomResizedCrop, row_draws
 from ssl_sec.data.image_set import EncodedImages, ImageSet, on_device, subset, with_crop
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
+from ssl_sec.evaluation.feature_maps import strongest_feature_maps
 from ssl_sec.evaluation.retrieval import nearest, recall_at_k
 from ssl_sec.evaluation.splits import stratified_sample
 from ssl_sec.losses.geometry import norms
@@ -23,8 +24,10 @@ from ssl_sec.seeding import derived_seed
 from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.step import Runtime, log_once
 
-# Test images whose neighbours are kept for a figure.
+# Test images whose neighbours are kept for a figure, and those of them whose strongest feature maps are, too.
 _EXAMPLES = 8
+_MAPPED = 4
+_CHANNELS = 6
 
 
 @runtime_checkable
@@ -32,7 +35,7 @@ class EmbeddingStore(RunStore, Protocol):
     """Stores the results of a run, including the data of its figures.
 
     Attributes:
-        examples_path: file for some test images and their neighbours.
+        examples_path: file for some test images, their neighbours and their feature maps.
     """
 
     examples_path: Path
@@ -60,7 +63,8 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
     embed = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=128)
     if len(watched) > config.monitor.max_images:
         watched = subset(watched, stratified_sample(watched.labels, config.monitor.max_images, seed=0), "watched")
-    monitor = _Monitor(watched_name, with_crop(watched, centre), embed, store, runtime)
+    tested = test if config.monitor.test_classes else None
+    monitor = _Monitor(watched_name, with_crop(watched, centre), tested, embed, store, runtime)
     train_recipe(config, recipe, runtime, store, monitor, config.monitor.every_steps, at_start=True)
     log_once(runtime, "measuring retrieval on %s images of the test classes", f"{len(test):,}")
     (embeddings, labels), (trained, _) = embed(test), embed(with_crop(trained_on, centre))
@@ -72,8 +76,11 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
         }
         runtime.report(recipe.total_steps, figures)
         save_network(recipe, store, with_head=True)
-        torch.save({"features": embeddings.cpu(), "labels": labels.cpu()}, store.features_path)
-        torch.save(_examples(embeddings, test, config.evaluation.neighbours, config.seed), store.examples_path)
+        kept = {"features": embeddings.cpu(), "labels": labels.cpu(), "training_norms": norms(trained).cpu()}
+        torch.save(kept, store.features_path)
+        examples = _examples(embeddings, test, config.evaluation.neighbours)
+        maps = strongest_feature_maps(recipe.encoder, examples["queries"][:_MAPPED], _CHANNELS)
+        torch.save({**examples, **({} if maps is None else maps._asdict())}, store.examples_path)
 
 
 def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
@@ -125,18 +132,23 @@ def _norm_figures(name: str, embeddings: Float[Tensor, "images dim"]) -> dict[st
 
 
 class _Monitor:
-    """Recall@1 of held-out classes, or of the training classes if none are held out; saves their embeddings."""
+    """Recall@1 of held-out classes, or of the training classes if none are held out; saves their embeddings.
+
+    That of the test classes is measured too, if they are given.
+    """
 
     def __init__(
         self,
         name: str,
         watched: ImageSet,
+        tested: ImageSet | None,
         embed: Callable[[ImageSet], tuple[Tensor, Tensor]],
         store: EmbeddingStore,
         runtime: Runtime,
     ) -> None:
         self._name = name
         self._watched = watched
+        self._tested = tested
         self._embed = embed
         self._store = store
         self._runtime = runtime
@@ -148,17 +160,22 @@ class _Monitor:
             path = self._store.watched_path(steps_taken)
             path.parent.mkdir(exist_ok=True)
             save_file({"embeddings": embeddings.float().cpu()}, path)
-        return {f"{self._name}/recall_at_1": 100 * recall_at_k(embeddings, labels, (1,))[1]}
+        figures = {f"{self._name}/recall_at_1": 100 * recall_at_k(embeddings, labels, (1,))[1]}
+        if self._tested is not None:
+            embeddings, labels = self._embed(self._tested)
+            figures["test/recall_at_1"] = 100 * recall_at_k(embeddings, labels, (1,), self._tested.queries)[1]
+        return figures
 
 
-def _examples(
-    embeddings: Float[Tensor, "images dim"], test: ImageSet, num_neighbours: int, seed: int
-) -> dict[str, Tensor]:
-    """The pixels of some test images and their nearest neighbours, and which neighbours are of the image's class."""
+def _examples(embeddings: Float[Tensor, "images dim"], test: ImageSet, num_neighbours: int) -> dict[str, Tensor]:
+    """The pixels of some test images and their nearest neighbours, and which neighbours are of the image's class.
+
+    All runs on the same test set show the same images.
+    """
     queries = torch.ones(len(test), dtype=torch.bool) if test.queries is None else test.queries
     gallery = None if test.queries is None else ~test.queries
     candidates = queries.nonzero().flatten()
-    generator = torch.Generator().manual_seed(derived_seed(seed, "examples"))
+    generator = torch.Generator().manual_seed(derived_seed(0, "examples"))
     chosen = candidates[torch.randperm(len(candidates), generator=generator)[:_EXAMPLES]]
     num_listed = len(test) - 1 if gallery is None else int(gallery.sum())
     found = nearest(embeddings, chosen, min(num_neighbours, num_listed), gallery).cpu()

@@ -33,10 +33,21 @@ class Store:
         params = {**flattened(values_of(recipe)), "seed": seed, **dotted(changes)}
         run_id = self._run(recipe, "pretrain", params, metrics or {}, status, name or f"seed{seed}", {})
         if histogram is not None:
-            path = self.folder / "norms.json"
-            path.write_text(json.dumps([histogram]))
-            self.client.log_artifact(run_id, str(path))
+            self._attach(run_id, "norms.json", [histogram])
         return run_id
+
+    def trained(self, job, recipe, seed, metrics=None, *, numbers=None, **params):
+        """Adds a training of any job, with no other settings than these."""
+        given = {"recipe": recipe, "seed": seed, "constraint.name": "none", **dotted(params)}
+        run_id = self._run(recipe, job, given, metrics or {}, "FINISHED", f"seed{seed}", {})
+        if numbers is not None:
+            self._attach(run_id, "numbers.json", numbers)
+        return run_id
+
+    def _attach(self, run_id, name, values):
+        path = self.folder / name
+        path.write_text(json.dumps(values))
+        self.client.log_artifact(run_id, str(path))
 
     def probed(self, parent, *top1, metric="probe/top1", status="FINISHED", **changes):
         recipe = self.client.get_run(parent).data.tags["recipe"]

@@ -1,9 +1,14 @@
 """Figures of the runs of small stores."""
 
-import pytest
+import dataclasses
 
-from ssl_sec.errors import ConfigError
+import pytest
+import torch
+
+from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.evaluation.directions import cosine_distributions, pair_cosines
 from tests.edges.report.conftest import curves
+from tests.figures.test_training import draw
 
 
 def histogram(low, high, counts):
@@ -22,6 +27,19 @@ def test_the_distributions_of_norms(store):
         assert sum(row["share_percent"] for row in rows if row["arm"] == arm) == pytest.approx(100)
     below_2 = [row["share_percent"] for row in rows if row["arm"] == "sec" and row["high"] <= 2.0001]
     assert sum(below_2) == pytest.approx((3 / 8 + 5 / 8) / 2 * 100)
+
+
+def test_norms_on_several_data_sets_have_a_panel_each(store):
+    for name, high in (("digits", 4.0), ("cifar10_ntxent_100", 9.0), ("cifar10_sec_100", 2.0)):
+        store.pretrained(name, 0, histogram=histogram(0.0, high, [1, 2, 3, 2]))
+    report = store.report(figure=1, recipes=("digits", "cifar10_ntxent_100", "cifar10_sec_100"))
+    panels = {axes.get_title(): len(axes.get_legend().get_texts()) for axes in report.figure.axes}
+    assert panels == {"digits": 1, "cifar10": 2}
+    assert {(row["data"], row["arm"]) for row in report.rows} == {
+        ("digits", "digits"),
+        ("cifar10", "cifar10_ntxent_100"),
+        ("cifar10", "cifar10_sec_100"),
+    }
 
 
 def test_curves_over_steps_with_their_deviation(store):
@@ -48,17 +66,116 @@ def test_a_figure_shows_the_newest_experiment_or_the_given_recipes(store):
     assert {row["arm"] for row in store.report(figure=4).rows} == {"sec"}
     chosen = store.report(figure=4, recipes=("cifar10_sec_100", "cifar10_ntxent_100"))
     assert {row["arm"] for row in chosen.rows} == {"cifar10_ntxent_100", "cifar10_sec_100"}
-    with pytest.raises(
-        ConfigError, match="recipes: found 'digit', for which no pretraining has finished; did you mean"
-    ):
+    with pytest.raises(ConfigError, match="recipes: found 'digit', for which no training has finished; did you mean"):
         store.report(figure=4, recipes=("digit",))
+    store.trained("metric_learning", "digits_retrieval", 0, {"val/recall_at_1": [1.0, 2.0]})
+    assert {row["metric"] for row in store.report(figure=4).rows} == {"val/recall_at_1"}
+    with pytest.raises(
+        ConfigError, match=r"^recipes: found runs of jobs\.metric_learning and jobs\.pretrain; allowed: recipes of one"
+    ):
+        store.report(figure=4, recipes=("digits", "digits_retrieval"))
+
+
+def test_arms_of_one_recipe_say_their_learning_rates(store):
+    for rate in ("1e-05", "2e-05"):
+        for constraint in ("none", "sec"):
+            given = {"constraint__name": constraint, "constraint__eta": constraint, "optimiser__learning_rate": rate}
+            store.trained("metric_learning", "cars", 0, {"test/recall_at_1": [1.0, 2.0]}, **given)
+    rows = store.report(figure=4).rows
+    assert {row["arm"] for row in rows} == {
+        f"{constraint}, optimiser.learning_rate {rate}"
+        for constraint in ("no constraint", "sec")
+        for rate in ("1e-05", "2e-05")
+    }
+
+
+def test_two_constraints_at_two_learning_rates_say_so(store):
+    store.trained("metric_learning", "cars", 0, {"test/recall_at_1": [1.0, 2.0]}, optimiser__learning_rate="1e-05")
+    given = {"constraint__name": "sec", "optimiser__learning_rate": "2e-05"}
+    store.trained("metric_learning", "cars", 0, {"test/recall_at_1": [1.0, 2.0]}, **given)
+    assert {row["arm"] for row in store.report(figure=4).rows} == {
+        "no constraint, optimiser.learning_rate 1e-05",
+        "sec, optimiser.learning_rate 2e-05",
+    }
+
+
+def test_each_loss_has_a_panel_of_the_curve_that_most_arms_have(store):
+    both = {"test/recall_at_1": [1.0, 2.0], "val/recall_at_1": [5.0, 6.0]}
+    for name, metrics in (("triplet", both), ("triplet_sec", both), ("ms", {"val/recall_at_1": [3.0, 4.0]})):
+        store.trained("metric_learning", name, 0, metrics, loss__name=name.partition("_")[0])
+    report = store.report(figure=4, recipes=("triplet", "triplet_sec", "ms"))
+    assert {row["metric"] for row in report.rows} == {"val/recall_at_1"}
+    assert {axes.get_title(): len(axes.lines) for axes in report.figure.axes} == {"triplet": 2, "ms": 1}
+    assert {axes.get_ylabel() for axes in report.figure.axes} == {"validation Recall@1 (%)"}
+    (alone,) = store.report(figure=4, recipes=("triplet",)).figure.axes
+    assert (alone.get_title(), alone.get_ylabel()) == ("", "test Recall@1 (%)")
+
+
+def test_the_numbers_of_metric_learning_are_drawn_from_the_store_alone(store):
+    labels = torch.arange(40) % 4
+    for constraint, spread in (("none", 1.0), ("sec", 0.3)):
+        for seed in range(2):
+            found = cosine_distributions(labels[:, None] + spread * draw(40, 4, seed=seed), labels, seed=0)
+            norms = histogram(0.0, 1 + spread, [1, 1])
+            numbers = {"cosines": dataclasses.asdict(found), "training_norms": norms}
+            store.trained("metric_learning", "cars", seed, numbers=numbers, constraint__name=constraint)
+    report = store.report(figure="5b")
+    assert report.text.endswith("cosines of pairs of test images; no constraint (2 seeds), sec (2 seeds)")
+    assert {row["arm"]: row["num_seeds"] for row in report.rows} == {"no constraint": 2, "sec": 2}
+    shares = [row["share_percent"] for row in report.rows if row["arm"] == "sec" and row["pairs"] == "positive"]
+    assert sum(shares) == pytest.approx(100)
+    assert [axes.get_title() for axes in report.figure.axes] == ["no constraint (2 seeds)", "sec (2 seeds)"]
+    (axes,) = store.report(figure="5d").figure.axes
+    named = [text.get_text().partition(":")[0] for text in axes.get_legend().get_texts()]
+    assert named == ["no constraint (2 seeds)", "sec (2 seeds)"]
+    assert "norms of the training images" in store.report(figure="5a").text  # and not those of the last batch
+    assert "cosines" in store.report(figure="4b", paper="sft").text
+    with pytest.raises(ConfigError, match=r"^figure: none of the 4 runs has changes of direction .* \(numbers\.json\)"):
+        store.report(figure=7)
+
+
+def test_images_of_one_run_of_each_arm_are_drawn(store):
+    for seed in (1, 0):
+        run_id = store.trained("metric_learning", "cars", seed)
+        examples = {
+            "queries": torch.full((2, 1, 4, 4), 9, dtype=torch.uint8),
+            "neighbours": torch.zeros(2, 3, 1, 4, 4, dtype=torch.uint8),
+            "correct": torch.tensor([[True, False, True], [False, False, True]]) ^ bool(seed),
+        }
+        torch.save(examples, store.folder / "examples.pt")
+        store.client.log_artifact(run_id, str(store.folder / "examples.pt"))
+    report = store.report(figure=9)
+    assert report.text.endswith("images retrieved for test images; no constraint (seed 0)")
+    assert [row["correct"] for row in report.rows] == [True, False, True, False, False, True]
+    with pytest.raises(ConfigError, match=r"has the strongest channels of the last feature maps \(examples\.pt\)"):
+        store.report(figure=8)
+
+
+def test_the_cosines_of_faces_are_those_of_their_test_sets(store):
+    pairs = dataclasses.asdict(pair_cosines(torch.tensor([0.5, 0.9]), torch.tensor([-0.5, 0.1])))
+    store.trained("face", "lfw", 0, numbers={"cosines": {"lfw": pairs, "cfp": pairs}})
+    store.trained("face", "lfw", 0, numbers={"cosines": {"lfw": pairs}}, constraint__name="sec")
+    report = store.report(figure="5c")
+    assert report.text.endswith("cosines of the test sets' pairs; no constraint (1 seed), sec (1 seed)")
+    assert report.figure.get_suptitle().endswith("cosines of the test sets' pairs, lfw")
+    assert len(report.figure.axes) == 2
+    store.trained("face", "other", 0, numbers={"cosines": {"cfp": pairs}})
+    with pytest.raises(DataError, match="have no test set of pairs in common"):
+        store.report(figure="5c", recipes=("lfw", "other"))
+    with pytest.raises(
+        ConfigError,
+        match=r"^figure: found 7, which is not drawn from runs of jobs\.face; allowed with them: 1, 4, 5a, 5b, 5c, 6$",
+    ):
+        store.report(figure=7)
 
 
 def test_a_figure_without_its_data_is_one_line(store):
-    with pytest.raises(ConfigError, match="recipes: no pretraining has finished"):
+    with pytest.raises(ConfigError, match="recipes: no training has finished"):
         store.report(figure=4)
     store.pretrained("digits", 0, {"val/knn_top1": [30.0]})
-    with pytest.raises(ConfigError, match="none of the 1 run has histograms"):
+    with pytest.raises(ConfigError, match=r"none of the 1 run has norms of the embeddings, .* \(norms\.json\)"):
         store.report(figure="5a")
     with pytest.raises(ConfigError, match="none of the 1 run has two points of val/knn_top1"):
         store.report(figure=4)
+    with pytest.raises(ConfigError, match=r"^figure: found 9, .* jobs\.pretrain; allowed with them: 1, 4, 5a, 6$"):
+        store.report(figure=9)

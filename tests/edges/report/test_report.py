@@ -38,8 +38,8 @@ def test_the_files_of_a_table(store):
     [
         (["table=13"], 2, "table: found 13, but"),
         (["paper=sef", "table=1"], 2, "paper: found 'sef'; did you mean"),
-        (["figure=2"], 2, "allowed: paper=sec figure=1, paper=sec figure=4, paper=sec figure=5a, paper=sec figure=6"),
-        (["paper=sft", "figure=4"], 2, "figure: found paper=sft figure=4; allowed: paper=sec figure=1"),
+        (["figure=2"], 2, "figure: found 2; of 'Deep Metric Learning with Spherical Embedding', allowed: 1, 4, 5a, 5b"),
+        (["paper=normface", "figure=4"], 2, "Face Verification', allowed: none"),
         ([], 2, "one of them: table=5, figure=6 or compare <run> <run>"),
         (["table=1", "figure=1"], 2, "one of them"),
         (["tabel=1"], 2, "tabel: unknown key; did you mean 'table'"),

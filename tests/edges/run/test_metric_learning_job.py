@@ -12,9 +12,12 @@ from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.export.export import run_export
 from ssl_sec.edges.export_config import ExportConfig
 from ssl_sec.edges.folder.encoder import load_network
+from ssl_sec.edges.report.figures import make_figure_report
 from ssl_sec.edges.run.driver import run_probe, run_replay, run_training
 from ssl_sec.edges.run.summary import summary
+from ssl_sec.edges.tracking.runs import RunArchive
 from ssl_sec.errors import ConfigError
+from ssl_sec.papers import load
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.recipes.registry import METRIC_LEARNING
@@ -59,11 +62,26 @@ def test_the_run_its_figures_and_its_pictures_are_in_mlflow(finished, client):
     assert [point.step for point in points] == [0, 4, 9, 11]
     names = {item.path for item in client.list_artifacts(finished.run_id)}
     assert {"config.yaml", "encoder.safetensors", "head.safetensors", "norms.json"} <= names
+    assert {"numbers.json", "examples.pt"} <= names
     plots = {item.path.removeprefix("plots/") for item in client.list_artifacts(finished.run_id, "plots")}
     assert plots == {
         *("curves.png", "norms.png", "features.png", "retrieved.png", "cosines.png", "cosine_differences.png"),
-        *("divergences.png", "direction_changes.png"),
+        *("divergences.png", "direction_changes.png", "training_norms.png", "feature_maps.png"),
     }
+
+
+def test_reports_are_drawn_from_what_mlflow_has(finished, client):
+    archive = RunArchive(client)
+    runs = archive.finished_trainings("digits_retrieval")
+    paper = load("sec")
+    for figure in paper.figures:
+        report = make_figure_report("sec", figure, paper, archive, ["digits_retrieval"])
+        assert report.rows and {row["arm"] for row in report.rows} == {"sec_ema"}
+    assert [run.run_id for run in runs] == [finished.run_id]
+    # The training images' norms, not those of a batch.
+    report = make_figure_report("sec", paper.figure("5a"), paper, archive, None)
+    mean = sum(row["share_percent"] / 100 * (row["low"] + row["high"]) / 2 for row in report.rows)
+    assert mean == pytest.approx(finished.metrics["retrieval/train_norm_mean"], rel=0.02)
 
 
 def test_the_registered_model_gives_the_embeddings(finished, monkeypatch):

@@ -1,13 +1,24 @@
+import json
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.evaluation.faces.roc import equal_error_rate
-from ssl_sec.recipes.face.figures import HardPairs, Verification, hardest_pairs_figure, roc_figure, scores_figure
+from ssl_sec.recipes.face.figures import (
+    COMPARISONS,
+    HardPairs,
+    Verification,
+    hardest_pairs_figure,
+    measure,
+    roc_figure,
+    scores_figure,
+)
+from tests.figures.test_directions import legend_of, shares_shown
 from tests.figures.test_training import draw, rendered
-from tests.recipes.test_metric_learning_figures import legend_of, shares_shown
 
 
 def verified(count=400, gap=0.4, spread=0.15, seed=0) -> Verification:
@@ -117,3 +128,18 @@ def test_the_hardest_pairs_stand_one_image_above_the_other(channels):
                 assert np.array_equal(np.squeeze(shown), image.permute(1, 2, 0).squeeze(2 if channels == 1 else ()))
     assert not below.axes[2].images and not below.axes[5].images
     assert len(rendered(figure)) > 1000
+
+
+def test_the_cosines_of_the_test_sets_pairs_are_kept_as_plain_values(tmp_path):
+    scores, same = torch.tensor([0.5, 0.9, -0.5, torch.nan]), torch.tensor([True, True, False, False])
+    folder = RunFolder(tmp_path)
+    torch.save({"scores": scores, "same": same}, folder.test_set_path("lfw"))
+    found = json.loads(json.dumps(measure(folder)))
+    pairs = found["cosines"]["lfw"]
+    assert pairs["positives"]["mean"] == pytest.approx(0.7) and sum(pairs["positives"]["counts"]) == 2
+    assert pairs["negatives"]["mean"] == -0.5 and sum(pairs["negatives"]["counts"]) == 1  # NaN has no place
+    (tmp_path / "numbers.json").write_text(json.dumps(found))
+    read = COMPARISONS["cosines"].read(tmp_path / "numbers.json")
+    figure, rows = COMPARISONS["cosines"].draw({"run": [read]}, "cosines")
+    assert figure.get_suptitle() == "cosines, lfw"
+    assert max(row["share_percent"] for row in rows if row["pairs"] == "negative") == 100

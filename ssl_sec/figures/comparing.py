@@ -1,0 +1,116 @@
+"""What a report draws of several runs, from the files that each of them has left in MLflow."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+from matplotlib.figure import Figure
+
+from ssl_sec.figures.drawing import small_plots
+from ssl_sec.figures.training import draw_norms_on, norm_distributions, norm_distributions_figure
+from ssl_sec.training.norms import NormHistogram
+
+Rows = list[dict[str, Any]]
+
+
+class Drawn(NamedTuple):
+    """A figure of several arms, and its data.
+
+    Attributes:
+        figure: the figure.
+        rows: for a table, each with the key "arm".
+    """
+
+    figure: Figure
+    rows: Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A figure that can show several arms beside each other.
+
+    Attributes:
+        about: what it shows, for its title.
+        artifact: the file of a run that it is drawn from.
+        read: reads what is drawn from that file; None if it is not there.
+        draw: what was read of each arm's runs, one or more, and a title -> the figure. Raises a DataError for arms that
+            cannot be compared.
+        pools_seeds: whether the runs of an arm are drawn together; otherwise it has one run.
+        draw_panels: as `draw`, for the arms of several data sets, by the names of these; None where they are drawn like
+            those of one.
+    """
+
+    about: str
+    artifact: str
+    read: Callable[[Path], Any]
+    draw: Callable[[Mapping[str, Sequence[Any]], str], Drawn]
+    pools_seeds: bool = True
+    draw_panels: Callable[[Mapping[str, Mapping[str, Sequence[Any]]], str], Drawn] | None = None
+
+
+def numbers_of(name: str, build: Callable[[Any], Any]) -> Callable[[Path], Any]:
+    """Reads the numbers of one comparison from the file of all.
+
+    Args:
+        name: of the comparison.
+        build: made of its plain values.
+    """
+
+    def read(path: Path) -> Any:
+        values = json.loads(path.read_text()).get(name)
+        return build(values) if values else None
+
+    return read
+
+
+def from_plain(kind: type[Any], values: Mapping[str, Any]) -> Any:
+    """A dataclass from what `dataclasses.asdict` has made of it."""
+    hints = get_type_hints(kind)
+    nested = {name for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    return kind(**{name: from_plain(hints[name], one) if name in nested else one for name, one in values.items()})
+
+
+def draw_norms(arms: Mapping[str, Sequence[NormHistogram]], title: str) -> Drawn:
+    """Draws distributions of norms, of each arm the mean over its runs."""
+    edges, shares = norm_distributions(arms)
+    rows = [row for arm, values in shares.items() for row in bins(arm, edges, values)]
+    return Drawn(norm_distributions_figure(edges, shares, title), rows)
+
+
+def draw_norm_panels(data_sets: Mapping[str, Mapping[str, Sequence[NormHistogram]]], title: str) -> Drawn:
+    """Draws distributions of norms in a panel for each data set (SEC, Fig. 1)."""
+    figure, all_axes = small_plots(len(data_sets), (5.4, 3.8), margin=0.3)
+    figure.suptitle(title)
+    rows: Rows = []
+    for axes, (name, arms) in zip(all_axes, data_sets.items(), strict=True):
+        edges, shares = norm_distributions(arms)
+        rows += [row for arm, values in shares.items() for row in bins(arm, edges, values, data=name)]
+        draw_norms_on(axes, edges, shares, name)
+        axes.legend(frameon=False)
+    return Drawn(figure, rows)
+
+
+def bins(arm: str, edges: Sequence[float], shares_percent: Sequence[float], **more: Any) -> Rows:
+    """The rows of an arm's histogram."""
+    return [
+        {"arm": arm, **more, "low": low, "high": high, "share_percent": share}
+        for low, high, share in zip(edges[:-1], edges[1:], shares_percent, strict=True)
+    ]
+
+
+def _last_histogram(path: Path) -> NormHistogram | None:
+    histograms = reversed(json.loads(path.read_text()))
+    return next((NormHistogram(**one) for one in histograms if sum(one["counts"])), None)
+
+
+# Of every training.
+NORMS = Comparison(
+    about="norms of the embeddings, last batch of training",
+    artifact="norms.json",
+    read=_last_histogram,
+    draw=draw_norms,
+    draw_panels=draw_norm_panels,
+)

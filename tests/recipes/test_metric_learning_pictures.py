@@ -1,0 +1,90 @@
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_hex
+
+from ssl_sec.errors import DataError
+from ssl_sec.evaluation.feature_maps import FeatureMaps
+from ssl_sec.recipes.metric_learning.pictures import (
+    MappedImages,
+    Retrieved,
+    draw_feature_maps,
+    draw_retrieved,
+    retrieved_figure,
+)
+from tests.figures.test_training import rendered, texts
+
+
+def retrieved(num_queries: int, num_retrieved: int, channels: int, height: int = 12, width: int = 16) -> Retrieved:
+    generator = torch.Generator().manual_seed(0)
+    shape = (channels, height, width)
+    images = torch.randint(256, (num_queries, 1 + num_retrieved, *shape), generator=generator, dtype=torch.uint8)
+    correct = torch.rand(num_queries, num_retrieved, generator=generator) < 0.5
+    return Retrieved(images[:, 0], images[:, 1:], correct)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_retrieved_images_stand_beside_their_query(channels):
+    query_images, retrieved_images, correct = one = retrieved(4, 3, channels)
+    figure = retrieved_figure({"run": one}, "title")
+    grid = np.concatenate([np.array(figure.axes[:4])[:, None], np.array(figure.axes[4:]).reshape(4, 3)], axis=1)
+    assert [axes.get_title() for axes in grid[0]] == ["query", "1", "2", "3"]
+    for row, (query, *places) in enumerate(grid):
+        shown = [np.asarray(axes.images[0].get_array()).reshape(12, 16, channels) for axes in (query, *places)]
+        assert np.array_equal(shown[0], query_images[row].permute(1, 2, 0))
+        assert not query.texts
+        for place, axes in enumerate(places):
+            assert np.array_equal(shown[1 + place], retrieved_images[row, place].permute(1, 2, 0))
+            right = bool(correct[row, place])
+            colours = {to_hex(spine.get_edgecolor()).upper() for spine in axes.spines.values()}
+            assert colours == {"#009E73" if right else "#CC3311"}
+            assert [text.get_text() for text in axes.texts] == ["✓" if right else "✗"]
+    assert {True, False} == set(correct.flatten().tolist())
+    # A dark grey image is not stretched to white.
+    assert {image.norm.vmax for axes in figure.axes for image in axes.images} == {255}
+    assert len(rendered(figure)) > 1000
+
+
+def test_one_image_retrieved_for_one_query_and_none():
+    assert len(retrieved_figure({"run": retrieved(1, 1, 3)}, "").axes) == 2
+    assert texts(retrieved_figure({"run": retrieved(0, 3, 3)}, "")) == ["no images were retrieved"]
+    assert texts(retrieved_figure({"run": retrieved(2, 0, 3)}, "")) == ["no images were retrieved"]
+
+
+def test_arms_retrieve_for_the_same_queries_side_by_side():
+    one = retrieved(2, 3, 3)
+    other = one._replace(correct=~one.correct)
+    figure, rows = draw_retrieved({"none": [one], "SEC": [other]}, "")
+    assert len(figure.axes) == 2 + 6 + 6
+    assert [part.get_suptitle().strip() for part in figure.subfigs] == ["", "none", "SEC"]
+    wrong = {(row["query"], row["place"]) for row in rows if row["arm"] == "none" and not row["correct"]}
+    assert wrong == {(row["query"], row["place"]) for row in rows if row["arm"] == "SEC" and row["correct"]}
+    assert len(rows) == 12 and 0 < len(wrong) < 6
+
+
+def test_arms_with_other_queries_are_not_compared():
+    one = retrieved(2, 3, 3)
+    with pytest.raises(
+        DataError, match="^none and SEC show different test images; allowed: runs with the same test set$"
+    ):
+        draw_retrieved({"none": [one], "SEC": [one._replace(queries=255 - one.queries)]}, "")
+
+
+def test_each_arm_has_a_row_of_feature_maps_for_each_image():
+    images, maps = retrieved(2, 1, 3).queries, torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    arms = {
+        arm: [MappedImages(images, FeatureMaps(scale * maps, torch.tensor([[5, 1, 2], [0, 7, 3]])))]
+        for arm, scale in (("none", 1.0), ("SEC", 9.0))
+    }
+    figure, rows = draw_feature_maps(arms, "maps")
+    assert len(figure.axes) == 2 * 2 * 4
+    shown = np.array(figure.axes).reshape(2, 2, 4)
+    assert [axes.get_title() for axes in shown[1, 1]] == ["", "channel 0", "channel 7", "channel 3"]
+    assert [axes.get_ylabel() for axes in shown[0, :, 1]] == ["none", "SEC"]
+    assert np.array_equal(shown[1, 1, 2].images[0].get_array(), 9 * maps[1, 1])
+    # A row's maps share their colours.
+    assert {image.norm.vmax for axes in shown[1, 1, 1:] for image in axes.images} == {float(9 * maps[1].max())}
+    assert np.array_equal(shown[1, 0, 0].images[0].get_array(), images[1].permute(1, 2, 0))
+    (row,) = [row for row in rows if (row["arm"], row["image"], row["place"]) == ("SEC", 2, 3)]
+    assert (row["channel"], row["mean_activation"]) == (3, pytest.approx(float(9 * maps[1, 2].mean())))
+    assert len(rendered(figure)) > 1000
