@@ -1,4 +1,5 @@
 import logging
+import math
 
 import pytest
 import torch
@@ -86,6 +87,19 @@ def test_any_number_of_workers_gives_the_same_run(tmp_path, whole, num_workers):
     for reports, state in on_workers(num_workers, tmp_path, on_a_worker, tmp_path, {}):
         assert_the_same_curve(reports, expected)
         torch.testing.assert_close(state, runtime.last_state(), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.distributed
+def test_four_blurred_views_of_another_size_are_the_same_on_two_workers(tmp_path):
+    changes = {
+        "augment": {"num_views": 4, "view_size_px": 6, "blur_probability": 0.5, "solarise_probability": 0.2},
+        "epochs": 1,
+    }
+    alone, _ = run(tmp_path, **changes)
+    # Without training each of the 4 x 40 views has 3 positives among the 159 others.
+    assert 2 < alone.series("train/metric_loss")[0] < 2 * math.log(159)
+    for reports, _ in on_workers(2, tmp_path, on_a_worker, tmp_path, changes):
+        assert_the_same_curve(reports, [report[:2] for report in alone.reports])
 
 
 @pytest.mark.distributed

@@ -48,7 +48,7 @@ class Monitor:
         self._dtype = recipe.computation.dtype
         num_channels, height, width = self._image_set.image_shape
         seed = derived_seed(config.seed, "monitored views")
-        self._views = config.augment.build(min(height, width), num_channels, seed, device=runtime.device)
+        self._views = config.augment.build(min(height, width), num_channels, seed, 2, runtime.device)
         order = torch.randperm(len(self._images), generator=torch.Generator().manual_seed(seed))
         num_viewed = min(len(order), _VIEWED_IMAGES)
         # Chunks of one size: each is a batch of its own for the draws.

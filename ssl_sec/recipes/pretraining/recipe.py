@@ -12,8 +12,6 @@ from ssl_sec.recipes.pretraining.monitor import Monitor
 from ssl_sec.training.recipe import Recipe, image_labels
 from ssl_sec.training.step import Runtime, log_once
 
-NUM_VIEWS = 2
-
 
 def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
     """Trains the encoder that `config` describes, and saves its weights in the store.
@@ -50,7 +48,7 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
         sampler=sampler,
         total_steps=config.epochs * sampler.steps_per_epoch,
         loss=config.loss.build(),
-        views=config.augment.build(min(height, width), num_channels, config.seed, NUM_VIEWS, runtime.device, layout),
-        row_labels=partial(image_labels, num_views=NUM_VIEWS),
+        views=config.augment.build(min(height, width), num_channels, config.seed, device=runtime.device, layout=layout),
+        row_labels=partial(image_labels, num_views=config.augment.num_views),
         graphed=config.runtime.replays_steps(runtime.device, runtime.world_size),
     )
