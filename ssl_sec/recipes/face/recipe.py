@@ -12,14 +12,19 @@ from ssl_sec.data.decode import Decoding
 from ssl_sec.data.image_set import ImageSet, on_device
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.faces.roc import equal_error_rate
-from ssl_sec.evaluation.faces.verification import kfold_accuracy_of_scores, sum_of_directions, sum_of_embeddings
+from ssl_sec.evaluation.faces.verification import (
+    cosines,
+    kfold_accuracy_of_scores,
+    sum_of_directions,
+    sum_of_embeddings,
+)
 from ssl_sec.losses import Loss, NormFaceLoss
 from ssl_sec.losses.config import PairLossConfig
 from ssl_sec.losses.geometry import directions, norms
 from ssl_sec.recipes.assembly import RunStore, assemble, extractor, hold_out, save_network, train_recipe
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.face.test_set_config import open_test_set
-from ssl_sec.recipes.face.test_sets import Embed, Protocols, cosines
+from ssl_sec.recipes.face.test_sets import Embed, Protocols
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.class_sharding import draw_templates
 from ssl_sec.training.recipe import Recipe
@@ -63,7 +68,8 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     monitor = _Monitor(watched_name, watched, config.monitor.max_pairs, embed, runtime)
     monitor_every = config.monitor.every_epochs * recipe.sampler.steps_per_epoch
     train_recipe(config, recipe, runtime, store, monitor, monitor_every, at_start=True)
-    protocols = Protocols(pca=config.evaluation.pca, fars=config.evaluation.fars)
+    evaluation = config.evaluation
+    protocols = Protocols(pca=evaluation.pca, fars=evaluation.fars, similarities=evaluation.similarities)
     for title, test_set in test_sets.items():
         log_once(runtime, "measuring %s", title)
         kept = store.test_set_path(title) if runtime.rank == 0 else None
@@ -126,10 +132,12 @@ class _WithFlips(nn.Module):
         embeddings = self.network(images)
         if self._flips == "none":
             return embeddings
-        merge = sum_of_directions if self._flips == "sum_of_directions" else sum_of_embeddings
-        merged = merge(embeddings, self.network(images.flip(-1)))
-        # Test sets compare directions; the norm is that of the image's own embedding.
-        return directions(merged) * norms(embeddings).unsqueeze(1)
+        flipped = self.network(images.flip(-1))
+        if self._flips == "sum_of_embeddings":
+            # Half the sum, which is as long as an embedding: no measure depends on a factor of all rows.
+            return sum_of_embeddings(embeddings, flipped) / 2
+        # A sum of directions has no norm of its own; it gets that of the image's embedding.
+        return directions(sum_of_directions(embeddings, flipped)) * norms(embeddings).unsqueeze(1)
 
 
 class _Monitor:
