@@ -18,9 +18,11 @@ from ssl_sec.evaluation.faces.verification import (
     sum_of_directions,
     sum_of_embeddings,
 )
+from ssl_sec.evaluation.plane import plane_grid
 from ssl_sec.losses import Loss, NormFaceLoss
 from ssl_sec.losses.config import PairLossConfig
-from ssl_sec.losses.geometry import directions, norms
+from ssl_sec.losses.geometry import directions, in_full_precision, norms
+from ssl_sec.losses.softmax import class_probabilities
 from ssl_sec.recipes.assembly import RunStore, assemble, extractor, hold_out, save_network, train_recipe
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.face.test_set_config import open_test_set
@@ -75,6 +77,8 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
         kept = store.test_set_path(title) if runtime.rank == 0 else None
         figures = test_set.measure(embed, protocols, kept)
         runtime.report(recipe.total_steps, {f"face/{title}_{name}": value for name, value in figures.items()})
+    if config.head.dim == 2:
+        _keep_plane(config, recipe, trained_on, runtime, store)
     if runtime.rank == 0:
         save_network(recipe, store, with_head=True)
 
@@ -118,6 +122,21 @@ def _loss_figures(loss: Loss) -> dict[str, float]:
         if isinstance(module, NormFaceLoss):
             return {"train/loss_lower_bound": module.lower_bound(), "train/scale": module.current_scale}
     return {}
+
+
+def _keep_plane(config: FaceConfig, recipe: Recipe, images: ImageSet, runtime: Runtime, store: FaceStore) -> None:
+    """Saves what the figure of the plane shows: embeddings of some training images, and the probability of class 0."""
+    generator = torch.Generator().manual_seed(derived_seed(config.seed, "plane"))
+    chosen = torch.randperm(len(images), generator=generator)[:_ON_THE_PLANE]
+    extract = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=128)
+    embeddings, labels = extract(images, chosen)
+    if runtime.rank == 0:
+        embeddings = in_full_precision(embeddings)
+        kept = {"embeddings": embeddings.cpu(), "labels": labels.cpu()}
+        probabilities = class_probabilities(recipe.objective.loss, plane_grid(embeddings))
+        if probabilities is not None:
+            kept["probabilities"] = probabilities[:, 0].cpu()
+        torch.save(kept, store.features_path)
 
 
 class _WithFlips(nn.Module):
@@ -193,6 +212,9 @@ def drawn_pairs(
     second = torch.stack([order[together[:count] + 1], apart[1, :count]], 1).flatten()
     return first, second, torch.tensor([True, False]).repeat(count)
 
+
+# As many as NormFace's Fig. 2 shows.
+_ON_THE_PLANE = 10_000
 
 # Of either kind, one for each fold.
 _LEAST_PAIRS = 10
