@@ -23,7 +23,8 @@ def plane_figure(
         embeddings: raw.
         labels: class of each.
         class_names: name of each class.
-        probabilities: of class 0 at each point of `ssl_sec.evaluation.plane.plane_grid`; None if the loss is no softmax, and has none.
+        probabilities: of class 0 at each point of `ssl_sec.evaluation.plane.plane_grid`; None if the loss is no
+            softmax.
     """
     is_finite = embeddings.isfinite().all(1)
     if not is_finite.any():
@@ -51,7 +52,6 @@ def plane_figure(
         each.axhline(0, color="0.5", linewidth=0.8)
         each.axvline(0, color="0.5", linewidth=0.8)
         limits = (-reach, reach)
-        each.set(
-            xlim=limits, ylim=limits, xlabel="embedding 1 (no unit)", ylabel="embedding 2 (no unit)", aspect="equal"
-        )
+        each.set(xlim=limits, ylim=limits, xlabel="embedding 1 (no unit)", aspect="equal")
+    axes[0].set_ylabel("embedding 2 (no unit)")
     return figure

@@ -176,20 +176,15 @@ def histograms_figure(
     percentages = [100 * histograms.double().numpy() for histograms in (different, same)]
     highest = max((np.nanmax(each) for each in percentages if np.isfinite(each).any()), default=1.0)
     all_axes = figure.subplots(1, 2)
+    # The square root shows wide histograms beside narrow ones.
+    norm = PowerNorm(0.5, vmin=0, vmax=highest)
     for axes, shown, kind in zip(all_axes, percentages, ("two people", "one person"), strict=True):
-        # The square root shows wide histograms beside narrow ones.
-        image = axes.imshow(
-            np.ma.masked_invalid(shown),
-            aspect="auto",
-            interpolation="nearest",
-            extent=(-1, 1, len(shown), 0),
-            cmap="viridis",
-            norm=PowerNorm(0.5, vmin=0, vmax=highest),
-        )
+        look = {"aspect": "auto", "interpolation": "nearest", "cmap": "viridis", "norm": norm}
+        axes.imshow(np.ma.masked_invalid(shown), extent=(-1, 1, len(shown), 0), **look)
         axes.set(
             xlabel="cosine of two frames (no unit)", ylabel="pair of videos", title=f"{len(shown)} pairs of {kind}"
         )
-    figure.colorbar(image, ax=all_axes, label="share of the frames in a bin (%)")
+    figure.colorbar(all_axes[0].images[0], ax=all_axes, label="share of the frames' pairs in a bin (%)")
     return figure
 
 

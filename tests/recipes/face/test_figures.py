@@ -5,7 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssl_sec.evaluation.faces.roc import equal_error_rate
-from ssl_sec.recipes.face.figures import HardPairs, Verification, hardest_pairs_figure, roc_figure, scores_figure
+from ssl_sec.recipes.face.figures import (
+    HardPairs,
+    Verification,
+    hardest_pairs_figure,
+    histograms_figure,
+    roc_figure,
+    scores_figure,
+)
 from tests.figures.test_training import draw, rendered
 from tests.recipes.test_metric_learning_figures import legend_of, shares_shown
 
@@ -117,3 +124,18 @@ def test_the_hardest_pairs_stand_one_image_above_the_other(channels):
                 assert np.array_equal(np.squeeze(shown), image.permute(1, 2, 0).squeeze(2 if channels == 1 else ()))
     assert not below.axes[2].images and not below.axes[5].images
     assert len(rendered(figure)) > 1000
+
+
+def test_histograms_are_rows_of_pairs_from_minus_1_to_1():
+    different, same = torch.rand(2, 3, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    same = same[:2] / same[:2].sum(1, keepdim=True)
+    different[1] = torch.nan
+    figure = histograms_figure(different, same, "ytf")
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["3 pairs of two people", "2 pairs of one person"]
+    for axes, shares in zip(figure.axes, (different, same), strict=False):
+        (image,) = axes.images
+        assert image.get_extent() == [-1, 1, len(shares), 0]
+        assert np.allclose(image.get_array().filled(np.nan), 100 * shares.numpy(), equal_nan=True)
+        assert image.norm.vmax == pytest.approx(100 * different.nan_to_num().max().item())
+    assert len(rendered(figure)) > 1000
+    assert len(rendered(histograms_figure(torch.full((2, 10), torch.nan), torch.full((2, 10), torch.nan), ""))) > 1000
