@@ -70,7 +70,9 @@ def weights_figure(arms: Mapping[str, Sequence[AtWeight]], spread: str, title: s
         axes.set_xscale("log")
     else:
         axes.set_xscale("symlog", linthresh=min((weight for weight in shown if weight > 0), default=1.0))
-    axes.set_xticks(shown, [f"{weight:g}" for weight in shown])
+    # No room for labels that are nearer.
+    ticks = [weight for place, weight in enumerate(shown) if not place or weight > 1.5 * shown[place - 1]]
+    axes.set_xticks(ticks, [f"{weight:g}" for weight in ticks])
     axes.set_xticks([], minor=True)
     axes.set(xlabel="weight of the second loss (no unit)", ylabel=f"accuracy ± std over {spread} (%)", title=title)
     figure.legend(loc="outside lower center", frameon=False, ncols=min(len(arms), 3))
