@@ -60,7 +60,7 @@ _AXIS_LABELS = {
     "train/verification_eer": "training equal error rate (%)",
     "val/verification_accuracy": "validation verification accuracy (%)",
     "val/verification_eer": "validation equal error rate (%)",
-    "train/loss_lower_bound": "least loss at the scale (NormFace, Prop. 2)",
+    "train/loss_lower_bound": "least loss at the scale",
     "train/scale": "scale of the logits",
     "train/agent_distortion": "distortion by agents (squared)",
     "train/agent_distortion_bound": "bound of the distortion (squared)",

@@ -117,18 +117,24 @@ def _summarise(weight: float | None, runs: Sequence[ArchivedRun], has_seeds: boo
 
 
 def _make_labels(settings: Sequence[dict[str, str]]) -> list[str]:
-    """Labels each arm by its losses, and by the settings that differ among those of the same losses."""
-    labels = [
+    """Labels each arm by its losses, and by what else differs among those of one recipe or of the same losses."""
+    losses = [
         " + ".join(one[key] for key in ("loss.first.name", "loss.second.name") if key in one) or one["loss.name"]
         for one in settings
     ]
-    for label in set(labels):
-        places = [place for place, other in enumerate(labels) if other == label]
-        keys = sorted({key for place in places for key in settings[place]} - {"recipe"})
-        differing = [key for key in keys if len({settings[place].get(key) for place in places}) > 1]
-        for place in places:
-            labels[place] = ", ".join([label, *(f"{key} {settings[place].get(key, 'not given')}" for key in differing)])
+    labels: list[str] = []
+    for loss, one in zip(losses, settings, strict=True):
+        same_recipe = [other for other in settings if other.get("recipe") == one.get("recipe")]
+        same_losses = [other for name, other in zip(losses, settings, strict=True) if name == loss]
+        differing = {key for key in _differing(same_recipe) if not key.startswith("loss.")}
+        differing |= set(_differing(same_losses)) - {"recipe"}
+        labels.append(", ".join([loss, *(f"{key} {one.get(key, 'not given')}" for key in sorted(differing))]))
     return labels
+
+
+def _differing(settings: Sequence[dict[str, str]]) -> list[str]:
+    keys = {key for one in settings for key in one}
+    return [key for key in keys if len({one.get(key) for one in settings}) > 1]
 
 
 def _count_weights(points: Sequence[AtWeight]) -> str:

@@ -56,9 +56,11 @@ def test_runs_that_differ_otherwise_are_other_arms_and_single_runs_have_the_devi
     for weight, accuracy in ((0, 97.0), (0.01, 98.0), (1, 96.0)):
         swept(store, weight, 0, accuracy)
         swept(store, weight, 0, accuracy - 5, "epochs=1", std=0.7)
+    swept(store, None, 0, 96.0, "loss=normface", "epochs=2")
     report = store.report(paper="normface", figure=8)
     arms = {row["arm"] for row in report.rows}
-    assert arms == {f"normface + c_contrastive, epochs {epochs}" for epochs in ("1.0", "5.22")}
+    twice = {f"normface + c_contrastive, epochs {epochs}" for epochs in ("1.0", "5.22")}
+    assert arms == {*twice, "normface, epochs 2.0"}  # what else differs of one recipe is said, too
     assert {(row["mean"], row["std"], row["std_over"]) for row in report.rows if row["arm"].endswith("1.0")} == {
         (accuracy, 0.7, "folds") for accuracy in (92.0, 93.0, 91.0)
     }
