@@ -17,7 +17,7 @@ from ssl_sec.data.folders import open_folder
 from ssl_sec.data.image_set import CACHE_FOLDER, Columns, ImageSet
 from ssl_sec.data.retrieval_sets import RetrievalSet, open_retrieval_set
 from ssl_sec.data.samplers import Sampler, ShuffledBatches
-from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits
+from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits, open_mnist
 from ssl_sec.data.stores import limit_images, open_parquet, parquet_class_names
 from ssl_sec.errors import ConfigError
 from ssl_sec.settings import (
@@ -95,21 +95,34 @@ class DigitsConfig(_DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CIFARConfig(_DataConfig):
-    """CIFAR-10 or CIFAR-100 in torchvision's files under data.root; data.download=true fetches them.
+class _TorchvisionConfig(_DataConfig):
+    """A set in torchvision's files.
 
     Attributes:
         root: the folder that holds torchvision's files.
         download: whether to fetch them if they are not there.
     """
 
-    name: Literal["cifar10", "cifar100"]
     root: Local = "data"
     download: bool = False
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
-        opener = open_cifar10 if self.name == "cifar10" else open_cifar100
+        opener = {"cifar10": open_cifar10, "cifar100": open_cifar100, "mnist": open_mnist}[self.name]
         return opener(split, Path(self.root).expanduser(), self.download)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CIFARConfig(_TorchvisionConfig):
+    """CIFAR-10 or CIFAR-100 in torchvision's files under data.root; data.download=true fetches them."""
+
+    name: Literal["cifar10", "cifar100"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MNISTConfig(_TorchvisionConfig):
+    """MNIST, 28x28 and grey, in torchvision's files under data.root; data.download=true fetches them."""
+
+    name: Literal["mnist"] = "mnist"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,6 +309,7 @@ class InShopConfig(_RetrievalConfig):
 DataConfig = (
     DigitsConfig
     | CIFARConfig
+    | MNISTConfig
     | FolderConfig
     | ParquetConfig
     | RecordsConfig
