@@ -15,7 +15,7 @@ from ssl_sec.data.image_set import CACHE_FOLDER, Columns, ImageSet
 from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
 from ssl_sec.data.retrieval_sets import RetrievalSet, open_retrieval_set
 from ssl_sec.data.shards.opening import open_webdataset
-from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits
+from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits, open_mnist
 from ssl_sec.data.stores import limit_images
 from ssl_sec.errors import ConfigError
 from ssl_sec.settings import (
@@ -93,21 +93,34 @@ class DigitsConfig(_DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CIFARConfig(_DataConfig):
-    """CIFAR-10 or CIFAR-100 in torchvision's files under data.root; data.download=true fetches them.
+class _TorchvisionConfig(_DataConfig):
+    """A set in torchvision's files.
 
     Attributes:
         root: the folder that holds torchvision's files.
         download: whether to fetch them if they are not there.
     """
 
-    name: Literal["cifar10", "cifar100"]
     root: Local = "data"
     download: bool = False
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
-        opener = open_cifar10 if self.name == "cifar10" else open_cifar100
+        opener = {"cifar10": open_cifar10, "cifar100": open_cifar100, "mnist": open_mnist}[self.name]
         return opener(split, Path(self.root).expanduser(), self.download)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CIFARConfig(_TorchvisionConfig):
+    """CIFAR-10 or CIFAR-100 in torchvision's files under data.root; data.download=true fetches them."""
+
+    name: Literal["cifar10", "cifar100"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MNISTConfig(_TorchvisionConfig):
+    """MNIST, 28x28 and grey, in torchvision's files under data.root; data.download=true fetches them."""
+
+    name: Literal["mnist"] = "mnist"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,6 +361,7 @@ class InShopConfig(_RetrievalConfig):
 DataConfig = (
     DigitsConfig
     | CIFARConfig
+    | MNISTConfig
     | FolderConfig
     | ParquetConfig
     | WebDatasetConfig

@@ -1,4 +1,4 @@
-"""Opens one split of a data set: digits, CIFAR, folders of images, Parquet files."""
+"""Opens one split of a standard set: scikit-learn's digits, and CIFAR and MNIST by torchvision."""
 
 import logging
 from pathlib import Path
@@ -67,25 +67,25 @@ def open_cifar100(split: Split, root: str | Path, download: bool) -> ResidentIma
     return _open_cifar(CIFAR100, "cifar100", split, Path(root), download)
 
 
+def open_mnist(split: Split, root: str | Path, download: bool) -> ResidentImages:
+    """MNIST: 60,000 and 10,000 grey images of 28 x 28 pixels in 10 classes, from `MNIST/raw`.
+
+    Otherwise as `open_cifar10`; torchvision compares checksums only of what it downloads.
+    """
+    from torchvision.datasets import MNIST
+
+    images = _open_torchvision(MNIST, "mnist", split, Path(root), download, Path("MNIST") / "raw")
+    return ResidentImages(
+        images=images.data.unsqueeze(1),
+        labels=images.targets.long(),
+        class_names=tuple(map(str, range(10))),
+        name=f"mnist/{split}",
+        description=f"mnist by torchvision, official {split} split",
+    )
+
+
 def _open_cifar(dataset: Any, name: str, split: Split, root: Path, download: bool) -> ResidentImages:
-    looked_for = root / dataset.base_folder
-    try:
-        if download:
-            root.mkdir(parents=True, exist_ok=True)
-            # One process of a machine downloads; the others wait and find the files.
-            with locked(root / f".{name}.lock"):
-                images = dataset(str(root), train=split == "train", download=True)
-        else:
-            images = dataset(str(root), train=split == "train")
-    # What torchvision raises depends on what went wrong: RuntimeError for wrong checksums and for a page that
-    # is not there, URLError (an OSError) without a network.
-    except (RuntimeError, OSError, ValueError) as error:
-        if download:
-            raise DataError(f"{name}: cannot be downloaded to {root}: {first_line(error)}") from error
-        raise MissingDataError(
-            f"{name}: {looked_for} is missing or incomplete; set data.download=true to fetch it, "
-            "or data.root to the folder that holds it"
-        ) from error
+    images = _open_torchvision(dataset, name, split, root, download, Path(dataset.base_folder))
     return ResidentImages(
         images=torch.from_numpy(images.data).permute(0, 3, 1, 2).contiguous(),
         labels=torch.tensor(images.targets),
@@ -93,3 +93,23 @@ def _open_cifar(dataset: Any, name: str, split: Split, root: Path, download: boo
         name=f"{name}/{split}",
         description=f"{name} by torchvision, official {split} split",
     )
+
+
+def _open_torchvision(dataset: Any, name: str, split: Split, root: Path, download: bool, folder: Path) -> Any:
+    looked_for = root / folder
+    try:
+        if download:
+            root.mkdir(parents=True, exist_ok=True)
+            # One process of a machine downloads; the others wait and find the files.
+            with locked(root / f".{name}.lock"):
+                return dataset(str(root), train=split == "train", download=True)
+        return dataset(str(root), train=split == "train")
+    # What torchvision raises depends on what went wrong: RuntimeError for wrong checksums and for a page that
+    # is not there, URLError (an OSError) without a network, and others for a damaged file of MNIST.
+    except (RuntimeError, OSError, ValueError, AssertionError, LookupError) as error:
+        if download:
+            raise DataError(f"{name}: cannot be downloaded to {root}: {first_line(error)}") from error
+        raise MissingDataError(
+            f"{name}: {looked_for} is missing or incomplete; set data.download=true to fetch it, "
+            "or data.root to the folder that holds it"
+        ) from error

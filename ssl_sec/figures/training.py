@@ -61,8 +61,10 @@ _AXIS_LABELS = {
     "train/verification_eer": "training equal error rate (%)",
     "val/verification_accuracy": "validation verification accuracy (%)",
     "val/verification_eer": "validation equal error rate (%)",
-    "train/loss_lower_bound": "least loss at the scale (NormFace, Prop. 2)",
+    "train/loss_lower_bound": "least loss at the scale",
     "train/scale": "scale of the logits",
+    "train/agent_distortion": "distortion by agents (squared)",
+    "train/agent_distortion_bound": "bound of the distortion (squared)",
     "val/knn_top1": "kNN top-1 accuracy (%)",
     "val/recall_at_1": "validation Recall@1 (%)",
     "test/recall_at_1": "test Recall@1 (%)",
@@ -308,29 +310,45 @@ def features_figure(
 
     figure = Figure(figsize=(8, 6), layout="constrained")
     axes = figure.subplots()
-    title = f"{len(chosen):,} images of {len(np.unique(point_labels))} classes"
-    if not class_names:
-        axes.scatter(*points.T, s=14, color=BLUE, linewidth=0, alpha=0.6)
-        title = f"{len(chosen):,} images without labels"
-    elif len(class_names) <= _MOST_NAMED_CLASSES:
-        for label, name in enumerate(class_names):
-            axes.scatter(
-                *points[point_labels == label].T,
-                s=14,
-                color=_CLASS_COLOURS[label % len(_CLASS_COLOURS)],
-                marker=_CLASS_MARKERS[label // len(_CLASS_COLOURS)],
-                linewidth=0,
-                alpha=0.8,
-                label=name,
-            )
-        figure.legend(loc="outside right center", frameon=False, markerscale=2)
+    if class_names:
+        title = f"{len(chosen):,} images of {len(np.unique(point_labels))} classes"
+        scatter_classes(figure, axes, points, point_labels, class_names)
     else:
-        dots = axes.scatter(*points.T, s=14, c=point_labels, cmap="viridis", linewidth=0)
-        figure.colorbar(dots, ax=axes, label="number of the class")
+        title = f"{len(chosen):,} images without labels"
+        axes.scatter(*points.T, s=14, color=BLUE, linewidth=0, alpha=0.6)
     axes.set(xlabel="t-SNE 1 (no unit)", ylabel="t-SNE 2 (no unit)", aspect="equal", adjustable="datalim")
     axes.set_title(title)
     add_grid(axes)
     return figure
+
+
+def scatter_classes(
+    figure: Figure, axes: Axes, points: np.ndarray, labels: np.ndarray, class_names: Sequence[str]
+) -> None:
+    """Draws points in the colours of their classes, with a legend beside them, or a colour bar for many classes.
+
+    Args:
+        figure: of the axes, with a constrained layout.
+        axes: where they are drawn.
+        points: [images, 2].
+        labels: the class of each.
+        class_names: name of each class.
+    """
+    if len(class_names) > _MOST_NAMED_CLASSES:
+        dots = axes.scatter(*points.T, s=14, c=labels, cmap="viridis", linewidth=0)
+        figure.colorbar(dots, ax=axes, label="number of the class")
+        return
+    for label, name in enumerate(class_names):
+        axes.scatter(
+            *points[labels == label].T,
+            s=14,
+            color=_CLASS_COLOURS[label % len(_CLASS_COLOURS)],
+            marker=_CLASS_MARKERS[label // len(_CLASS_COLOURS)],
+            linewidth=0,
+            alpha=0.8,
+            label=name,
+        )
+    figure.legend(loc="outside right center", frameon=False, markerscale=2)
 
 
 def confusion_figure(confusion: Int64[Tensor, "classes classes"], class_names: Sequence[str]) -> Figure:

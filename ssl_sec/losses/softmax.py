@@ -2,7 +2,7 @@
 
 With the template w_k of class k, cos θ_k = ⟨f̂, ŵ_k⟩ and the row's class y:
 
-    softmax          −log softmax of ⟨f, w_k⟩ at y
+    softmax          −log softmax of ⟨f, w_k⟩ at y, or of ⟨f, w_k⟩ + b_k                      (NormFace, Eq. 1)
     L2-softmax       −log softmax of s ⟨f̂, w_k⟩ at y                                       (Ranjan et al. 2017)
     modified softmax −log softmax of ⟨f, ŵ_k⟩ at y                                            (Liu et al. 2017)
     NormFace         −log softmax of s cos θ_k at y                                           (NormFace, Eq. 6)
@@ -19,9 +19,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from ssl_sec.losses.base import require
-from ssl_sec.losses.geometry import root
-from ssl_sec.losses.template import Compared, TemplateLoss
+from ssl_sec.losses.base import Loss, require
+from ssl_sec.losses.geometry import in_full_precision, root
+from ssl_sec.losses.template import TEMPLATE_STD, Compared, TemplateLoss
 from ssl_sec.losses.tiles import over_tiles, without_own
 from ssl_sec.settings import Range
 
@@ -38,6 +38,23 @@ def normalized_softmax_lower_bound(num_classes: int, squared_norm: float) -> flo
     """
     require(num_classes >= 2, "num_classes", num_classes, "≥ 2")
     return math.log1p((num_classes - 1) * math.exp(-squared_norm * num_classes / (num_classes - 1)))
+
+
+@torch.no_grad()
+def class_probabilities(loss: Loss, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows classes"] | None:
+    """What a softmax makes of embeddings, without a margin (P_i of NormFace, Proposition 1).
+
+    Args:
+        loss: the first softmax in it counts, if it has all its templates here.
+        embeddings: raw.
+
+    Returns:
+        The probability of each class; None if there is no such softmax.
+    """
+    for module in loss.modules():
+        if isinstance(module, _SoftmaxLoss) and module.holds_all:
+            return module.logits(embeddings).softmax(1)
+    return None
 
 
 class _SoftmaxLoss(TemplateLoss):
@@ -59,6 +76,11 @@ class _SoftmaxLoss(TemplateLoss):
         excess = others - self.scale * self._harder(compared.own)
         return torch.logaddexp(excess, torch.zeros_like(excess))
 
+    def logits(self, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows held"]:
+        """What the softmax compares, without a margin, for each template held here."""
+        templates = in_full_precision(self.weight).to(embeddings.dtype)
+        return self.scale * self._of_rows(embeddings) @ self._of_templates(templates).T
+
     def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
         """The similarity to the own template, made harder by the margin."""
         return similarities
@@ -76,20 +98,26 @@ class _SoftmaxLoss(TemplateLoss):
 
 
 class SoftmaxLoss(_SoftmaxLoss):
-    """Softmax on raw rows.
+    """Softmax on raw rows (NormFace, Eq. 1).
 
-    Cross-entropy of the inner products with the templates, no bias.
+    Cross-entropy of the inner products with the templates, plus a bias for each class if asked for (NormFace, Eq. 1).
+
+    The bias is a last column of the templates, which multiplies 1: it is drawn, decayed and sharded like them.
 
     Args:
         num_classes: n ≥ 2.
         dim: of the embeddings.
+        bias: whether each class has a bias; with one, a longer row may make its own class less probable.
     """
 
-    def __init__(self, num_classes: int, dim: int) -> None:
+    def __init__(self, num_classes: int, dim: int, bias: bool = False) -> None:
         super().__init__(num_classes, dim)
+        self.bias = bias
+        if bias:
+            self.weight = nn.Parameter(torch.empty(num_classes, dim + 1).normal_(std=TEMPLATE_STD))
 
-    def _of_rows(self, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-        return embeddings
+    def _of_rows(self, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows columns"]:
+        return torch.cat([embeddings, torch.ones_like(embeddings[:, :1])], 1) if self.bias else embeddings
 
     def _of_templates(self, templates: Float[Tensor, "some dim"]) -> Float[Tensor, "some dim"]:
         return templates

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require
@@ -59,7 +59,7 @@ class _ClassLoss(Loss):
 class ClassParts(Protocol):
     """Combines the values of workers that hold the templates of different classes."""
 
-    def sum(self, values: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+    def sum(self, values: Float[Tensor, "batch *more"]) -> Float[Tensor, "batch *more"]:
         """The elementwise sum over the workers, with gradients."""
         ...
 
@@ -125,13 +125,25 @@ class TemplateLoss(_ClassLoss):
 
     def _terms(self, embeddings: Float[Tensor, "rows dim"], labels: Int64[Tensor, " rows"]) -> Float[Tensor, " rows"]:
         rows, templates = self._of_rows(embeddings), in_full_precision(self.weight).to(embeddings.dtype)
-        places = labels - self.first_class
-        held = (places >= 0) & (places < len(templates))
+        places, held = self._places(labels)
         own_templates = self._of_templates(templates[places.clamp(0, len(templates) - 1)])
         own = torch.where(held, (rows * own_templates).sum(1), 0.0)
         if self._parts is not None:
             own = self._parts.sum(own)
         return self._term(Compared(rows, templates, places, own))
+
+    @torch.no_grad()
+    def templates_of(self, labels: Labels) -> Float[Tensor, "batch dim"]:
+        """The template of each row's class, whichever worker holds it; every worker asks for the same."""
+        places, held = self._places(labels)
+        templates = self.weight[places.clamp(0, len(self.weight) - 1)]
+        templates = templates.masked_fill(~held.unsqueeze(1), 0.0)
+        return templates if self._parts is None else self._parts.sum(templates)
+
+    def _places(self, labels: Int64[Tensor, " rows"]) -> tuple[Int64[Tensor, " rows"], Bool[Tensor, " rows"]]:
+        """The rows' templates among those held here, and whether they are."""
+        places = labels - self.first_class
+        return places, (places >= 0) & (places < len(self.weight))
 
     def _of_rows(self, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
         """The rows, as similarities use them."""
@@ -146,7 +158,7 @@ class TemplateLoss(_ClassLoss):
         """The term of each row."""
 
 
-class _AgentLoss(TemplateLoss):
+class AgentLoss(TemplateLoss):
     """A hinge for each other class, of squared distances."""
 
     def __init__(self, num_classes: int, dim: int, margin: float) -> None:
@@ -179,7 +191,7 @@ class _AgentLoss(TemplateLoss):
         """The squared distance from which on another class costs nothing."""
 
 
-class CContrastiveLoss(_AgentLoss):
+class CContrastiveLoss(AgentLoss):
     """C-contrastive (NormFace, Eq. 10).
 
     d²_y + Σ_{k ≠ y} max(0, m − d²_k) against the class agents (NormFace, Eq. 10).
@@ -200,7 +212,7 @@ class CContrastiveLoss(_AgentLoss):
         return torch.full_like(own, self.margin)
 
 
-class CTripletLoss(_AgentLoss):
+class CTripletLoss(AgentLoss):
     """C-triplet (NormFace, Eq. 11).
 
     Σ_{k ≠ y} max(0, m + d²_y − d²_k) against the class agents (NormFace, Eq. 11).

@@ -26,7 +26,8 @@ class Column:
     Attributes:
         label: its heading.
         group: the heading above it and its neighbours.
-        metric: the name of our metric, in percent except for norms; None if we do not measure it.
+        metric: the name of our metric, in percent except for norms, in which `{measure}` is replaced by the row's; None
+            if we do not measure it.
         data: the data set, which completes the recipes of the rows.
     """
 
@@ -50,12 +51,14 @@ class Row:
         values: one for each column.
         section: the heading of several rows.
         recipe: our recipe, in which `{data}` is replaced by the column's; None if it is not implemented.
+        measure: what is measured in this row, for the columns' metrics with `{measure}`.
     """
 
     label: str
     values: tuple[Value, ...]
     section: str | None = None
     recipe: str | None = None
+    measure: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,19 +90,27 @@ class Table:
                 missing = [column.heading for column in self.columns if column.metric and column.data is None]
                 check(not missing, key, row.recipe, f"without {{data}}, since {missing} have no data")
 
+            named = any("{measure}" in (column.metric or "") for column in self.columns)
+            allowed = "given, for the columns' metrics" if named else "none, as no metric has {measure}"
+            check(row.recipe is None or named == (row.measure is not None), f"{key}, measure", row.measure, allowed)
+
     def recipe(self, row: Row, column: Column) -> str | None:
         """Returns our recipe for a cell; None if there is none."""
         if row.recipe is None or column.metric is None:
             return None
         return row.recipe.replace("{data}", column.data) if column.data else row.recipe
 
+    def metric(self, row: Row, column: Column) -> str | None:
+        """Returns our metric for a cell; None if we do not measure it."""
+        return column.metric and column.metric.replace("{measure}", row.measure or "")
+
     def cells(self) -> Iterator[tuple[str, str, Value]]:
         """Yields recipe, metric and value of each cell that has a recipe of ours."""
         for row in self.rows:
             for column, value in zip(self.columns, row.values, strict=True):
-                recipe = self.recipe(row, column)
-                if recipe is not None and column.metric is not None:
-                    yield recipe, column.metric, value
+                recipe, metric = self.recipe(row, column), self.metric(row, column)
+                if recipe is not None and metric is not None:
+                    yield recipe, metric, value
 
     def recipes(self) -> tuple[str, ...]:
         """Returns our recipes for all cells, in order, each once."""
@@ -112,8 +123,8 @@ class PaperFigure:
 
     Attributes:
         number: its number in the paper, as "5a".
-        shows: what it shows: "curve", "norm_statistics", or the name of a recipe's comparison; of several, the first
-            that the runs have.
+        shows: what it shows: "curve", "norm_statistics", "bound", "weights", or the name of a recipe's comparison; of
+            several, the first that the runs have.
     """
 
     number: str

@@ -36,7 +36,7 @@ class HeldRows:
 class _Workers:
     """Combines the workers' values of each row."""
 
-    def sum(self, values: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+    def sum(self, values: Float[Tensor, "batch *more"]) -> Float[Tensor, "batch *more"]:
         return sum_over_workers(values)
 
     def highest(self, values: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
@@ -55,7 +55,7 @@ def draw_templates(loss: nn.Module, seed: int, sharded: bool) -> None:
         held = own_rows(module.num_classes) if sharded else slice(0, module.num_classes)
         if held.start == held.stop:
             raise ValueError(f"{module.num_classes} classes are too few to be sharded over the workers")
-        module.hold(held.start, _draw(held, module.dim, seed), _Workers() if sharded else None)
+        module.hold(held.start, _draw(held, module.weight.shape[1], seed), _Workers() if sharded else None)
     for module in loss.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_meta:

@@ -11,9 +11,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ssl_sec.collectives import gather_rows, own_rows, sum_over_workers
+from ssl_sec.losses.agents import AgentDistortion, agent_distortion, agent_distortion_bound
 from ssl_sec.losses.base import Loss
 from ssl_sec.losses.geometry import in_full_precision, norms
 from ssl_sec.losses.spherical import SphericalConstraint
+from ssl_sec.losses.template import AgentLoss
 from ssl_sec.losses.transform import SphericalFeatureTransform
 from ssl_sec.training.schedules import Schedule
 
@@ -47,6 +49,9 @@ class Objective(nn.Module):
         constraint: the norm constraint, or None.
         eta: its weight as a function of the global step.
         transform: generates rows of other classes, or None.
+
+    Attributes:
+        distortion: how much the agents of classes distort distances, if the loss has agents.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class Objective(nn.Module):
         self.constraint = constraint
         self.eta = eta
         self.transform = transform
+        self.distortion = None if self._agents is None else AgentDistortion()
 
     def forward(
         self,
@@ -80,6 +86,8 @@ class Objective(nn.Module):
         own = in_full_precision(embeddings)
         embeddings, labels = gather_rows(own), gather_rows(labels)
         total = metric_loss = self._on_all_workers(embeddings, labels)
+        if self.training:
+            self._watch_agents(embeddings.detach(), labels)
         generated_loss = constraint = metric_loss.new_zeros(())
         if self.transform is not None:
             generated, targets = self.transform(embeddings, labels, step)
@@ -102,3 +110,14 @@ class Objective(nn.Module):
 
     def _on_all_workers(self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"]) -> Tensor:
         return sum_over_workers(self.loss(embeddings, labels, anchors=own_rows(len(labels))))
+
+    @property
+    def _agents(self) -> AgentLoss | None:
+        return next((module for module in self.loss.modules() if isinstance(module, AgentLoss)), None)
+
+    def _watch_agents(self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"]) -> None:
+        if self.distortion is None or self._agents is None:
+            return
+        agents = self._agents.templates_of(labels).to(embeddings.dtype)
+        shared = sum_over_workers(agent_distortion(embeddings, agents, own_rows(len(labels))))
+        self.distortion(shared, agent_distortion_bound(embeddings, agents))

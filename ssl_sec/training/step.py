@@ -289,6 +289,9 @@ def _terms_figures(recipe: Recipe, terms: Terms) -> dict[str, float]:
     }
     if recipe.objective.transform is not None:
         figures["train/generated_loss"] = terms.generated_loss
+    if recipe.objective.distortion is not None:
+        figures["train/agent_distortion"] = recipe.objective.distortion.distortion.to(terms.total.dtype)
+        figures["train/agent_distortion_bound"] = recipe.objective.distortion.bound.to(terms.total.dtype)
     return dict(zip(figures, torch.stack(list(figures.values())).cpu().tolist(), strict=True))
 
 

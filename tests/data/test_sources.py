@@ -14,12 +14,13 @@ from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from ssl_sec.data.class_splits import own_classes
+from ssl_sec.data.config import MNISTConfig
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.folders import open_folder
 from ssl_sec.data.image_set import UNLABELLED, Columns, EncodedImages, ResidentImages
 from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
-from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits
+from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits, open_mnist
 from ssl_sec.data.stores import limit_images
 from ssl_sec.errors import ConfigError, DataError, MissingDataError
 from tests.data.files import encode, noise, plain, write_folder, write_parquet
@@ -82,6 +83,25 @@ def test_cifar(tmp_path, monkeypatch, opener, dataset, label_key, class_key):
         assert torch.equal(train.images[0].flatten(), torch.arange(3072).to(torch.uint8))
     (tmp_path / dataset.base_folder / "part_1").write_bytes(b"damaged")
     assert "incomplete" in line(lambda: opener("train", tmp_path, download=False), MissingDataError)
+
+
+def test_mnist(tmp_path):
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for name, count in (("train", 3), ("t10k", 2)):  # in the format of its files: type, dimensions, sizes, bytes
+        pixels = np.arange(count * 784).astype(np.uint8)
+        header = np.array([0x803, count, 28, 28], ">i4").tobytes()
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(header + pixels.tobytes())
+        labels = np.array([0x801, count], ">i4").tobytes() + bytes([7, 0, 9][:count])
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(labels)
+    train, test = (MNISTConfig(root=str(tmp_path)).open(split) for split in ("train", "test"))
+    assert train.labels.tolist() == [7, 0, 9] and test.labels.tolist() == [7, 0] and train.labels.dtype == torch.int64
+    assert train.image_shape == (1, 28, 28) and train.class_names == tuple("0123456789")
+    assert torch.equal(train.images[0].flatten(), torch.arange(784).to(torch.uint8))
+    for content in (b"", b"damaged", (folder / "t10k-images-idx3-ubyte").read_bytes()[:-1]):
+        (folder / "train-images-idx3-ubyte").write_bytes(content)
+        message = line(lambda: open_mnist("train", tmp_path, download=False), MissingDataError)
+        assert f"mnist: {folder} is missing or incomplete; set data.download=true" in message
 
 
 def test_missing_cifar(tmp_path, monkeypatch):

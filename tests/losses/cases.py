@@ -130,6 +130,7 @@ PAIR_LOSSES = [
 ]
 CLASS_LOSSES = [
     _class("softmax", losses.SoftmaxLoss, slow.softmax, normalised=False),
+    _class("softmax_bias", losses.SoftmaxLoss, slow.softmax_bias, normalised=False, bias=True),
     _class("l2softmax", losses.L2SoftmaxLoss, slow.l2softmax, scale=3.0),
     _class("modified_softmax", losses.ModifiedSoftmaxLoss, slow.modified_softmax, normalised=False),
     _class("normface", losses.NormFaceLoss, slow.normface),

@@ -221,6 +221,22 @@ def softmax(rows, labels, weight):
     return cross_entropies([[dot(row, w) for w in weight] for row in rows], labels)
 
 
+def softmax_bias(rows, labels, weight, bias):
+    assert bias
+    return cross_entropies([[dot(row, w[:-1]) + w[-1] for w in weight] for row in rows], labels)
+
+
+def agent_distortion(rows, agents):
+    """NormFace, Proposition 3: one term for each row as f_0, and the bound."""
+    rows, agents = [unit(row) for row in rows], [unit(agent) for agent in agents]
+    others = [[j for j in range(len(rows)) if j != i] for i in range(len(rows))]
+    terms = [
+        mean([(distance(row, rows[j]) - distance(row, agents[j])) ** 2 for j in others[i]]) / len(rows)
+        for i, row in enumerate(rows)
+    ]
+    return terms, mean([square(row, agent) for row, agent in zip(rows, agents, strict=True)])
+
+
 def l2softmax(rows, labels, weight, scale):
     return cross_entropies([[scale * dot(unit(row), w) for w in weight] for row in rows], labels)
 

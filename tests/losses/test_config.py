@@ -48,6 +48,7 @@ def test_an_option_states_the_losss_own_defaults(name):
 def test_what_an_option_sets_reaches_the_loss(name):
     values = values_of(name)
     changed = {k: 3 if k == "margin" and name == "sphereface" else 0.25 for k in values if k != "name"}
+    changed |= {key: not value for key, value in values.items() if isinstance(value, bool)}
     loss = built(from_values((PAIR | CLASS)[name], {**values, **changed, "name": name}))
     if name == "npair_angular":
         assert loss.angular.alpha_degrees == changed.pop("alpha_degrees")

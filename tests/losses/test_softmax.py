@@ -8,11 +8,14 @@ from hypothesis import strategies as st
 from ssl_sec.losses import (
     ArcFaceLoss,
     CContrastiveLoss,
+    CombinedLoss,
     CosFaceLoss,
     NormFaceLoss,
+    SoftmaxLoss,
     SphereFaceLoss,
     normalized_softmax_lower_bound,
 )
+from ssl_sec.losses.softmax import class_probabilities
 from tests.losses.cases import rows
 
 ANGLES = torch.linspace(0, math.pi, 2001, dtype=torch.float64)
@@ -97,3 +100,27 @@ def test_a_row_that_is_its_template_or_its_opposite_has_a_finite_gradient(loss, 
     loss(embeddings, torch.arange(3)).backward()
     assert embeddings.grad.isfinite().all()
     assert loss.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [1.5, 4.0])
+def test_a_longer_row_never_makes_its_class_less_probable_without_a_bias(scale):
+    """NormFace, Proposition 1, and why it does not hold with one."""
+    embeddings = rows(40, 5)
+    without, with_bias = (SoftmaxLoss(6, 5, bias=bias).double() for bias in (False, True))
+    for loss in (without, with_bias):
+        loss.weight.data = rows(6, loss.weight.shape[1], seed=1)
+    before, after = (class_probabilities(without, each) for each in (embeddings, scale * embeddings))
+    assert torch.equal(before.argmax(1), after.argmax(1))
+    assert (after.amax(1) >= before.amax(1)).all()
+    before, after = (class_probabilities(with_bias, each) for each in (embeddings, scale * embeddings))
+    own = before.argmax(1, keepdim=True)
+    assert (after.gather(1, own) < before.gather(1, own)).any()
+
+
+def test_probabilities_are_those_that_the_loss_takes_without_its_margin():
+    embeddings, labels = rows(12, 5), torch.arange(12) % 6
+    for loss in (SoftmaxLoss(6, 5, bias=True), NormFaceLoss(6, 5), CosFaceLoss(6, 5, margin=0.0)):
+        loss.double().weight.data.normal_(generator=torch.Generator().manual_seed(0))
+        own = class_probabilities(CombinedLoss(CContrastiveLoss(6, 5), loss, 1.0), embeddings)[torch.arange(12), labels]
+        assert -own.log().mean().item() == pytest.approx(loss(embeddings, labels).item(), rel=1e-10)
+    assert class_probabilities(CContrastiveLoss(6, 5), embeddings) is None

@@ -1,8 +1,16 @@
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ssl_sec.losses import CContrastiveLoss, CenterLoss, SoftmaxLoss
-from tests.losses.cases import rows
+from ssl_sec.losses import CContrastiveLoss, CenterLoss, CombinedLoss, CTripletLoss, SoftmaxLoss
+from ssl_sec.losses.agents import RATE, AgentDistortion, agent_distortion, agent_distortion_bound
+from ssl_sec.training.objective import Objective
+from ssl_sec.training.schedules import Constant
+from tests.losses import slow
+from tests.losses.cases import DIM, NUM_CLASSES, rows
+
+LABELS = torch.tensor([3, 0, 2, 0, 3, 3, 1, 5])
 
 
 def test_templates_are_rows_of_weight_and_start_small_and_different():
@@ -55,3 +63,59 @@ def test_centres_come_to_rest_at_the_means():
         loss(batch, labels)
     means = torch.stack([batch[labels == label].mean(0) for label in (0, 1)])
     torch.testing.assert_close(loss.centres, means, rtol=1e-10, atol=1e-12)
+
+
+@given(seed=st.integers(0, 10_000), count=st.integers(2, 9), cut=st.integers(0, 9), near=st.floats(0, 1))
+def test_the_agents_distortion_and_its_bound_are_those_of_the_slow_loop(seed, count, cut, near):
+    embeddings = rows(count, seed=seed)
+    agents = near * embeddings + (1.001 - near) * rows(count, seed=seed + 1)
+    terms, bound = slow.agent_distortion(embeddings.tolist(), agents.tolist())
+    parts = [agent_distortion(embeddings, agents, part).item() for part in (slice(0, cut), slice(cut, count))]
+    assert parts == pytest.approx([sum(terms[:cut]), sum(terms[cut:])], abs=1e-12)
+    assert agent_distortion_bound(embeddings, agents).item() == pytest.approx(bound, abs=1e-12)
+    assert 0 <= sum(parts) <= bound + 1e-12
+
+
+def test_agents_that_are_the_rows_distort_nothing():
+    embeddings = rows()
+    assert agent_distortion(embeddings, 7 * embeddings).item() == pytest.approx(0, abs=1e-12)
+    assert agent_distortion(embeddings[:1], rows(1, seed=1)) == 0  # a single row has no distances
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        CTripletLoss(NUM_CLASSES, DIM),
+        CombinedLoss(SoftmaxLoss(NUM_CLASSES, DIM), CContrastiveLoss(NUM_CLASSES, DIM), 0.1),
+    ],
+)
+def test_a_training_has_moving_averages_of_the_distortion(loss):
+    objective = Objective(loss.double(), None, Constant(0.0))
+    weight = loss.weight if isinstance(loss, CTripletLoss) else loss.second.weight
+    averages = []
+    for step in range(3):
+        terms, bound = slow.agent_distortion(rows(8, seed=step).tolist(), weight[LABELS].tolist())
+        now = (sum(terms), bound)
+        old = averages[-1] if averages else now
+        averages.append([(1 - RATE) * before + RATE * value for before, value in zip(old, now, strict=True)])
+        objective(rows(8, seed=step), LABELS, step)
+        found = (objective.distortion.distortion.item(), objective.distortion.bound.item())
+        assert found == pytest.approx(averages[-1], rel=1e-10)
+    objective.eval()(rows(8, seed=9), LABELS, 3)
+    assert objective.distortion.bound.item() == found[1]
+
+
+def test_a_checkpoint_without_these_averages_is_resumed_and_one_with_them_exactly():
+    objective, other = (Objective(CTripletLoss(NUM_CLASSES, DIM), None, Constant(0.0)) for _ in range(2))
+    objective(rows(8).float(), LABELS, 0)
+    state = objective.state_dict()
+    other.load_state_dict(state)
+    assert all(torch.equal(other.state_dict()[name], value) for name, value in state.items())
+    older = Objective(CTripletLoss(NUM_CLASSES, DIM), None, Constant(0.0))
+    older.load_state_dict({"loss.weight": state["loss.weight"]})
+    assert not older.distortion.started and older.distortion.bound == 0
+
+
+def test_losses_without_agents_have_no_distortion():
+    assert Objective(SoftmaxLoss(NUM_CLASSES, DIM), None, Constant(0.0)).distortion is None
+    assert [name for name, _ in AgentDistortion().named_parameters()] == []

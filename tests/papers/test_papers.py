@@ -64,6 +64,7 @@ def test_a_cell_in_two_tables_is_the_same_except_where_the_paper_differs():
         ("sec", 10, "Multi-similarity + SEC (EMA, ρ = 0.01)", "CUB200-2011 NMI", 74.22),
         ("angular", 3, "N-pair and angular", "R@1000", 98.0),
         ("angular", 5, "angular (α = 45°)", "R@1", 66.4),
+        ("normface", 1, "Euclidean distance", "after normalisation", 98.95),
         ("normface", 2, "C-triplet", "accuracy", (99.11, 0.008)),
         ("normface", 3, "C-contrastive", "rank 1 at 1 % false alarms", 68.14),
         ("normface", 5, "C-triplet and centre loss", "with HIK-SVM", 94.58),
@@ -85,8 +86,8 @@ def test_results_are_percentages_and_metrics_have_valid_names():
             for place, column in enumerate(table.columns):
                 if column.metric is None:
                     continue
-                assert metric.fullmatch(column.metric), (name, table.number, column)
                 for row in table.rows:
+                    assert metric.fullmatch(table.metric(row, column) or ""), (name, table.number, row, column)
                     assert all(0 <= number <= 100 for number in numbers_of(row.values[place])), (name, row)
 
 
@@ -163,8 +164,15 @@ def test_a_missing_paper_or_table_is_refused(call, message):
         ({"label": "x", "values": [1.0], "recipe": "{dta}_sec"}, "data} as the only placeholder"),
         ({"label": "x", "values": [1.0], "recipe": "{data}_sec"}, "have no data"),
         ({"label": "x", "vlaues": [1.0]}, "did you mean 'values'"),
+        ({"label": "x", "values": [1.0], "recipe": "a", "measure": "b"}, "x, measure: found 'b', must be none, as no "),
     ],
 )
 def test_a_mistake_in_a_file_is_refused(row, message):
     with pytest.raises(ConfigError, match=message):
         from_values(Table, {**TABLE, "rows": [row]})
+
+
+def test_a_row_that_does_not_say_what_it_measures_is_refused():
+    columns = [{"label": "a", "metric": "face/lfw_{measure}"}]
+    with pytest.raises(ConfigError, match="x, measure: found None, must be given, for the columns' metrics"):
+        from_values(Table, {**TABLE, "columns": columns, "rows": [{"label": "x", "values": [1.0], "recipe": "a"}]})

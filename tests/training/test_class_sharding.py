@@ -30,6 +30,7 @@ CPU = torch.device("cpu")
 NUM_CLASSES, DIM, BATCH, STEPS = 11, 5, 12, 3
 LOSSES = {
     "softmax": lambda: losses.SoftmaxLoss(NUM_CLASSES, DIM),
+    "softmax_bias": lambda: losses.SoftmaxLoss(NUM_CLASSES, DIM, bias=True),
     "l2softmax": lambda: losses.L2SoftmaxLoss(NUM_CLASSES, DIM, scale=4.0),
     "modified_softmax": lambda: losses.ModifiedSoftmaxLoss(NUM_CLASSES, DIM),
     "normface": lambda: losses.NormFaceLoss(NUM_CLASSES, DIM),
@@ -85,6 +86,7 @@ def trained(name, sharded, tile_entries=tiles.TILE_ENTRIES, first_step=0, folder
     parameters = [parameter.detach() for parameter in network.parameters()]
     gradients = [parameter.grad for parameter in network.parameters()]
     scale = [parameter.detach() for parameter in loss.parameters() if parameter.ndim == 0]
+    scale += [] if objective.distortion is None else [objective.distortion.distortion, objective.distortion.bound]
     tiles.TILE_ENTRIES = 1 << 24
     return values, [*parameters, *gradients, *scale], loss.weight.detach(), loss.weight.grad
 

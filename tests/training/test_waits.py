@@ -11,6 +11,7 @@ from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.training.step import Cadence, train
 from tests.fakes import FakeRuntime
 from tests.recipes import test_metric_learning, test_pretraining
+from tests.recipes.face import test_recipe
 from tests.training.pretend_gpu import PretendGPU
 
 FLOAT32 = {"name": "local", "precision": "float32"}
@@ -42,10 +43,21 @@ def metric_learning(optimiser, runtime, images):
     return test_metric_learning.build_recipe(config, images, runtime)
 
 
+def faces(optimiser, runtime, images):
+    config = test_recipe.config(
+        runtime=FLOAT32,
+        optimiser={"name": optimiser, "decay_at_epochs": []},
+        loss={"name": "c_contrastive"},
+        global_batch_size=40,
+    )
+    return test_recipe.build_recipe(config, images, runtime)
+
+
 CASES = {
     "pretraining, sgd": (pretraining, "sgd"),
     "pretraining, lars": (pretraining, "lars"),
     "triplet, adam": (metric_learning, "adam"),
+    "agents, sgd": (faces, "sgd_epochs"),
 }
 
 

@@ -11,6 +11,9 @@ from ssl_sec.edges.overrides import in_quotes
 from ssl_sec.errors import StorageError
 from ssl_sec.settings import from_values
 
+# What figures show that are not drawn of a recipe's comparisons: a formula, and runs of several weights.
+NORMFACE_FIGURES = ("bound", "weights")
+
 if TYPE_CHECKING:
     from ssl_sec.edges.report.files import Report
     from ssl_sec.edges.tracking.runs import RunArchive
@@ -57,6 +60,10 @@ def make_report(config: ReportConfig) -> "Report":
 
         # A table of settings has no results of ours.
         return make_table_report(config.paper, table, open_archive() if table.recipes() else None)
+    if figure is not None and figure.shows[0] in NORMFACE_FIGURES:
+        from ssl_sec.edges.report.normface_figures import make_normface_figure
+
+        return make_normface_figure(figure.number, open_archive, config.recipes)
     if figure is not None:
         from ssl_sec.edges.report.figures import make_figure_report
 

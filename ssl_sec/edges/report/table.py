@@ -125,10 +125,12 @@ def make_table_report(paper: str, table: Table, archive: RunArchive | None) -> R
     """
     measurements = Measurements(archive) if archive is not None else None
     cells = {
-        (row_place, place): measurements(recipe, column.metric)
+        (row_place, place): measurements(recipe, metric)
         for row_place, row in enumerate(table.rows)
         for place, column in enumerate(table.columns)
-        if (recipe := table.recipe(row, column)) is not None and column.metric is not None and measurements is not None
+        if (recipe := table.recipe(row, column)) is not None
+        and (metric := table.metric(row, column)) is not None
+        and measurements is not None
     }
     footnotes = _Footnotes()
     title = f"{paper}, Table {table.number}: {table.title}"
@@ -321,7 +323,11 @@ def _make_rows(paper: str, table: Table, cells: Mapping[tuple[int, int], Measure
             value = row.values[place]
             if value is not None:
                 keys = {"paper": paper, "table": table.number, "section": row.section, "row": row.label}
-                keys |= {"column": column.heading, "recipe": table.recipe(row, column), "metric": column.metric}
+                keys |= {
+                    "column": column.heading,
+                    "recipe": table.recipe(row, column),
+                    "metric": table.metric(row, column),
+                }
                 rows.append({**keys, **_make_cell(value, cells.get((row_place, place)))})
     return rows
 

@@ -37,6 +37,10 @@ METRICS = {
 # Descriptions of the metrics of face test sets, by the part of their names that follows the title.
 _FACE_METRICS = {
     "accuracy": "accuracy",
+    "accuracy_inner_product": "accuracy by the inner product",
+    "accuracy_euclidean": "accuracy by the Euclidean distance",
+    "accuracy_inner_product_normalised": "accuracy by the inner product of directions",
+    "accuracy_euclidean_normalised": "accuracy by the Euclidean distance of directions",
     "accuracy_max": "accuracy by the greatest cosine",
     "accuracy_hik": "accuracy by HIK-SVM",
     "eer": "EER",

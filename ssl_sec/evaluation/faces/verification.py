@@ -10,7 +10,7 @@ norms of their rows: no threshold can separate pairs that only rounding separate
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.arrays import Labels, Rows, Same, Scores, as_tensor, rounded, unit_rows
+from ssl_sec.evaluation.faces.components import fit_components
 
 Folds = int | Labels
 
@@ -47,9 +48,9 @@ def kfold_accuracy(first: Rows, second: Rows, same: Same, folds: Folds = 10, pca
         second: embedding of the second.
         same: whether the two are of one person.
         folds: the fold of each pair; or the number of folds, consecutive and of equal size.
-        pca: the number of principal components to which the directions are reduced, and normalised again; the
-            components and the mean are those of the other folds' images (NormFace, section 5.1). A direction within
-            1e-6 of the mean becomes 0.
+        pca: the number of principal components to which the embeddings are reduced before their cosine is taken; the
+            components and the mean are those of the other folds' images, each counted once for every pair that has it
+            (NormFace, section 5.1). The embeddings are reduced as they are, so with `pca` their norms matter.
 
     Returns:
         As `kfold_accuracy_of_scores`; a pair with a row that is not finite is wrong.
@@ -61,20 +62,37 @@ def kfold_accuracy(first: Rows, second: Rows, same: Same, folds: Folds = 10, pca
     first, second, same = as_tensor(first), as_tensor(second), as_tensor(same)
     if first.shape != second.shape:
         raise DataError(f"verification: {tuple(first.shape)} and {tuple(second.shape)} embeddings; as many of each")
-    first, second = unit_rows(first.double()), unit_rows(second.double())
-    scores = _cosines(first, second)
     if pca is None:
-        return kfold_accuracy_of_scores(scores, same, folds)
-    if not 1 <= pca <= first.shape[1]:
-        raise ConfigError(f"PCA to {pca} components; allowed: 1 to the dimension of the embeddings, {first.shape[1]}")
+        return kfold_accuracy_of_scores(cosines(first, second), same, folds)
+    same = same.to(first.device)
 
     def accuracy(is_test: Bool[Tensor, " pairs"]) -> float:
-        images = torch.cat([first[~is_test], second[~is_test]])
-        mean, components = _principal_components(images[images.isfinite().all(1)], pca)
-        projected = _cosines(*(_reduce(rows, mean, components) for rows in (first, second)))
-        return _accuracy(projected, same.to(scores.device), is_test)
+        components = fit_components([first[~is_test], second[~is_test]], pca)
+        scores = cosines(components.reduce(first), components.reduce(second))
+        return accuracy_of_scores(scores, same, is_test)
 
     return over_folds(accuracy, folds, same)
+
+
+def cosines(first: Float[Tensor, "pairs dim"], second: Float[Tensor, "pairs dim"]) -> Float[Tensor, " pairs"]:
+    """Cosines of embeddings of any norm, rounded so that equally similar pairs score the same."""
+    return rounded((unit_rows(first.double()) * unit_rows(second.double())).sum(1))
+
+
+def inner_products(first: Float[Tensor, "pairs dim"], second: Float[Tensor, "pairs dim"]) -> Float[Tensor, " pairs"]:
+    """Inner products of embeddings as they are, in units of the largest squared norm: in [-1, 1] (NormFace, Table 1).
+
+    Rounded like cosines; a common factor changes no order.
+    """
+    return _in_units((first.double() * second.double()).sum(1), first, second)
+
+
+def closeness(first: Float[Tensor, "pairs dim"], second: Float[Tensor, "pairs dim"]) -> Float[Tensor, " pairs"]:
+    """-‖x - x'‖² of embeddings as they are, in units of the largest squared norm: in [-4, 0] (NormFace, Table 1).
+
+    Rounded like cosines; the order is that of the Euclidean distance, the nearest first.
+    """
+    return _in_units(-(first.double() - second.double()).square().sum(1), first, second)
 
 
 @torch.no_grad()
@@ -99,7 +117,24 @@ def kfold_accuracy_of_scores(scores: Scores, same: Same, folds: Folds = 10) -> F
     if len(scores) != len(same):
         raise DataError(f"verification: {len(scores)} scores for {len(same)} pairs")
     same = same.to(scores.device)
-    return over_folds(lambda is_test: _accuracy(scores, same, is_test), folds, same)
+    return over_folds(lambda is_test: accuracy_of_scores(scores, same, is_test), folds, same)
+
+
+def accuracy_of_scores(
+    scores: Float[Tensor, " pairs"], same: Bool[Tensor, " pairs"], is_test: Bool[Tensor, " pairs"]
+) -> float:
+    """The share of a fold's pairs that are right by the threshold that is chosen on the others.
+
+    Args:
+        scores: of all pairs.
+        same: whether the two of a pair are of one person.
+        is_test: the pairs of the fold, one or more.
+    """
+    is_finite = scores.isfinite()
+    is_training = is_finite & ~is_test
+    threshold = best_threshold(scores[is_training], same[is_training])
+    is_right = ((scores > threshold) == same) & is_finite
+    return int(is_right[is_test].sum()) / int(is_test.sum())
 
 
 def over_folds(
@@ -111,8 +146,18 @@ def over_folds(
         ConfigError: `folds` is a number outside 2 to the number of pairs.
         DataError: `folds` are not as many as the pairs, or there is one fold only.
     """
+    return folded(map(accuracy, fold_masks(folds, same)))
+
+
+def fold_masks(folds: Folds, same: Bool[Tensor, " pairs"]) -> list[Bool[Tensor, " pairs"]]:
+    """The pairs of each fold; arguments and errors as for `over_folds`."""
     numbers = _fold_numbers(folds, len(same)).to(same.device)
-    per_fold = tuple(accuracy(numbers == fold) for fold in numbers.unique())
+    return [numbers == fold for fold in numbers.unique()]
+
+
+def folded(accuracies: Iterable[float]) -> FoldedAccuracy:
+    """The mean and standard deviation of the accuracies of the folds."""
+    per_fold = tuple(accuracies)
     return FoldedAccuracy(statistics.fmean(per_fold), statistics.pstdev(per_fold), per_fold)
 
 
@@ -150,17 +195,12 @@ def sum_of_embeddings(
     return embeddings + flipped
 
 
-def _cosines(first: Float[Tensor, "pairs dim"], second: Float[Tensor, "pairs dim"]) -> Float[Tensor, " pairs"]:
-    """Cosines of rows of length 1 in float64."""
-    return rounded((first * second).sum(1))
-
-
-def _accuracy(scores: Float[Tensor, " pairs"], same: Bool[Tensor, " pairs"], is_test: Bool[Tensor, " pairs"]) -> float:
-    is_finite = scores.isfinite()
-    is_training = is_finite & ~is_test
-    threshold = best_threshold(scores[is_training], same[is_training])
-    is_right = ((scores > threshold) == same) & is_finite
-    return int(is_right[is_test].sum()) / int(is_test.sum())
+def _in_units(
+    values: Float[Tensor, " pairs"], first: Float[Tensor, "pairs dim"], second: Float[Tensor, "pairs dim"]
+) -> Float[Tensor, " pairs"]:
+    squares = torch.cat([first, second]).double().square().sum(1)
+    largest = squares[squares.isfinite()]
+    return rounded(values / largest.max() if len(largest) and largest.max() > 0 else values)
 
 
 def _fold_numbers(folds: Folds, num_pairs: int) -> Int64[Tensor, " pairs"]:
@@ -174,21 +214,3 @@ def _fold_numbers(folds: Folds, num_pairs: int) -> Int64[Tensor, " pairs"]:
     if len(numbers.unique()) < 2:
         raise DataError(f"verification: {len(numbers.unique())} folds; 2 or more, as the others choose a threshold")
     return numbers
-
-
-def _principal_components(
-    rows: Float[Tensor, "images dim"], count: int
-) -> tuple[Float[Tensor, " dim"], Float[Tensor, "dim components"]]:
-    """The mean, and the directions of largest variance."""
-    mean = rows.mean(0)
-    centred = rows - mean
-    # eigh sorts ascending.
-    return mean, torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -count:]
-
-
-def _reduce(
-    rows: Float[Tensor, "images dim"], mean: Float[Tensor, " dim"], components: Float[Tensor, "dim components"]
-) -> Float[Tensor, "images components"]:
-    projected = (rows - mean) @ components
-    # Rows that should equal the mean differ from it by the rounding of float32, in arbitrary directions.
-    return unit_rows(projected.masked_fill(projected.norm(dim=1, keepdim=True) < 1e-6, 0))

@@ -4,13 +4,119 @@ C_ij is the cosine of the i-th frame of one video and the j-th of the other. A p
 an SVM classifies their histogram.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.arrays import Rows, Same, as_tensor, rounded, unit_rows
-from ssl_sec.evaluation.faces.verification import FoldedAccuracy, Folds, over_folds
+from ssl_sec.evaluation.faces.components import fit_components
+from ssl_sec.evaluation.faces.verification import FoldedAccuracy, Folds, accuracy_of_scores, fold_masks, folded
+
+_NUM_BINS = 100
+
+
+class VideoScores(NamedTuple):
+    """How similar the two videos of each pair are.
+
+    Attributes:
+        means: as by `video_score_mean`.
+        greatest: as by `video_score_max`.
+        histograms: as by `score_histogram`.
+    """
+
+    means: Float[Tensor, " pairs"]
+    greatest: Float[Tensor, " pairs"]
+    histograms: Float[Tensor, "pairs bins"]
+
+
+class VideoAccuracies(NamedTuple):
+    """Accuracies of the folds.
+
+    Attributes:
+        mean: by a threshold on the mean of C.
+        greatest: by a threshold on its maximum.
+        hik: by an SVM on its histogram.
+    """
+
+    mean: FoldedAccuracy
+    greatest: FoldedAccuracy
+    hik: FoldedAccuracy
+
+
+def compare_videos(
+    videos: Sequence[Rows], first: Int64[Tensor, " pairs"], second: Int64[Tensor, " pairs"]
+) -> VideoScores:
+    """Compares pairs of videos.
+
+    Args:
+        videos: embeddings of the frames of each, of any norm.
+        first: number of the first video of each pair.
+        second: number of the second.
+
+    Raises:
+        DataError: a video has no frames.
+    """
+    means: list[float] = []
+    greatest: list[float] = []
+    histograms: list[Tensor] = []
+    for one, other in zip(first.tolist(), second.tolist(), strict=True):
+        cosines = _cosines(videos[one], videos[other])
+        means.append(_mean(cosines))
+        greatest.append(cosines.amax().item())
+        histograms.append(_histogram(cosines, _NUM_BINS).cpu())
+    return VideoScores(torch.tensor(means, dtype=torch.float64), torch.tensor(greatest), torch.stack(histograms))
+
+
+@torch.no_grad()
+def videos_kfold_accuracy(
+    videos: Sequence[Float[Tensor, "_ dim"]],
+    first: Int64[Tensor, " pairs"],
+    second: Int64[Tensor, " pairs"],
+    same: Bool[Tensor, " pairs"],
+    folds: Folds,
+    pca: int | None = None,
+) -> VideoAccuracies:
+    """Accuracies by the mean of C, by its maximum and by its histogram, each fold classified by the others.
+
+    Args:
+        videos: embeddings of the frames of each.
+        first: number of the first video of each pair.
+        second: number of the second.
+        same: whether the two are of one person.
+        folds: as for `kfold_accuracy`.
+        pca: the number of principal components to which embeddings are reduced before their cosines are taken; the
+            components are those of the frames of all videos in the other folds' pairs, each counted once (NormFace,
+            section 5.1, which says neither). All pairs are then compared anew for each fold.
+
+    Raises:
+        ConfigError: `folds` or `pca` is outside its range.
+        DataError: as for `hik_svm_kfold_accuracy`, or a video has no frames.
+    """
+    masks = fold_masks(folds, same)
+    if pca is None:
+        scores = compare_videos(videos, first, second)
+        return VideoAccuracies(
+            folded(accuracy_of_scores(scores.means, same, is_test) for is_test in masks),
+            folded(accuracy_of_scores(scores.greatest, same, is_test) for is_test in masks),
+            hik_svm_kfold_accuracy(scores.histograms, same, folds),
+        )
+    per_fold: list[tuple[float, float, float]] = []
+    for is_test in masks:
+        shown = torch.cat([first[~is_test], second[~is_test]]).unique().tolist()
+        components = fit_components([videos[number] for number in shown], pca)
+        scores = compare_videos([components.reduce(frames) for frames in videos], first, second)
+        per_fold.append(
+            (
+                accuracy_of_scores(scores.means, same, is_test),
+                accuracy_of_scores(scores.greatest, same, is_test),
+                _svm_accuracy(*_intersections(scores.histograms), same, is_test),
+            )
+        )
+    return VideoAccuracies(*map(folded, zip(*per_fold, strict=True)))
 
 
 def video_score_mean(first: Rows, second: Rows) -> float:
@@ -23,7 +129,7 @@ def video_score_mean(first: Rows, second: Rows) -> float:
     Raises:
         DataError: a video has no frames.
     """
-    return _cosines(first, second).double().mean().item()
+    return _mean(_cosines(first, second))
 
 
 def video_score_max(first: Rows, second: Rows) -> float:
@@ -31,7 +137,7 @@ def video_score_max(first: Rows, second: Rows) -> float:
     return _cosines(first, second).amax().item()
 
 
-def score_histogram(first: Rows, second: Rows, num_bins: int = 100) -> Float[Tensor, " bins"]:
+def score_histogram(first: Rows, second: Rows, num_bins: int = _NUM_BINS) -> Float[Tensor, " bins"]:
     """The shares of C's entries in bins of equal width from -1 to 1, in float64 (NormFace, Fig. 9).
 
     NormFace has 100 bins, but does not state their range, or whether they hold counts. Here they hold shares, so that
@@ -39,7 +145,15 @@ def score_histogram(first: Rows, second: Rows, num_bins: int = 100) -> Float[Ten
 
     Other arguments and errors as for `video_score_mean`.
     """
-    cosines = _cosines(first, second).flatten().double()
+    return _histogram(_cosines(first, second), num_bins)
+
+
+def _mean(cosines: Float[Tensor, "frames others"]) -> float:
+    return cosines.double().mean().item()
+
+
+def _histogram(cosines: Float[Tensor, "frames others"], num_bins: int) -> Float[Tensor, " bins"]:
+    cosines = cosines.flatten().double()
     if not cosines.isfinite().all():
         return cosines.new_full((num_bins,), torch.nan)
     bins = ((cosines + 1) / 2 * num_bins).long().clamp(0, num_bins - 1)
@@ -61,29 +175,42 @@ def hik_svm_kfold_accuracy(histograms: Float[Tensor, "pairs bins"], same: Same, 
         ConfigError: `folds` is outside its range.
         DataError: the numbers of pairs differ, or the other folds of some fold have pairs of one kind or none.
     """
-    # Imported late: it loads an OpenMP runtime of its own beside torch's.
-    from sklearn.svm import SVC
-
     histograms, same = histograms.cpu().double(), as_tensor(same).cpu()
     if len(histograms) != len(same):
         raise DataError(f"verification: {len(histograms)} histograms for {len(same)} pairs")
+    kernel, is_finite = _intersections(histograms)
+    return folded(_svm_accuracy(kernel, is_finite, same, is_test) for is_test in fold_masks(folds, same))
+
+
+def _intersections(
+    histograms: Float[Tensor, "pairs bins"],
+) -> tuple[Float[Tensor, "pairs pairs"], Bool[Tensor, " pairs"]]:
+    """The kernel of all pairs, and whose histograms are finite; that of others is 0."""
     is_finite = histograms.isfinite().all(1)
     histograms = histograms.masked_fill(~is_finite.unsqueeze(1), 0)
     sums = histograms.sum(1)
     # min(a, b) = (a + b - |a - b|) / 2.
-    kernel = (sums.unsqueeze(1) + sums - torch.cdist(histograms, histograms, p=1)) / 2
+    return (sums.unsqueeze(1) + sums - torch.cdist(histograms, histograms, p=1)) / 2, is_finite
 
-    def accuracy(is_test: Bool[Tensor, " pairs"]) -> float:
-        is_training, tested = is_finite & ~is_test, is_finite & is_test
-        if len(same[is_training].unique()) < 2:
-            raise DataError("verification: the other folds of one have pairs of one kind only; an SVM needs both")
-        if not tested.any():
-            return 0.0
-        svm = SVC(kernel="precomputed").fit(kernel[is_training][:, is_training].numpy(), same[is_training].numpy())
-        predicted = torch.from_numpy(svm.predict(kernel[tested][:, is_training].numpy()))
-        return int((predicted == same[tested]).sum()) / int(is_test.sum())
 
-    return over_folds(accuracy, folds, same)
+def _svm_accuracy(
+    kernel: Float[Tensor, "pairs pairs"],
+    is_finite: Bool[Tensor, " pairs"],
+    same: Bool[Tensor, " pairs"],
+    is_test: Bool[Tensor, " pairs"],
+) -> float:
+    """The share of a fold's pairs that an SVM trained on the others classifies rightly."""
+    # Imported late: it loads an OpenMP runtime of its own beside torch's.
+    from sklearn.svm import SVC
+
+    is_training, tested = is_finite & ~is_test, is_finite & is_test
+    if len(same[is_training].unique()) < 2:
+        raise DataError("verification: the other folds of one have pairs of one kind only; an SVM needs both")
+    if not tested.any():
+        return 0.0
+    svm = SVC(kernel="precomputed").fit(kernel[is_training][:, is_training].numpy(), same[is_training].numpy())
+    predicted = torch.from_numpy(svm.predict(kernel[tested][:, is_training].numpy()))
+    return int((predicted == same[tested]).sum()) / int(is_test.sum())
 
 
 @torch.no_grad()

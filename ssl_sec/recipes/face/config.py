@@ -36,14 +36,17 @@ class FaceEvaluationConfig(Settings, key="evaluation"):
     Attributes:
         flips: an image's embedding is that of itself alone ("none"), or with that of its mirror image the sum of their
             directions ("sum_of_directions": each is normalised before) or of the raw two ("sum_of_embeddings").
-        pca: to how many components embeddings of pairs are reduced, fitted on the other folds, 1 to `head.dim`; None
-            for all.
+        pca: to how many components embeddings are reduced in test sets of pairs and of videos, fitted on the other
+            folds, and in BLUFR's, fitted on the people whom a trial does not test, 1 to `head.dim`; None for all.
         fars: the false accept rates at which true accept rates are reported, each in (0, 1).
+        similarities: whether pairs are also verified by inner products and by Euclidean distances, before and after
+            the embeddings are normalised (NormFace, Table 1); without `pca`.
     """
 
     flips: Literal["none", "sum_of_directions", "sum_of_embeddings"] = "sum_of_directions"
     pca: Count | None = None
     fars: tuple[FalseAcceptRate, ...] = (1e-3, 1e-2, 1e-1)
+    similarities: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, UInt8
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
@@ -22,6 +23,7 @@ from ssl_sec.figures import NUMBERS
 from ssl_sec.figures.comparing import Comparison, Drawn, from_plain, numbers_of
 from ssl_sec.figures.directions import draw_cosines
 from ssl_sec.figures.drawing import add_grid, arm_look, draw_distribution, message, small_plots
+from ssl_sec.figures.plane import plane_figure
 from ssl_sec.figures.runs import RunRecord, training_figures
 from ssl_sec.figures.training import norm_distributions, norm_distributions_figure
 from ssl_sec.training.norms import norm_histogram
@@ -54,8 +56,15 @@ class HardPairs(NamedTuple):
 
 
 def draw(run: RunRecord) -> dict[str, Figure]:
-    """Draws curves and norms, and of the test sets of pairs ROCs, scores, norms and the hardest pairs."""
+    """Draws curves and norms, and of the test sets of pairs ROCs, scores, norms and the hardest pairs.
+
+    Embeddings of two dimensions are drawn on their plane, and histograms of pairs of videos as rows of a picture.
+    """
     figures = training_figures(run)
+    if run.features_path.exists():
+        plane = torch.load(run.features_path, weights_only=True)
+        points = plane["embeddings"], plane["labels"]
+        figures["plane"] = plane_figure(*points, run.data().class_names, plane.get("probabilities"))
     kept = {path.stem: torch.load(path, weights_only=True) for path in run.test_set_paths()}
     if kept:
         verified = {title: Verification(one["scores"], one["same"]) for title, one in kept.items()}
@@ -69,6 +78,9 @@ def draw(run: RunRecord) -> dict[str, Figure]:
                 for kind in ("different", "same")
             )
             figures[f"hardest_{title}"] = hardest_pairs_figure(different, same, f"{title}: the hardest pairs")
+        if "same_histograms" in one:
+            histograms = one["different_histograms"], one["same_histograms"]
+            figures[f"histograms_{title}"] = histograms_figure(*histograms, f"{title}: cosines of two videos' frames")
     return figures
 
 
@@ -152,6 +164,33 @@ def hardest_pairs_figure(different: HardPairs, same: HardPairs, title: str) -> F
     above, below = figure.subfigures(2, 1, squeeze=False)[:, 0]
     _show_pairs(above, different, columns, "two people, most similar")
     _show_pairs(below, same, columns, "one person, least similar")
+    return figure
+
+
+def histograms_figure(
+    different: Float[Tensor, "different bins"], same: Float[Tensor, "same bins"], title: str
+) -> Figure:
+    """Histograms of the cosines of two videos' frames, one row for each pair (NormFace, Fig. 9b).
+
+    Args:
+        different: shares in bins of equal width from -1 to 1, of pairs of two people; NaN leaves a row blank.
+        same: of pairs of one.
+        title: written above.
+    """
+    figure = Figure(figsize=(9.5, 4.6), layout="constrained")
+    figure.suptitle(title)
+    percentages = [100 * histograms.double().numpy() for histograms in (different, same)]
+    highest = max((np.nanmax(each) for each in percentages if np.isfinite(each).any()), default=1.0)
+    all_axes = figure.subplots(1, 2)
+    # The square root shows wide histograms beside narrow ones.
+    norm = PowerNorm(0.5, vmin=0, vmax=highest)
+    for axes, shown, kind in zip(all_axes, percentages, ("two people", "one person"), strict=True):
+        look = {"aspect": "auto", "interpolation": "nearest", "cmap": "viridis", "norm": norm}
+        axes.imshow(np.ma.masked_invalid(shown), extent=(-1, 1, len(shown), 0), **look)
+        axes.set(
+            xlabel="cosine of two frames (no unit)", ylabel="pair of videos", title=f"{len(shown)} pairs of {kind}"
+        )
+    figure.colorbar(all_axes[0].images[0], ax=all_axes, label="share of the frames' pairs in a bin (%)")
     return figure
 
 

@@ -13,14 +13,21 @@ from ssl_sec.data.image_set import ImageSet, on_device, require_labels
 from ssl_sec.data.shards.streamed import require_any_order
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.faces.roc import equal_error_rate
-from ssl_sec.evaluation.faces.verification import kfold_accuracy_of_scores, sum_of_directions, sum_of_embeddings
+from ssl_sec.evaluation.faces.verification import (
+    cosines,
+    kfold_accuracy_of_scores,
+    sum_of_directions,
+    sum_of_embeddings,
+)
+from ssl_sec.evaluation.plane import plane_grid
 from ssl_sec.losses import Loss, NormFaceLoss
 from ssl_sec.losses.config import PairLossConfig
-from ssl_sec.losses.geometry import directions, norms
+from ssl_sec.losses.geometry import directions, in_full_precision, norms
+from ssl_sec.losses.softmax import class_probabilities
 from ssl_sec.recipes.assembly import RunStore, assemble, extractor, hold_out, save_network, train_recipe
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.face.test_set_config import open_test_set
-from ssl_sec.recipes.face.test_sets import Embed, Protocols, cosines
+from ssl_sec.recipes.face.test_sets import Embed, Protocols
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.class_sharding import draw_templates
 from ssl_sec.training.recipe import Recipe
@@ -66,12 +73,15 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     monitor = _Monitor(watched_name, watched, config.monitor.max_pairs, embed, runtime)
     monitor_every = config.monitor.every_epochs * recipe.sampler.steps_per_epoch
     train_recipe(config, recipe, runtime, store, monitor, monitor_every, at_start=True)
-    protocols = Protocols(pca=config.evaluation.pca, fars=config.evaluation.fars)
+    evaluation = config.evaluation
+    protocols = Protocols(pca=evaluation.pca, fars=evaluation.fars, similarities=evaluation.similarities)
     for title, test_set in test_sets.items():
         log_once(runtime, "measuring %s", title)
         kept = store.test_set_path(title) if runtime.rank == 0 else None
         figures = test_set.measure(embed, protocols, kept)
         runtime.report(recipe.total_steps, {f"face/{title}_{name}": value for name, value in figures.items()})
+    if config.head.dim == 2:
+        _keep_plane(config, recipe, trained_on, runtime, store)
     if runtime.rank == 0:
         save_network(recipe, store, with_head=True)
 
@@ -117,6 +127,21 @@ def _loss_figures(loss: Loss) -> dict[str, float]:
     return {}
 
 
+def _keep_plane(config: FaceConfig, recipe: Recipe, images: ImageSet, runtime: Runtime, store: FaceStore) -> None:
+    """Saves what the figure of the plane shows: embeddings of some training images, and the probability of class 0."""
+    generator = torch.Generator().manual_seed(derived_seed(config.seed, "plane"))
+    chosen = torch.randperm(len(images), generator=generator)[:_ON_THE_PLANE]
+    extract = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=128)
+    embeddings, labels = extract(images, chosen)
+    if runtime.rank == 0:
+        embeddings = in_full_precision(embeddings)
+        kept = {"embeddings": embeddings.cpu(), "labels": labels.cpu()}
+        probabilities = class_probabilities(recipe.objective.loss, plane_grid(embeddings))
+        if probabilities is not None:
+            kept["probabilities"] = probabilities[:, 0].cpu()
+        torch.save(kept, store.features_path)
+
+
 class _WithFlips(nn.Module):
     """Embeddings of images, combined with those of their mirror images if the config asks for it."""
 
@@ -129,10 +154,12 @@ class _WithFlips(nn.Module):
         embeddings = self.network(images)
         if self._flips == "none":
             return embeddings
-        merge = sum_of_directions if self._flips == "sum_of_directions" else sum_of_embeddings
-        merged = merge(embeddings, self.network(images.flip(-1)))
-        # Test sets compare directions; the norm is that of the image's own embedding.
-        return directions(merged) * norms(embeddings).unsqueeze(1)
+        flipped = self.network(images.flip(-1))
+        if self._flips == "sum_of_embeddings":
+            # Half the sum, which is as long as an embedding: no measure depends on a factor of all rows.
+            return sum_of_embeddings(embeddings, flipped) / 2
+        # A sum of directions has no norm of its own; it gets that of the image's embedding.
+        return directions(sum_of_directions(embeddings, flipped)) * norms(embeddings).unsqueeze(1)
 
 
 class _Monitor:
@@ -188,6 +215,9 @@ def drawn_pairs(
     second = torch.stack([order[together[:count] + 1], apart[1, :count]], 1).flatten()
     return first, second, torch.tensor([True, False]).repeat(count)
 
+
+# As many as NormFace's Fig. 2 shows.
+_ON_THE_PLANE = 10_000
 
 # Of either kind, one for each fold.
 _LEAST_PAIRS = 10

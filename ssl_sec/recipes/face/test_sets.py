@@ -14,7 +14,9 @@ from torch import Tensor
 from ssl_sec.data.faces.lists import OpenSetTrial, TemplateFaces, TemplatePairs, VideoPairs
 from ssl_sec.data.faces.pairs import VerificationPairs
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.evaluation.arrays import rounded, unit_rows
+from ssl_sec.errors import DataError
+from ssl_sec.evaluation.arrays import unit_rows
+from ssl_sec.evaluation.faces.components import fit_components
 from ssl_sec.evaluation.faces.identification import (
     all_pairs_tar_at_far,
     open_set_identification,
@@ -23,8 +25,15 @@ from ssl_sec.evaluation.faces.identification import (
 )
 from ssl_sec.evaluation.faces.roc import equal_error_rate, tar_at_far
 from ssl_sec.evaluation.faces.templates import pool_templates, template_scores
-from ssl_sec.evaluation.faces.verification import FoldedAccuracy, kfold_accuracy, kfold_accuracy_of_scores
-from ssl_sec.evaluation.faces.videos import hik_svm_kfold_accuracy, score_histogram, video_score_max, video_score_mean
+from ssl_sec.evaluation.faces.verification import (
+    FoldedAccuracy,
+    closeness,
+    cosines,
+    inner_products,
+    kfold_accuracy,
+    kfold_accuracy_of_scores,
+)
+from ssl_sec.evaluation.faces.videos import compare_videos, videos_kfold_accuracy
 from ssl_sec.losses.geometry import norms
 
 # The embeddings of some images of a set, on the CPU; every worker asks for the same.
@@ -36,12 +45,14 @@ class Protocols:
     """How test sets are measured.
 
     Attributes:
-        pca: to how many components embeddings of pairs are reduced; None for all.
+        pca: to how many components embeddings are reduced, in test sets of pairs, of videos and of BLUFR; None for all.
         fars: the false accept rates at which true accept rates are reported.
+        similarities: whether pairs are also verified by inner products and Euclidean distances (NormFace, Table 1).
     """
 
     pca: int | None = None
     fars: tuple[float, ...] = (1e-3,)
+    similarities: bool = False
 
 
 @runtime_checkable
@@ -90,10 +101,30 @@ class PairsTestSet:
             _keep_scores(keep, scores, pairs.same, embeddings, _hardest(pairs, scores))
         return {
             **_accuracies("accuracy", accuracy),
+            **(self._accuracies_by_similarity(first, second) if protocols.similarities else {}),
             "eer": 100 * equal_error_rate(scores, pairs.same),
             **accept_rates(tar_at_far(scores, pairs.same, protocols.fars)),
             "norm_mean": float(norms(embeddings).mean()),
             "norm_std": float(norms(embeddings).std(correction=0)),
+        }
+
+    def _accuracies_by_similarity(
+        self, first: Float[Tensor, "pairs dim"], second: Float[Tensor, "pairs dim"]
+    ) -> dict[str, float]:
+        """NormFace, Table 1: of the embeddings as they are, and of their directions."""
+        directions = unit_rows(first.double()), unit_rows(second.double())
+        scores = {
+            "accuracy_inner_product": inner_products(first, second),
+            "accuracy_euclidean": closeness(first, second),
+            "accuracy_inner_product_normalised": inner_products(*directions),
+            "accuracy_euclidean_normalised": closeness(*directions),
+        }
+        return {
+            name: value
+            for title, values in scores.items()
+            for name, value in _accuracies(
+                title, kfold_accuracy_of_scores(values, self.pairs.same, self.pairs.folds)
+            ).items()
         }
 
 
@@ -116,11 +147,21 @@ class OpenSetTestSet:
         embeddings = embed(self.images, torch.arange(len(self.images)))
         labels = self.images.labels
         rates: defaultdict[str, list[float]] = defaultdict(list)
-        for trial in self.trials:
+        for number, trial in enumerate(self.trials, start=1):
             tested = torch.cat([trial.gallery, trial.probes])
-            for far, rate in all_pairs_tar_at_far(embeddings[tested], labels[tested], _VERIFICATION_FARS).items():
+            rows = embeddings
+            if protocols.pca is not None:
+                # BLUFR trains on all images of the people whom a trial does not test.
+                others = embeddings[~torch.isin(labels, labels[tested])]
+                if len(others) == 0:
+                    raise DataError(
+                        f"evaluation.pca: found {protocols.pca}, but trial {number} of {self.images.name} tests "
+                        "everyone; needed: people on whom the components are fitted, or evaluation.pca=null"
+                    )
+                rows = fit_components([others], protocols.pca).reduce(embeddings)
+            for far, rate in all_pairs_tar_at_far(rows[tested], labels[tested], _VERIFICATION_FARS).items():
                 rates[f"tar_at_far_{power_of_ten(far)}"].append(100 * rate)
-            for far, rate in open_set_identification(embeddings, labels, trial, _IDENTIFICATION_FARS).items():
+            for far, rate in open_set_identification(rows, labels, trial, _IDENTIFICATION_FARS).items():
                 rates[f"dir_at_far_{power_of_ten(far)}"].append(100 * rate)
         figures: dict[str, float] = {}
         for name, values in rates.items():
@@ -213,24 +254,18 @@ class VideosTestSet:
         embeddings = embed(self.frames, torch.arange(len(self.frames)))
         videos = embeddings.split(self.frames.labels.bincount().tolist())
         first, second, same, folds = self.pairs[1:]
-        compared = [(videos[one], videos[other]) for one, other in zip(first.tolist(), second.tolist(), strict=True)]
-        means = torch.tensor([video_score_mean(*pair) for pair in compared], dtype=torch.float64)
-        greatest = torch.tensor([video_score_max(*pair) for pair in compared])
-        histograms = torch.stack([score_histogram(*pair) for pair in compared])
+        compared = compare_videos(videos, first, second)
+        means = compared.means
         if keep is not None:
-            _keep_scores(keep, means, same, embeddings)
+            _keep_scores(keep, means, same, embeddings, _some_histograms(compared.histograms, same))
+        accuracies = videos_kfold_accuracy(videos, first, second, same, folds, protocols.pca)
         return {
-            **_accuracies("accuracy", kfold_accuracy_of_scores(means, same, folds)),
-            **_accuracies("accuracy_max", kfold_accuracy_of_scores(greatest, same, folds)),
-            **_accuracies("accuracy_hik", hik_svm_kfold_accuracy(histograms, same, folds)),
+            **_accuracies("accuracy", accuracies.mean),
+            **_accuracies("accuracy_max", accuracies.greatest),
+            **_accuracies("accuracy_hik", accuracies.hik),
             "eer": 100 * equal_error_rate(means, same),
             **accept_rates(tar_at_far(means, same, protocols.fars)),
         }
-
-
-def cosines(first: Float[Tensor, "pairs dim"], second: Float[Tensor, "pairs dim"]) -> Float[Tensor, " pairs"]:
-    """Cosines of embeddings of any norm, rounded so that equally similar pairs score the same."""
-    return rounded((unit_rows(first.double()) * unit_rows(second.double())).sum(1))
 
 
 def accept_rates(rates: dict[float, float]) -> dict[str, float]:
@@ -253,9 +288,20 @@ def _keep_scores(
     scores: Float[Tensor, " pairs"],
     same: Bool[Tensor, " pairs"],
     embeddings: Float[Tensor, "images dim"],
-    hardest: dict[str, Tensor] | None = None,
+    shown: dict[str, Tensor] | None = None,
 ) -> None:
-    torch.save({"scores": scores, "same": same, "norms": norms(embeddings), **(hardest or {})}, path)
+    torch.save({"scores": scores, "same": same, "norms": norms(embeddings), **(shown or {})}, path)
+
+
+def _some_histograms(histograms: Float[Tensor, "pairs bins"], same: Bool[Tensor, " pairs"]) -> dict[str, Tensor]:
+    """Those of as many pairs as NormFace's Fig. 9b shows, half of either kind, from the whole list."""
+    chosen = {"same": same.nonzero().flatten(), "different": (~same).nonzero().flatten()}
+    return {
+        f"{kind}_histograms": histograms[
+            places[torch.linspace(0, len(places) - 1, min(len(places), _HISTOGRAMS)).long()]
+        ]
+        for kind, places in chosen.items()
+    }
 
 
 def _hardest(pairs: VerificationPairs, scores: Float[Tensor, " pairs"]) -> dict[str, Tensor]:
@@ -275,6 +321,7 @@ def _hardest(pairs: VerificationPairs, scores: Float[Tensor, " pairs"]) -> dict[
 
 # Of each kind, shown in a picture.
 _HARDEST = 6
+_HISTOGRAMS = 100
 
 # The figures that BLUFR reports.
 _VERIFICATION_FARS = (1e-3,)

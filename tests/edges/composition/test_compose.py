@@ -56,6 +56,8 @@ def given_for(name: str) -> list[str]:
     """What an experiment needs from the command line."""
     if name in ("cifar10_cpu", "cars196_cpu", "lfw_cpu"):
         return REQUIRED["parquet"]
+    if name in ("digits_plane", "mnist_plane"):
+        return []
     if job_of(name) == "face":
         return REQUIRED["records"]
     data = name.partition("_")[0]

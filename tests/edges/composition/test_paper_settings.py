@@ -135,7 +135,7 @@ def test_triplet_1_of_the_angular_loss_has_disjoint_triplets():
 
 FACE_RECIPES = [
     recipe
-    for paper, numbers in (("sec", (4, 11)), ("normface", (2, 3, 4, 5)), ("sft", (2, 4)))
+    for paper, numbers in (("sec", (4, 11)), ("normface", (1, 2, 3, 4, 5)), ("sft", (2, 4)))
     for recipe in dict.fromkeys(recipe for number in numbers for recipe in load(paper).table(number).recipes())
 ]
 # SEC, Table 11: η of L²-reg, SEC and SEC-EMA. Section 4.1: the margins.
@@ -197,6 +197,7 @@ def test_face_experiments_are_normfaces(name):
     assert (config.encoder.name, config.encoder.units, config.head.name) == ("sphereface_net", (1, 2, 5, 3), "fc")
     assert (config.evaluation.flips, config.evaluation.pca) == ("sum_of_embeddings", 512)
     assert config.head.dropout == (0.5 if name == "casia_softmax_dropout_wen" else 0)
+    assert config.evaluation.similarities == (name in load("normface").table(1).recipes())
     if name in ("casia_softmax_wen", "casia_softmax_dropout_wen", "casia_softmax_center_wen"):
         assert config.optimiser.learning_rate == 0.1
         assert choose_step(config, CASIA) == pytest.approx([16_000, 24_000, 28_000], rel=1e-3)

@@ -37,6 +37,23 @@ def test_faces_of_several_machines_are_pooled_and_a_shorter_run_is_kept_apart(st
     assert cell(store, **ask) == (97.5, "0 1", "")
 
 
+def test_each_row_of_a_table_may_measure_something_else(store):
+    """NormFace, Table 1: one network by two similarities."""
+    recipe, metric = "casia_softmax_center_wen", "face/lfw_accuracy_{}".format
+    names = [metric(f"{kind}{after}") for after in ("", "_normalised") for kind in ("inner_product", "euclidean")]
+    measured = {name: 98.0 + place for place, name in enumerate(names)}
+    add(store, "face", recipe, 0, measured, "data.root=x")
+    for name in names:
+        assert cell(store, recipe, name, paper="normface", table=1) == (measured[name], "0", "")
+    rows = store.report(paper="normface", table=1).rows
+    assert [(row["row"], row["column"], row["paper_value"], row["ours"]) for row in rows] == [
+        ("inner product", "before normalisation", 98.27, 98.0),
+        ("inner product", "after normalisation", 98.98, 100.0),
+        ("Euclidean distance", "before normalisation", 98.35, 99.0),
+        ("Euclidean distance", "after normalisation", 98.95, 101.0),
+    ]
+
+
 def test_faces_that_start_from_ones_own_run_are_pooled_by_its_weights(store):
     recipe, metrics = "casia_normface_wen", {"face/lfw_accuracy": 99.0}
     given = ("data.root=x", "encoder.weights=/a/e.safetensors", "head.weights=/a/h.safetensors")

@@ -39,7 +39,7 @@ def test_the_files_of_a_table(store):
         (["table=13"], 2, "table: found 13, but"),
         (["paper=sef", "table=1"], 2, "paper: found 'sef'; did you mean"),
         (["figure=2"], 2, "figure: found 2; of 'Deep Metric Learning with Spherical Embedding', allowed: 1, 4, 5a, 5b"),
-        (["paper=normface", "figure=4"], 2, "Face Verification', allowed: none"),
+        (["paper=normface", "figure=4"], 2, "Face Verification', allowed: 5, 8"),
         ([], 2, "one of them: table=5, figure=6 or compare <run> <run>"),
         (["table=1", "figure=1"], 2, "one of them"),
         (["tabel=1"], 2, "tabel: unknown key; did you mean 'table'"),

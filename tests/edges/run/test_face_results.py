@@ -1,8 +1,10 @@
 import io
 import json
+from dataclasses import replace
 
 import torch
 
+from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.summary import Finished, summary
 from ssl_sec.recipes.face.figures import draw
@@ -14,6 +16,8 @@ METRICS = {
     "face/cfp_fp_eer": 0.9,
     "face/cfp_fp_tar_at_far_1e-3": 97.0,
     "face/cfp_fp_norm_mean": 20.0,
+    "face/cfp_fp_accuracy_euclidean_normalised": 98.5,
+    "face/cfp_fp_accuracy_euclidean_normalised_std": 0.25,
     "face/blufr_tar_at_far_1e-3": 94.2,
     "face/blufr_tar_at_far_1e-3_mean": 94.5,
     "face/blufr_tar_at_far_1e-3_std": 0.3,
@@ -32,6 +36,7 @@ def test_the_summary_tells_figures_of_test_sets_in_words(tmp_path):
         "cfp_fp accuracy (%): 99.12 ± 0.31",
         "cfp_fp EER (%): 0.9",
         "cfp_fp TAR at FAR = 1e-3 (%): 97",
+        "cfp_fp accuracy by the Euclidean distance of directions (%): 98.5 ± 0.25",
         "blufr TAR at FAR = 1e-3 (%): 94.2 (94.5 - 0.3)",
         "blufr DIR at rank 1 and FAR = 1e-2 (%): 70",
         "megaface rank-1 among 1e6 distractors (%): 91.02",
@@ -51,8 +56,13 @@ def test_pictures_of_what_test_sets_kept(tmp_path):
     pairs = {f"{kind}_{side}": pixels for kind in ("different", "same") for side in ("first", "second")}
     shown = {**pairs, "different_scores": torch.tensor([0.2]), "same_scores": torch.tensor([0.7])}
     torch.save({**kept, **shown}, folder.test_set_path("lfw"))
+    histograms = {f"{kind}_histograms": torch.full((2, 10), 0.1) for kind in ("different", "same")}
+    torch.save({**kept, **histograms}, folder.test_set_path("ytf"))
+    torch.save({"embeddings": torch.rand(6, 2), "labels": torch.arange(6) % 2}, folder.features_path)
+    folder.describe_data(replace(open_digits("test"), class_names=("a", "b")))
     figures = draw(folder)
-    assert [*figures] == ["curves", "roc", "scores", "test_set_norms", "hardest_lfw"]
+    names = ["curves", "plane", "roc", "scores", "test_set_norms", "hardest_lfw", "histograms_ytf"]
+    assert [*figures] == names
     for figure in figures.values():
         figure.savefig(written := io.BytesIO())
         assert written.getvalue().startswith(b"\x89PNG")

@@ -10,11 +10,21 @@ from sklearn.decomposition import PCA
 from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.faces.verification import (
     best_threshold,
+    closeness,
+    inner_products,
     kfold_accuracy,
     kfold_accuracy_of_scores,
     sum_of_directions,
     sum_of_embeddings,
 )
+
+
+def dot(a, b):
+    return math.fsum(x * y for x, y in zip(a, b, strict=True))
+
+
+def minus_square(a, b):
+    return -math.fsum((x - y) ** 2 for x, y in zip(a, b, strict=True))
 
 
 def slow_threshold(scores, same):
@@ -123,8 +133,10 @@ def test_a_number_of_folds_cuts_the_pairs_in_their_order():
 def test_collapsed_embeddings_are_right_half_the_time(dim, pca):
     generator = torch.Generator().manual_seed(dim)
     same = torch.arange(60) % 2 == 0
+    # Components see norms.
+    scales = [torch.ones(2, 60, 1)] + [0.01 + 100 * torch.rand(2, 60, 1, generator=generator)] * (pca is None)
     for row in (torch.ones(dim), torch.randn(dim, generator=generator), torch.zeros(dim)):
-        for norms in (torch.ones(2, 60, 1), 0.01 + 100 * torch.rand(2, 60, 1, generator=generator)):
+        for norms in scales:
             first, second = row * norms
             found = kfold_accuracy(first, second, same, 6, min(pca, dim) if pca else None)
             assert found == (0.5, 0, (0.5,) * 6)
@@ -150,7 +162,7 @@ def test_components_are_those_that_scikit_learn_finds_in_the_other_folds(pca):
     folds = torch.arange(len(same)) % 5
     accuracies = []
     for fold in range(5):
-        rows = [torch.nn.functional.normalize(each.double()) for each in (first, second)]
+        rows = [first.double(), second.double()]
         others = torch.cat([each[folds != fold] for each in rows])
         model = PCA(pca, svd_solver="full").fit(others.numpy())
         reduced = [torch.from_numpy(model.transform(each.numpy())) for each in rows]
@@ -158,6 +170,35 @@ def test_components_are_those_that_scikit_learn_finds_in_the_other_folds(pca):
         accuracies.append(slowly(scores.tolist(), same.tolist(), folds.tolist())[fold])
     assert len(set(accuracies)) > 1
     assert list(kfold_accuracy(first, second, same, folds, pca).per_fold) == accuracies
+
+
+def test_components_are_those_of_the_embeddings_and_not_of_their_directions():
+    """One coordinate varies most as the rows are, and another among their directions."""
+    generator = torch.Generator().manual_seed(4)
+    same = torch.arange(40) % 2 == 0
+    people = torch.randn(2, 40, generator=generator)
+    people[1, same] = people[0, same]
+    rows = torch.stack([30 + 10 * people, torch.randn(2, 40, generator=generator)], 2)
+    assert kfold_accuracy(*rows, same, 4, 1).mean > 0.7
+    assert kfold_accuracy(*torch.nn.functional.normalize(rows, dim=2), same, 4, 1).mean < 0.65
+
+
+@pytest.mark.parametrize(("score", "slow"), [(inner_products, dot), (closeness, minus_square)])
+def test_embeddings_as_they_are_rank_pairs_as_the_slow_loop_does(score, slow):
+    first, second, same = faces(3, 60)
+    expected = [slow(a, b) for a, b in zip(first.double().tolist(), second.double().tolist(), strict=True)]
+    found = score(first, second)
+    largest = max(dot(row, row) for row in torch.cat([first, second]).double().tolist())
+    assert found.tolist() == pytest.approx([value / largest for value in expected], abs=1e-7)
+    assert list(kfold_accuracy_of_scores(found, same, 5).per_fold) == slowly(
+        expected, same.tolist(), [number // 12 for number in range(60)]
+    )
+    units = [torch.nn.functional.normalize(rows.double()) for rows in (first, second)]
+    assert kfold_accuracy_of_scores(score(*units), same, 5) == kfold_accuracy(first, second, same, 5)
+    assert kfold_accuracy_of_scores(found, same, 5) != kfold_accuracy(first, second, same, 5)
+    second[0] = math.nan
+    assert score(first, second)[0].isnan() and score(first, second)[1:].isfinite().all()
+    assert score(0 * first, 0 * first).tolist() == [0] * 60
 
 
 def test_flips_are_added_as_they_are_or_as_directions():

@@ -3,11 +3,18 @@ import math
 import numpy as np
 import pytest
 import torch
+from sklearn.decomposition import PCA
 from sklearn.svm import SVC
 
-from ssl_sec.errors import DataError
+from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.faces.verification import kfold_accuracy_of_scores
-from ssl_sec.evaluation.faces.videos import hik_svm_kfold_accuracy, score_histogram, video_score_max, video_score_mean
+from ssl_sec.evaluation.faces.videos import (
+    hik_svm_kfold_accuracy,
+    score_histogram,
+    video_score_max,
+    video_score_mean,
+    videos_kfold_accuracy,
+)
 
 
 def videos(seed, num_pairs=60, dim=8, noise=1.2):
@@ -72,6 +79,40 @@ def test_an_svm_is_scikit_learns_with_the_kernel_of_the_slow_loop():
     assert hik_svm_kfold_accuracy(histograms, same, 5) == found
 
 
+def numbered(pairs):
+    """The videos of some pairs in a row, and the numbers of both of each; the last pair shares one of the first."""
+    first, second = torch.arange(2 * len(pairs)).view(-1, 2).unbind(1)
+    second = torch.where(torch.arange(len(pairs)) == len(pairs) - 1, second[0], second)
+    return [video for pair in pairs for video in pair], first, second
+
+
+@pytest.mark.parametrize("pca", [None, 3, 8])
+def test_components_are_those_that_scikit_learn_finds_in_the_videos_of_the_other_folds(pca):
+    pairs, same = videos(3, num_pairs=24)
+    frames, first, second = numbered(pairs)
+    folds = torch.arange(24) % 3
+    accuracies = {"mean": [], "greatest": [], "hik": []}
+    for fold in range(3):
+        seen = {number for each in (first, second) for number in each[folds != fold].tolist()}
+        reduce = (
+            PCA(pca, svd_solver="full")
+            .fit(np.concatenate([frames[number].double() for number in sorted(seen)]))
+            .transform
+            if pca
+            else np.asarray
+        )
+        reduced = [torch.from_numpy(reduce(video.double().numpy())) for video in frames]
+        compared = [(reduced[one], reduced[other]) for one, other in zip(first, second, strict=True)]
+        for name, score in (("mean", video_score_mean), ("greatest", video_score_max)):
+            scores = torch.tensor([score(*pair) for pair in compared])
+            accuracies[name].append(kfold_accuracy_of_scores(scores, same, folds).per_fold[fold])
+        histograms = torch.stack([score_histogram(*pair) for pair in compared])
+        accuracies["hik"].append(hik_svm_kfold_accuracy(histograms, same, folds).per_fold[fold])
+    found = videos_kfold_accuracy(frames, first, second, same, folds, pca)
+    assert {name: list(one.per_fold) for name, one in found._asdict().items()} == accuracies
+    assert found != videos_kfold_accuracy(frames, first, second, same, folds, pca=2)
+
+
 def test_collapsed_embeddings_are_right_half_the_time():
     generator = torch.Generator().manual_seed(0)
     row, same = torch.randn(64, generator=generator), torch.arange(40) % 2 == 0
@@ -105,5 +146,8 @@ def test_what_does_not_fit_is_named():
         video_score_mean(rows[:0], rows)
     with pytest.raises(DataError, match="3 histograms for 2 pairs"):
         hik_svm_kfold_accuracy(rows, torch.tensor([True, False]))
+    with pytest.raises(ConfigError, match="PCA to 9 components; allowed: 1 to the dimension of the embeddings, 8"):
+        pairs, same = videos(0, 4)
+        videos_kfold_accuracy(*numbered(pairs), same, 2, pca=9)
     with pytest.raises(DataError, match="pairs of one kind only"):
         hik_svm_kfold_accuracy(rows, torch.tensor([True, False, False]), 3)

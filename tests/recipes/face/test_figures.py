@@ -13,6 +13,7 @@ from ssl_sec.recipes.face.figures import (
     HardPairs,
     Verification,
     hardest_pairs_figure,
+    histograms_figure,
     measure,
     roc_figure,
     scores_figure,
@@ -143,3 +144,18 @@ def test_the_cosines_of_the_test_sets_pairs_are_kept_as_plain_values(tmp_path):
     figure, rows = COMPARISONS["cosines"].draw({"run": [read]}, "cosines")
     assert figure.get_suptitle() == "cosines, lfw"
     assert max(row["share_percent"] for row in rows if row["pairs"] == "negative") == 100
+
+
+def test_histograms_are_rows_of_pairs_from_minus_1_to_1():
+    different, same = torch.rand(2, 3, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    same = same[:2] / same[:2].sum(1, keepdim=True)
+    different[1] = torch.nan
+    figure = histograms_figure(different, same, "ytf")
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["3 pairs of two people", "2 pairs of one person"]
+    for axes, shares in zip(figure.axes, (different, same), strict=False):
+        (image,) = axes.images
+        assert image.get_extent() == [-1, 1, len(shares), 0]
+        assert np.allclose(image.get_array().filled(np.nan), 100 * shares.numpy(), equal_nan=True)
+        assert image.norm.vmax == pytest.approx(100 * different.nan_to_num().max().item())
+    assert len(rendered(figure)) > 1000
+    assert len(rendered(histograms_figure(torch.full((2, 10), torch.nan), torch.full((2, 10), torch.nan), ""))) > 1000

@@ -12,9 +12,11 @@ from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.worker import Worker, work
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
+from ssl_sec.evaluation.plane import plane_grid
 from ssl_sec.losses import normalized_softmax_lower_bound
+from ssl_sec.recipes.face import recipe as face_recipe
 from ssl_sec.recipes.face.config import FaceConfig
-from ssl_sec.recipes.face.recipe import build_recipe, drawn_pairs
+from ssl_sec.recipes.face.recipe import _WithFlips, build_recipe, drawn_pairs
 from ssl_sec.recipes.face.recipe import run as recognise_faces
 from ssl_sec.settings import from_values
 from tests.data.files import write_digit_pairs
@@ -160,6 +162,39 @@ def test_mirror_images_are_merged_as_asked_for(tmp_path, tested, flips):
     measured = runtime.reports[-1][1]
     others, _ = run(tmp_path, test_sets=[tested], epochs=0, evaluation={"flips": flips, "pca": 5})
     assert others.reports[-1][1]["face/digits_accuracy"] != measured["face/digits_accuracy"]
+
+
+@pytest.mark.parametrize("flips", ["none", "sum_of_directions", "sum_of_embeddings"])
+def test_only_a_sum_of_embeddings_has_a_norm_of_its_own(flips):
+    """NormFace's components see the sum as it is; a sum of directions says nothing about norms."""
+    torch.manual_seed(0)
+    network, images = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3)), torch.rand(5, 1, 3, 4)
+    own, flipped = network(images), network(images.flip(-1))
+    units = [torch.nn.functional.normalize(each) for each in (own, flipped)]
+    expected = {
+        "none": own,
+        "sum_of_directions": torch.nn.functional.normalize(sum(units)) * own.norm(dim=1, keepdim=True),
+        "sum_of_embeddings": (own + flipped) / 2,
+    }
+    torch.testing.assert_close(_WithFlips(network, flips)(images), expected[flips])
+
+
+@pytest.mark.parametrize("loss", ["softmax", "c_triplet"])
+def test_embeddings_of_two_dimensions_are_kept_with_the_probabilities_of_the_plane(tmp_path, loss, monkeypatch):
+    monkeypatch.setattr(face_recipe, "_ON_THE_PLANE", 30)
+    values = {"name": loss, **({"bias": True} if loss == "softmax" else {})}
+    changes = {"head": {"name": "fc", "dim": 2}, "runtime": FLOAT32, "epochs": 0.25, "constraint": {"name": "none"}}
+    runtime, store = run(tmp_path, loss=values, **changes)
+    kept = torch.load(store.features_path, weights_only=True)
+    assert kept["embeddings"].shape == (30, 2) and len(kept["labels"].unique()) > 5
+    assert ("probabilities" in kept) == (loss == "softmax")
+    if loss == "softmax":
+        weight = runtime.last_state()["objective"]["loss.weight"]
+        logits = plane_grid(kept["embeddings"]) @ weight[:, :2].T + weight[:, 2]
+        torch.testing.assert_close(kept["probabilities"], logits.softmax(1)[:, 0])
+        assert kept["probabilities"].min() < kept["probabilities"].max()
+    else:
+        assert {"train/agent_distortion", "train/agent_distortion_bound"} <= set(runtime.reports[1][1])
 
 
 def test_held_out_people_are_watched_and_not_trained_on(tmp_path):

@@ -3,11 +3,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from sklearn.decomposition import PCA
 from torch import nn
 
+from ssl_sec.errors import DataError
 from ssl_sec.evaluation.faces.identification import all_pairs_tar_at_far, open_set_identification
 from ssl_sec.evaluation.faces.roc import tar_at_far
 from ssl_sec.evaluation.faces.verification import kfold_accuracy_of_scores
+from ssl_sec.evaluation.faces.videos import score_histogram
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.recipes.face import test_sets as face_test_sets
 from ssl_sec.recipes.face.test_sets import FaceTestSet, Protocols, power_of_ten
@@ -124,6 +127,64 @@ def test_blufr_tells_the_mean_less_the_deviation_over_trials(root, kind):
     rates = [100 * open_set_identification(rows, labels, trial, [1e-2])[1e-2] for trial in test_set.trials]
     assert found["dir_at_far_1e-2_std"] == pytest.approx(statistics.stdev(rates))
     assert found["dir_at_far_1e-2"] == pytest.approx(statistics.fmean(rates) - statistics.stdev(rates))
+
+
+@pytest.mark.parametrize("kind", ["blufr", "drawn"])
+def test_blufrs_components_are_those_of_the_people_whom_a_trial_does_not_test(root, kind):
+    people = torch.randn(13, 4, generator=torch.Generator().manual_seed(1)).repeat_interleave(20, 0)[:256]
+    noise = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
+    table = people + 0.2 * noise + torch.tensor([0, 3, 0, 0])
+    test_set = opened(kind, root)
+    found = test_set.measure(Exact(table), Protocols(pca=2), None)
+    images, labels = torch.arange(NUM_PEOPLE * PER_PERSON), test_set.images.labels
+    rows, rates = Exact(table)(test_set.images, images).double(), []
+    for trial in test_set.trials:
+        tested = {int(labels[place]) for place in (*trial.gallery, *trial.probes)}
+        others = [place for place in images.tolist() if int(labels[place]) not in tested]
+        assert 0 < len(others) == len(images) - len(trial.gallery) - len(trial.probes)
+        reduced = torch.from_numpy(PCA(2, svd_solver="full").fit(rows[others].numpy()).transform(rows.numpy()))
+        rates.append(100 * open_set_identification(reduced, labels, trial, [1e-2])[1e-2])
+    assert found["dir_at_far_1e-2_mean"] == pytest.approx(statistics.fmean(rates))
+    assert (
+        0 < found["dir_at_far_1e-2_mean"] != test_set.measure(Exact(table), Protocols(), None)["dir_at_far_1e-2_mean"]
+    )
+
+
+def test_components_need_people_whom_a_trial_does_not_test(root):
+    test_set = opened("drawn", root, num_training_people=0)
+    with pytest.raises(DataError, match=r"evaluation.pca: found 2, but trial 1 of drawn tests everyone; needed: peop"):
+        test_set.measure(Exact(PERFECT), Protocols(pca=2), None)
+
+
+def test_pairs_are_verified_by_inner_products_and_distances_too(root):
+    table = torch.randn(256, 3, generator=torch.Generator().manual_seed(2))
+    table *= torch.linspace(0.1, 3, 256).unsqueeze(1)
+    test_set = opened("pairs", root)
+    found = test_set.measure(Exact(table), Protocols(similarities=True), None)
+    pairs = test_set.pairs
+    rows = Exact(table)(pairs.images, torch.arange(len(pairs.images))).double()
+    for name, given in (("", rows), ("_normalised", nn.functional.normalize(rows))):
+        first, second = given[pairs.first], given[pairs.second]
+        scores = {"inner_product": (first * second).sum(1), "euclidean": -(first - second).norm(dim=1)}
+        for similarity, values in scores.items():
+            expected = kfold_accuracy_of_scores(values, pairs.same, pairs.folds)
+            assert found[f"accuracy_{similarity}{name}"] == pytest.approx(100 * expected.mean)
+            assert found[f"accuracy_{similarity}{name}_std"] == pytest.approx(100 * expected.std)
+    assert found["accuracy_euclidean"] != found["accuracy"] == found["accuracy_euclidean_normalised"]
+    assert not any("euclidean" in name for name in test_set.measure(Exact(table), PROTOCOLS, None))
+
+
+def test_histograms_of_some_pairs_of_videos_are_kept(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(face_test_sets, "_HISTOGRAMS", 3)
+    table = torch.randn(256, 3, generator=torch.Generator().manual_seed(2))
+    test_set = opened("videos", root)
+    test_set.measure(Exact(table), Protocols(pca=2), tmp_path / "kept.pt")
+    kept = torch.load(tmp_path / "kept.pt", weights_only=True)
+    rows = Exact(table)(test_set.frames, torch.arange(len(test_set.frames)))
+    videos = rows.split(test_set.frames.labels.bincount().tolist())
+    for kind, places in (("same", [0, 3, 7]), ("different", [8, 11, 15])):  # the first, one between and the last
+        pairs = [(videos[test_set.pairs.first[place]], videos[test_set.pairs.second[place]]) for place in places]
+        assert torch.equal(kept[f"{kind}_histograms"], torch.stack([score_histogram(*pair) for pair in pairs]))
 
 
 def test_one_trial_has_no_spread(root):
