@@ -11,8 +11,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from ssl_sec.data.folders import open_folder
     from ssl_sec.data.image_set import ImageSet
+    from ssl_sec.data.parquet.opening import open_parquet
     from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits
-    from ssl_sec.data.stores import open_parquet
     from ssl_sec.edges.folder.encoder import load_encoder
     from ssl_sec.evaluation.features import extract_features
     from ssl_sec.evaluation.knn import knn_top1
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ssl_sec.data.image_set": ("ImageSet",),
     "ssl_sec.data.folders": ("open_folder",),
-    "ssl_sec.data.stores": ("open_parquet",),
+    "ssl_sec.data.parquet.opening": ("open_parquet",),
     "ssl_sec.data.standard_sets": ("open_cifar10", "open_cifar100", "open_digits"),
     "ssl_sec.edges.folder.encoder": ("load_encoder",),
     "ssl_sec.networks": ("Encoder", "load_weights", "resnet", "save_weights", "timm_backbone"),

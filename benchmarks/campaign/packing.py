@@ -94,15 +94,15 @@ def pack_images(data: Path, path: Path) -> None:
         data: as for `--data`.
         path: the .tar.gz.
     """
-    from ssl_sec.data import parquet
     from ssl_sec.data.image_set import Columns
+    from ssl_sec.data.parquet import reading
 
     values = describe_data(data)
     with tarfile.open(path, "w:gz") as archive:
         for split in ("train", "test"):
-            files = parquet.inspect(values[split], Columns())
+            files = reading.inspect(values[split], Columns())
             number = 0
-            for rows in parquet.iterate_rows(files):
+            for rows in reading.iterate_rows(files):
                 for encoded, label in zip(rows.encoded.to_pylist(), rows.labels.tolist(), strict=True):
                     # Class folders are numbers, so that their order is that of the labels.
                     info = tarfile.TarInfo(f"{split}/{label:05d}/{number:06d}{_suffix(encoded)}")

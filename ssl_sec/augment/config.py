@@ -33,16 +33,27 @@ class AugmentConfig(Settings, key="augment"):
     """SimCLR's augmentation; see `ssl_sec.augment.views`.
 
     Attributes:
+        num_views: views of each image, ≥ 2; the positives of a view are all others of its image.
+        view_size_px: side of the views; null for that of the images.
         min_scale: smallest crop, as a share of the image's area, in (0, 1].
         flip_probability: probability of a horizontal flip, in [0, 1].
         colour_strength: strength of the colour distortion, ≥ 0; SimCLR has 0.5 for CIFAR and 1 for ImageNet.
-        fused: whether one launch makes the views (Triton); null: wherever that is possible, for colour images of up to
-            64 pixels on a GPU.
+        grey_probability: probability that a colour image becomes grey, in [0, 1]; without effect if colour_strength
+            is 0.
+        blur_probability: probability of a Gaussian blur, in [0, 1]; SimCLR has 0.5 for ImageNet and 0 for CIFAR.
+        solarise_probability: probability that pixels above one half are inverted (BYOL), in [0, 1].
+        fused: whether one launch makes the views (Triton); null: wherever that is possible, for colour images in views
+            of up to 64 pixels on a GPU, without blur and solarisation.
     """
 
+    num_views: Annotated[int, Range(ge=2, le=64)] = 2
+    view_size_px: Side | None = None
     min_scale: Share = 0.08
     flip_probability: Probability = 0.5
     colour_strength: Annotated[float, Range(ge=0, le=2.5)] = 0.5  # its hue turns by 0.2 of it, at most by half a turn
+    grey_probability: Probability = 0.2
+    blur_probability: Probability = 0.0
+    solarise_probability: Probability = 0.0
     fused: bool | None = None
 
     def build(
@@ -50,25 +61,39 @@ class AugmentConfig(Settings, key="augment"):
         image_size_px: int,
         num_channels: int,
         seed: int,
-        num_views: int = 2,
+        num_views: int | None = None,
         device: torch.device = _CPU,
         layout: torch.memory_format = torch.contiguous_format,
     ) -> SimCLRAugmentation:
         """The augmentation for images of one size.
 
+        Args:
+            image_size_px: the short side of the images.
+            num_channels: of the images.
+            seed: the run's seed.
+            num_views: instead of the key.
+            device: of the images.
+            layout: of the views in memory.
+
         Raises:
             ConfigError: `fused` is true where it is not possible.
         """
+        size_px = image_size_px if self.view_size_px is None else self.view_size_px
         settings: dict[str, Any] = {
-            "image_size_px": image_size_px,
+            "image_size_px": size_px,
             "num_channels": num_channels,
             "seed": seed,
-            "num_views": num_views,
+            "num_views": self.num_views if num_views is None else num_views,
             "min_scale": self.min_scale,
             "flip_probability": self.flip_probability,
             "colour_strength": self.colour_strength,
+            "grey_probability": self.grey_probability,
+            "blur_probability": self.blur_probability,
+            "solarise_probability": self.solarise_probability,
         }
-        reason = why_not_fused(image_size_px, num_channels, device)
+        reason = why_not_fused(size_px, num_channels, device)
+        if max(self.blur_probability, self.solarise_probability) > 0:
+            reason = reason or "the kernel makes neither blur nor solarisation"
         if wherever_possible("augment.fused", self.fused, reason):
             return FusedSimCLRAugmentation(layout, **settings)
         return SimCLRAugmentation(**settings)

@@ -2,7 +2,8 @@
 
 SimCLR's three (Chen et al. 2020, appendix A; SEC, appendix B.3): random crop and resize, random flip, colour
 distortion of strength s (brightness, contrast, saturation 0.8 s, hue 0.2 s, with probability 0.8; grey with
-probability 0.2). Deep metric learning's two (SEC, appendix B.1): random crop and resize, random flip. The draws of a
+probability 0.2), on ImageNet a blur as well (a Gaussian of σ in [0.1, 2] pixels and a kernel of a tenth of the side);
+BYOL's solarisation. Deep metric learning's two (SEC, appendix B.1): random crop and resize, random flip. The draws of a
 step are made on the CPU for the whole global batch from (seed, step, view) alone, and each worker applies its own rows
 of them on its device, so the views do not depend on the number of workers, and a GPU draws what a CPU draws.
 """
@@ -104,6 +105,9 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
         min_scale: smallest crop, as a share of the image's area, in (0, 1].
         flip_probability: of a horizontal flip, in [0, 1].
         colour_strength: s ≥ 0; 0.5 on CIFAR, 1.0 on ImageNet.
+        grey_probability: that a colour image becomes grey, in [0, 1].
+        blur_probability: of a Gaussian blur, in [0, 1].
+        solarise_probability: that pixels above one half are inverted, in [0, 1].
     """
 
     def __init__(
@@ -116,17 +120,25 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
         min_scale: float,
         flip_probability: float,
         colour_strength: float,
+        grey_probability: float = 0.2,
+        blur_probability: float = 0.0,
+        solarise_probability: float = 0.0,
     ) -> None:
-        from kornia.augmentation import ColorJitter, RandomGrayscale
+        from kornia.augmentation import ColorJitter, RandomGaussianBlur, RandomGrayscale, RandomSolarize
 
         self.image_size_px = image_size_px
         transforms = _crop_and_flip(image_size_px, min_scale, (3 / 4, 4 / 3), flip_probability)
         if colour_strength > 0:
             strong, weak = 0.8 * colour_strength, 0.2 * colour_strength
             if num_channels == 3:
-                transforms += [ColorJitter(strong, strong, strong, weak, p=0.8), RandomGrayscale(p=0.2)]
+                transforms += [ColorJitter(strong, strong, strong, weak, p=0.8), RandomGrayscale(p=grey_probability)]
             else:
                 transforms.append(ColorJitter(strong, strong, p=0.8))
+        if blur_probability > 0:
+            kernel_px = max(image_size_px // 20 * 2 + 1, 3)  # odd, a tenth of the side
+            transforms.append(RandomGaussianBlur((kernel_px, kernel_px), (0.1, 2.0), p=blur_probability))
+        if solarise_probability > 0:
+            transforms.append(RandomSolarize(thresholds=0.0, additions=0.0, p=solarise_probability))
         super().__init__(transforms, seed, num_views)
 
 

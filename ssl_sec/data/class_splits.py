@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages, subset
+from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages, require_labels, subset
 from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.seeding import derived_seed
 
@@ -38,7 +38,12 @@ def take_classes(image_set: ImageSet, classes: Int64[Tensor, " classes"], which:
 
 
 def own_classes(image_set: ImageSet) -> ImageSet:
-    """The same images with only the classes that have images, numbered from 0."""
+    """The same images with only the classes that have images, numbered from 0.
+
+    Raises:
+        DataError: the images have no labels.
+    """
+    require_labels(image_set, "training by classes")
     present = image_set.labels.unique()
     return take_classes(image_set, present, f"those of their own {len(present)} classes")
 
@@ -52,9 +57,10 @@ def split_by_class(image_set: ImageSet, num_train_classes: int, split: Literal["
         split: which part.
 
     Raises:
-        DataError: there is one class only, or a part has no images.
+        DataError: the images have no labels or one class only, or a part has no images.
         ConfigError: one of the parts would have no classes.
     """
+    require_labels(image_set, "training by classes")
     num_classes = len(image_set.class_names)
     _require_classes(image_set, num_classes, 2, "to split them")
     if not 1 <= num_train_classes < num_classes:

@@ -4,29 +4,27 @@ import re
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from torch import Tensor
-
-from ssl_sec.data.class_batches import ClassBatches, TripletBatches
 from ssl_sec.data.class_splits import own_classes, require_disjoint, split_by_class
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
 from ssl_sec.data.faces.records import open_records
 from ssl_sec.data.folders import open_folder
 from ssl_sec.data.image_set import CACHE_FOLDER, Columns, ImageSet
+from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
 from ssl_sec.data.retrieval_sets import RetrievalSet, open_retrieval_set
-from ssl_sec.data.samplers import Sampler, ShuffledBatches
+from ssl_sec.data.shards.opening import open_webdataset
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits, open_mnist
-from ssl_sec.data.stores import limit_images, open_parquet, parquet_class_names
+from ssl_sec.data.stores import limit_images
 from ssl_sec.errors import ConfigError
 from ssl_sec.settings import (
     Count,
     CountOrZero,
     Local,
-    Range,
     Settings,
     Side,
+    check,
 )
 
 Split = Literal["train", "test"]
@@ -154,14 +152,16 @@ class _FilesConfig(_DataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FolderConfig(_FilesConfig):
-    """Your images in data.root/train/<class>/ and data.root/test/<class>/.
+    """Your images: any tree of them in data.root, or data.root/train/<class>/ and data.root/test/<class>/.
 
     Attributes:
-        root: the folder that holds train/ and test/, each with a folder of images for each class.
+        root: the folder that holds the images, or train/ and test/.
+        labels: whether the folders in train/ and test/ are classes; null if they look so.
     """
 
     name: Literal["folder"] = "folder"
     root: Local
+    labels: bool | None = None
 
     @property
     def title(self) -> str:
@@ -169,42 +169,70 @@ class FolderConfig(_FilesConfig):
         return title_of_place(self.root) or self.name
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
-        return open_folder(split, Path(self.root).expanduser(), self._decoding(crop))
+        return self._open_folder(split, crop, shared_classes=True)
 
     def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
-        return open_folder(split, Path(self.root).expanduser(), self._decoding(crop), shared_classes=False)
+        return self._open_folder(split, crop, shared_classes=False)
+
+    def _open_folder(self, split: Split, crop: Crop | None, shared_classes: bool) -> ImageSet:
+        root = Path(self.root).expanduser()
+        return open_folder(split, root, self._decoding(crop), shared_classes, self.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParquetConfig(_FilesConfig):
-    """Parquet in the Hugging Face layout, local or by any fsspec URL: data.train=[…] data.test=[…].
+class _ShardsConfig(_FilesConfig):
+    """Files of many images.
 
     Attributes:
-        train: the training files: paths, globs or fsspec URLs.
+        train: the training files: paths, globs, ranges ({000..041}) or fsspec URLs.
         test: the test files, likewise; may be None where num_train_classes splits the training files, and in face
             recognition.
-        image_column: the column of the images; None finds the one that holds images.
-        label_column: the column of the classes, int64.
-        cache_folder: where the files of a streamed set are laid out for random access.
+        cache_folder: where what is made of the files once is kept.
+        shuffle_window: pretraining reads a streamed set by blocks of a few hundred images and shuffles this many at
+            once, so that the set may be larger than the disk; null for any order, for which the files are on this
+            machine or are laid out on its disk.
     """
 
-    name: Literal["parquet"] = "parquet"
     train: tuple[str, ...]
     test: tuple[str, ...] | None = None
-    image_column: str | None = Columns.image_column
-    label_column: str = Columns.label_column
     cache_folder: Local = CACHE_FOLDER
-
-    @property
-    def _columns(self) -> Columns:
-        return Columns(image_column=self.image_column, label_column=self.label_column)
+    shuffle_window: Count | None = None
 
     @property
     def title(self) -> str:
         """The first file's own name, or that of its folder."""
         return (title_of_place(self.train[0]) if self.train else "") or self.name
 
-    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
+    def open_by_class(self, split: Split, crop: Crop) -> ImageSet:
+        """As of every data set; the images of a class are anywhere in the set."""
+        needed = "null: batches of classes are drawn from the whole set"
+        check(self.shuffle_window is None, "data.shuffle_window", self.shuffle_window, needed)
+        return super().open_by_class(split, crop)
+
+    def _require_test(self) -> None:
+        if self.test is None:
+            raise ConfigError("data.test: found None, must be given, unless data.num_train_classes splits data.train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParquetConfig(_ShardsConfig):
+    """Parquet in the Hugging Face layout, local or by any fsspec URL: data.train=[…] data.test=[…].
+
+    Attributes:
+        image_column: the column of the images; None finds the one that holds images.
+        label_column: the column of the classes, integers or names; null for images without labels, which files
+            without a column `label` hold too.
+    """
+
+    name: Literal["parquet"] = "parquet"
+    image_column: str | None = Columns.image_column
+    label_column: str | None = Columns.label_column
+
+    @property
+    def _columns(self) -> Columns:
+        return Columns(image_column=self.image_column, label_column=self.label_column)
+
+    def _open(self, split: Split, crop: Crop | None, shared_classes: bool = True) -> ImageSet:
         return open_parquet(
             split,
             train=list(self.train),
@@ -212,14 +240,38 @@ class ParquetConfig(_FilesConfig):
             decoding=self._decoding(crop),
             columns=self._columns,
             cache_folder=self.cache_folder,
+            shared_classes=shared_classes,
+            shuffle_window=self.shuffle_window,
         )
 
     def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
-        if self.test is None:
-            raise ConfigError("data.test: found None, must be given, unless data.num_train_classes splits data.train")
-        train, test = (parquet_class_names(list(files), self._columns) for files in (self.train, self.test))
+        self._require_test()
+        train, test = (parquet_class_names(list(files), self._columns) for files in (self.train, self.test or ()))
         require_disjoint(train, test, "parquet")
-        return own_classes(self._open(split, crop))
+        return own_classes(self._open(split, crop, shared_classes=False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebDatasetConfig(_ShardsConfig):
+    """Tar shards, <key>.jpg and, with labels, <key>.cls, local or by any fsspec URL: data.train=[…] data.test=[…]."""
+
+    name: Literal["webdataset"] = "webdataset"
+
+    def _open(self, split: Split, crop: Crop | None) -> ImageSet:
+        return open_webdataset(
+            split,
+            train=list(self.train),
+            test=None if self.test is None else list(self.test),
+            decoding=self._decoding(crop),
+            cache_folder=self.cache_folder,
+            shuffle_window=self.shuffle_window,
+        )
+
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        self._require_test()
+        sets = {part: own_classes(self._open(part, crop)) for part in ("train", "test")}
+        require_disjoint(sets["train"].class_names, sets["test"].class_names, "webdataset")
+        return sets[split]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,44 +364,13 @@ DataConfig = (
     | MNISTConfig
     | FolderConfig
     | ParquetConfig
+    | WebDatasetConfig
     | RecordsConfig
     | CUBConfig
     | Cars196Config
     | SOPConfig
     | InShopConfig
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassSamplerConfig(Settings, key="sampler"):
-    """C classes and K images of each in every batch.
-
-    Attributes:
-        images_per_class: images of each class in a batch, ≥ 2; it has global_batch_size / images_per_class classes.
-    """
-
-    name: Literal["classes"] = "classes"
-    images_per_class: Annotated[int, Range(ge=2)] = 3
-
-    def build(self, labels: Tensor, global_batch_size: int, seed: int) -> ClassBatches:
-        """The sampler over the images of these classes."""
-        return ClassBatches(
-            labels=labels, images_per_class=self.images_per_class, global_batch_size=global_batch_size, seed=seed
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TripletSamplerConfig:
-    """Disjoint triplets of an anchor, a positive and a negative (angular loss, Fig. 4a)."""
-
-    name: Literal["triplets"] = "triplets"
-
-    def build(self, labels: Tensor, global_batch_size: int, seed: int) -> TripletBatches:
-        """The sampler over the images of these classes."""
-        return TripletBatches(labels=labels, global_batch_size=global_batch_size, seed=seed)
-
-
-SamplerConfig = ClassSamplerConfig | TripletSamplerConfig
 
 
 def title_of_place(location: str) -> str:
@@ -367,14 +388,3 @@ def title_of_place(location: str) -> str:
 
 # Words in the names of folders and files of any data set.
 _GENERIC_WORDS = frozenset(("", "data", "dataset", "images", "img", "train", "training", "test", "val", "validation"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShuffledSamplerConfig:
-    """Every image once per epoch, in an order that the seed determines."""
-
-    name: Literal["shuffled"] = "shuffled"
-
-    def build(self, labels: Tensor, global_batch_size: int, seed: int) -> Sampler:
-        """The sampler over the images of these classes."""
-        return ShuffledBatches(num_images=len(labels), global_batch_size=global_batch_size, seed=seed)

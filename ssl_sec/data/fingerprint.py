@@ -7,22 +7,35 @@ from pathlib import Path
 import numpy as np
 
 from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages
+from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.data.stores import FileStore
 from ssl_sec.errors import DataError
 
 # How much of the pixels in memory, and how many of the encoded images, are hashed, evenly spaced.
 _PIXEL_BYTES = 2**28
 _FILES = 512
+_BLOCKS = 8
 
 
 def fingerprint(image_set: ImageSet) -> str:
     """Sixteen hexadecimal digits that differ for different sets, and do not depend on where a set is stored.
 
     They are a hash of all labels and class names, of the names of all files of a folder, and of the images: the pixels
-    of those in memory, up to 256 MiB of them, or 512 of the encoded ones.
+    of those in memory, up to 256 MiB of them, or 512 of the encoded ones, or eight blocks of a set that is read by
+    blocks.
     """
     digest = hashlib.sha256(repr((image_set.image_shape, image_set.class_names)).encode())
-    digest.update(image_set.labels.numpy().tobytes())
+    if image_set.class_names or not isinstance(image_set, StreamedImages):
+        digest.update(image_set.labels.numpy().tobytes())
+    if isinstance(image_set, StreamedImages):
+        blocks = image_set.reader.blocks
+        digest.update(blocks.sizes.numpy().tobytes())
+        for block in range(0, len(blocks.sizes), math.ceil(len(blocks.sizes) / _BLOCKS)):
+            for image in blocks.read(block):
+                digest.update(hashlib.sha256(image).digest())
+        if image_set.rows is not None:
+            digest.update(image_set.rows.numpy().tobytes())
+        return digest.hexdigest()[:16]
     assert isinstance(image_set, ResidentImages | EncodedImages)
     if isinstance(image_set, ResidentImages):
         stride = math.ceil(len(image_set) * math.prod(image_set.image_shape) / _PIXEL_BYTES) or 1

@@ -9,75 +9,105 @@ import torch
 
 from ssl_sec.data.class_splits import require_disjoint
 from ssl_sec.data.decode import AS_THEY_ARE, Decoding
-from ssl_sec.data.image_set import ImageSet, Split
+from ssl_sec.data.image_set import UNLABELLED, ImageSet, Split
 from ssl_sec.data.stores import FileStore, from_store
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
+
+_LAYOUT = "data.root must hold images, or train/<class>/ and test/<class>/"
 
 EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 
 
 def open_folder(
-    split: Split, root: str | Path, decoding: Decoding = AS_THEY_ARE, shared_classes: bool = True
+    split: Split,
+    root: str | Path,
+    decoding: Decoding = AS_THEY_ARE,
+    shared_classes: bool = True,
+    labels: bool | None = None,
 ) -> ImageSet:
-    """Images in root/train/<class>/ and root/test/<class>/, or root/val/ if there is no test.
+    """The images of a folder: a folder for each split and class, or any tree of images without labels.
 
-    The classes are the folders of `train` in the order of their names, for both splits, or those of each split
-    (`shared_classes`). Only the files that are directly in a class folder and have an image's extension are
-    read; names that begin with a dot are ignored.
+    The training images are in root/train/, or in all of root if it has no such folders; the test images in root/test/,
+    or root/val/ if there is no test. Folders directly below are the classes, in the order of their names; only the
+    images directly in them are read. The classes are those of `train`, for both splits, or those of each split
+    (`shared_classes`). Without labels, all images below are read, however deep. Files without an image's extension are
+    ignored, and names that begin with a dot.
 
     Args:
         split: which part.
         root: the folder.
         decoding: how images become pixels.
         shared_classes: whether the splits have the same classes; if not, each has its own classes and labels.
+        labels: whether folders are classes; None if root/train/ has folders, no images beside them, and images directly
+            in one of them.
 
     Raises:
         MissingDataError: the folder or the split does not exist.
-        DataError: there are no classes, a class without images, one that is unknown to `train` (or, of classes that
-            are not shared, known to it), a link that leads out of `root`, or an image that cannot be read.
+        DataError: there are no images or no classes, a class without images, one that is unknown to `train` (or, of
+            classes that are not shared, known to it), a link that leads out of `root`, or an image that cannot be read.
     """
     root = Path(root)
-    paths, labels, class_names = _list_folder(root, split, shared_classes)
-    return from_store(
-        FileStore.of(root, paths),
-        torch.tensor(labels),
-        class_names,
-        name=f"folder/{split}",
-        description=f"{len(paths)} images of {len(class_names)} classes in {root}, {split} split",
-        decoding=decoding,
-    )
-
-
-def _list_folder(root: Path, split: Split, shared_classes: bool) -> tuple[list[bytes], list[int], tuple[str, ...]]:
-    """Paths relative to `root` as the file system's bytes, their labels, and the names of the classes."""
-    wanted = "data.root must hold train/<class>/ and test/<class>/"
-    train = root / "train"
     held_out = root / "test" if (root / "test").is_dir() or not (root / "val").is_dir() else root / "val"
+    # Without a test split, all of the folder is trained on.
+    train = root if not (root / "train").is_dir() and not held_out.is_dir() else root / "train"
     folder = train if split == "train" else held_out
-    for path in (root, train, folder if shared_classes else held_out):
+    for path in (root, folder):
         if not path.is_dir():
-            raise MissingDataError(f"{printable(str(path))}: no such folder; {wanted}")
+            raise MissingDataError(f"{printable(str(path))}: no such folder; {_LAYOUT}")
     try:
-        of_train = _class_folders(train, root)
-        found = of_train if split == "train" else _class_folders(folder, root)
-        if not shared_classes:
-            of_test = _class_folders(held_out, root) if split == "train" else found
-            require_disjoint(map(_display, of_train), map(_display, of_test), printable(str(root)))
-        classes = {name: label for label, name in enumerate(of_train if shared_classes else found)}
-        if unknown := [name for name in found if name not in classes]:
-            listed = ", ".join(map(_display, unknown[:5]))
-            raise DataError(f"{printable(str(folder))}: classes that {train.name} does not have: {listed}")
-        paths: list[bytes] = []
-        labels: list[int] = []
-        for name in found:
-            files = image_files(folder / name, root)
-            paths += [os.fsencode(os.path.join(folder.name, name, file)) for file in files]
-            labels += [classes[name]] * len(files)
+        if labels is None:
+            labels = train != root and _has_classes(train, root)
+        if labels:
+            paths, numbers, class_names = _list_classes(root, train, held_out, split, shared_classes)
+        else:
+            paths = [os.fsencode(os.path.relpath(path, root)) for path in _images_below(folder, root)]
+            numbers, class_names = [UNLABELLED] * len(paths), ()
     except DataError:
         raise
     except OSError as error:
         raise DataError(f"folder: cannot be read: {first_line(error)}") from error
+    of_classes = f"of {len(class_names)} classes" if class_names else "without labels"
+    return from_store(
+        FileStore.of(root, paths),
+        torch.tensor(numbers),
+        class_names,
+        name=f"folder/{split}",
+        description=f"{len(paths)} images {of_classes} in {root}, {split} split",
+        decoding=decoding,
+    )
+
+
+def _list_classes(
+    root: Path, train: Path, held_out: Path, split: Split, shared_classes: bool
+) -> tuple[list[bytes], list[int], tuple[str, ...]]:
+    """Paths relative to `root` as the file system's bytes, their labels, and the names of the classes."""
+    folder = train if split == "train" else held_out
+    if not shared_classes and not held_out.is_dir():
+        raise MissingDataError(f"{printable(str(held_out))}: no such folder; {_LAYOUT}")
+    of_train = _class_folders(train, root)
+    found = of_train if split == "train" else _class_folders(folder, root)
+    if not shared_classes:
+        of_test = _class_folders(held_out, root) if split == "train" else found
+        require_disjoint(map(_display, of_train), map(_display, of_test), printable(str(root)))
+    classes = {name: label for label, name in enumerate(of_train if shared_classes else found)}
+    if unknown := [name for name in found if name not in classes]:
+        listed = ", ".join(map(_display, unknown[:5]))
+        raise DataError(f"{printable(str(folder))}: classes that {train.name} does not have: {listed}")
+    paths: list[bytes] = []
+    labels: list[int] = []
+    for name in found:
+        files = image_files(folder / name, root)
+        paths += [os.fsencode(os.path.relpath(folder / name / file, root)) for file in files]
+        labels += [classes[name]] * len(files)
     return paths, labels, tuple(map(_display, classes))
+
+
+def _has_classes(folder: Path, root: Path) -> bool:
+    """Whether a folder holds a folder of images for each class, and no images beside them."""
+    names = _inside(folder, root)
+    if any(_is_image(name) for name in names):
+        return False
+    return any(_is_image(file) for name in names if (folder / name).is_dir() for file in _inside(folder / name, root))
 
 
 def _class_folders(folder: Path, root: Path) -> list[str]:
@@ -86,6 +116,29 @@ def _class_folders(folder: Path, root: Path) -> list[str]:
     if not names:
         raise DataError(f"{printable(str(folder))}: no class folders; it must hold one folder for each class")
     return names
+
+
+def _images_below(folder: Path, root: Path) -> list[str]:
+    """Paths of the images in a folder and all folders below it, in the order of their names."""
+    found: list[str] = []
+    real_folders: set[str] = set()  # links may lead in circles
+    waiting = [str(folder)]
+    while waiting:
+        current = waiting.pop()
+        real = os.path.realpath(current)
+        if real in real_folders:
+            continue
+        real_folders.add(real)
+        for name in _inside(Path(current), root):
+            path = os.path.join(current, name)
+            if os.path.isdir(path):
+                waiting.append(path)
+            elif _is_image(name):
+                found.append(path)
+    if not found:
+        allowed = ", ".join(sorted(EXTENSIONS))
+        raise DataError(f"{printable(str(folder))}: no images in it or below it; allowed: {allowed}; {_LAYOUT}")
+    return sorted(found, key=os.fsencode)
 
 
 def image_files(folder: Path, root: Path) -> list[str]:

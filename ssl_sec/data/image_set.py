@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int64, UInt8
@@ -26,6 +26,9 @@ MAX_CLASSES = 2**24
 # A set may have this many classes, or sixteen for each image if that is more.
 _MAX_EMPTY_CLASSES = 2**20
 
+# The label of an image without one.
+UNLABELLED = -1
+
 Split = Literal["train", "test"]
 Locations = str | Path | Sequence[str | Path]
 
@@ -36,11 +39,12 @@ class Columns:
 
     Attributes:
         image_column: struct{bytes, path}; None takes the only one of that type.
-        label_column: integers, 0 or more.
+        label_column: integers, 0 or more, or names of classes. None for images without labels, which files without a
+            column `label` hold too.
     """
 
     image_column: str | None = None
-    label_column: str = "label"
+    label_column: str | None = "label"
 
 
 NAMED_AS_USUAL = Columns()
@@ -65,12 +69,12 @@ class ImageSet(Protocol):
 
     @property
     def labels(self) -> Int64[Tensor, " images"]:
-        """Class of each image, on the CPU, 0 ≤ label < len(class_names)."""
+        """Class of each image, on the CPU, 0 ≤ label < len(class_names); all UNLABELLED if there are no classes."""
         ...
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Name of each class."""
+        """Name of each class; none if the images have no labels."""
         ...
 
     @property
@@ -114,8 +118,8 @@ class ResidentImages:
 
     Attributes:
         images: pixels, 0-255.
-        labels: class of each image of this set, on the CPU.
-        class_names: name of each class.
+        labels: class of each image of this set, on the CPU; all UNLABELLED if there are no classes.
+        class_names: name of each class; none if the images have no labels.
         name: of the split.
         description: source of the images.
         num_bad_images: how many were dropped when the set was loaded.
@@ -185,8 +189,8 @@ class EncodedImages:
 
     Attributes:
         store: the encoded images.
-        labels: class of each image of this set, on the CPU.
-        class_names: name of each class.
+        labels: class of each image of this set, on the CPU; all UNLABELLED if there are no classes.
+        class_names: name of each class; none if the images have no labels.
         image_shape: channels, height and width of each image.
         crop: the crop of each image; None if all must have `image_shape` already.
         name: of the split.
@@ -305,14 +309,29 @@ def subset(image_set: ImageSet, indices: Int64[Tensor, " chosen"], which: str = 
         A set of the same kind. Bad encoded images are replaced by images of the view, so that a held-out split never
         leaks into the rest; the view counts its own bad images.
     """
-    assert isinstance(image_set, ResidentImages | EncodedImages)
-    rows = indices if image_set.rows is None else image_set.rows[indices]
+    whole = cast(Any, image_set)  # a dataclass of any kind of set
+    rows = indices if whole.rows is None else whole.rows[indices]
     labels = image_set.labels[indices]
     queries = None if image_set.queries is None else image_set.queries[indices]
     description = f"{image_set.description}; {len(indices)} of {len(image_set)} images, {which}"
-    if isinstance(image_set, ResidentImages):
-        return replace(image_set, labels=labels, queries=queries, rows=rows, description=description)
-    return replace(image_set, labels=labels, queries=queries, rows=rows, description=description, bad_indices=set())
+    bad = {} if isinstance(image_set, ResidentImages) else {"bad_indices": set[int]()}
+    return replace(whole, labels=labels, queries=queries, rows=rows, description=description, **bad)
+
+
+def require_labels(image_set: ImageSet, purpose: str) -> None:
+    """Refuses images without labels.
+
+    Args:
+        image_set: any.
+        purpose: what needs the labels.
+
+    Raises:
+        DataError: it has none.
+    """
+    if not image_set.class_names:
+        raise DataError(
+            f"{image_set.name}: {len(image_set):,} images without labels found; {purpose} needs the class of each image"
+        )
 
 
 def on_device(image_set: ImageSet, device: torch.device) -> ImageSet:

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ssl_sec.batch import Batch
 from ssl_sec.data.image_set import EncodedImages, ImageSet
+from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.errors import DataError
 
 
@@ -23,15 +24,15 @@ def batches(
 ) -> Iterator[Batch]:
     """One batch for each element of `index_batches`, in that order.
 
-    Resident images are indexed on their device. Encoded ones are decoded in worker processes, which end with the
-    iterator: when it is exhausted, closed or deleted.
+    Resident images are indexed on their device. Encoded ones are decoded in worker processes, those of a set that is
+    read by blocks in threads, which end with the iterator: when it is exhausted, closed or deleted.
 
     Args:
         image_set: the images.
         index_batches: positions in `image_set`, on the CPU; may be endless. It is read ahead by
             num_loader_workers · prefetch batches.
         device: of the batches.
-        num_loader_workers: processes that decode; 0 decodes in this one. Without effect on resident images.
+        num_loader_workers: processes or threads that decode; 0 decodes in this one. Without effect on resident images.
         prefetch: batches that each process keeps ready, ≥ 1.
         draws: for each batch, random numbers for the crops of its rows. Without effect on resident images.
 
@@ -41,6 +42,8 @@ def batches(
     rows = zip(index_batches, itertools.repeat(None)) if draws is None else zip(index_batches, draws, strict=True)
     if isinstance(image_set, EncodedImages) and num_loader_workers > 0:
         yield from _decode_in_workers(image_set, rows, device, num_loader_workers, prefetch)
+    elif isinstance(image_set, StreamedImages):
+        yield from image_set.stream(rows, device, num_loader_workers, prefetch)
     else:
         for indices, drawn in rows:
             yield image_set.read(indices, drawn).to(device)

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +15,18 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from ssl_sec.data.decode import AS_THEY_ARE, Decoding, decode_image
+from ssl_sec.data.decode import Decoding, decode_image
 from ssl_sec.data.image_set import (
-    CACHE_FOLDER,
-    NAMED_AS_USUAL,
-    Columns,
+    UNLABELLED,
     EncodedImages,
     ImageSet,
     ImageStore,
-    Locations,
     ResidentImages,
-    Split,
     check_shape,
     subset,
     unreadable,
 )
-from ssl_sec.errors import ConfigError, DataError, MissingDataError
+from ssl_sec.errors import ConfigError, DataError
 
 logger = logging.getLogger("ssl_sec.data")
 
@@ -163,8 +159,8 @@ def from_store(
 
     Args:
         store: the encoded images.
-        labels: class of each image, on the CPU.
-        class_names: name of each class.
+        labels: class of each image, on the CPU; all UNLABELLED if there are no classes.
+        class_names: name of each class; none if the images have no labels.
         name: of the set.
         description: where the images came from.
         decoding: how they become pixels.
@@ -175,10 +171,10 @@ def from_store(
     """
     places = ((image, image if rows is None else int(rows[image])) for image in range(len(labels)))
     encoded = ((store.image_name(row), store.source(row), int(labels[image])) for image, row in places)
-    first, image_shape = _first_shape(encoded, decoding)
+    first, image_shape = first_shape(encoded, decoding)
     if decoding.is_resident(len(labels), image_shape):
         encoded = itertools.chain(first, encoded)
-        return _decode_all(encoded, len(labels), image_shape, decoding, lambda _: class_names, name, description)
+        return decode_all(encoded, len(labels), image_shape, decoding, lambda _: class_names, name, description)
     return EncodedImages(
         store=store,
         labels=labels,
@@ -195,6 +191,8 @@ def from_store(
 def limit_images(image_set: ImageSet, max_images: int, seed: int) -> ImageSet:
     """A view of at most `max_images` images, with numbers of each class as equal as possible.
 
+    Images without labels are drawn as if all had one class.
+
     Args:
         image_set: resident or encoded images.
         max_images: how many to keep, ≥ 1; the set itself is returned if it has no more.
@@ -209,16 +207,18 @@ def limit_images(image_set: ImageSet, max_images: int, seed: int) -> ImageSet:
         return image_set
     order = torch.randperm(len(image_set), generator=torch.Generator().manual_seed(seed))
     # The n-th image of every class comes before the n+1-st of any: a round of each class in turn.
-    by_class = order[torch.argsort(image_set.labels[order], stable=True)]
-    counts = torch.bincount(image_set.labels)
+    classes = image_set.labels - UNLABELLED
+    by_class = order[torch.argsort(classes[order], stable=True)]
+    counts = torch.bincount(classes)
     starts = counts.cumsum(0) - counts
     turns = torch.empty(len(image_set), dtype=torch.int64)
-    turns[by_class] = torch.arange(len(image_set)) - starts[image_set.labels[by_class]]
+    turns[by_class] = torch.arange(len(image_set)) - starts[classes[by_class]]
     chosen = order[torch.argsort(turns[order], stable=True)][:max_images]
-    return subset(image_set, chosen.sort().values, f"balanced by class, seed {seed}")
+    how = "balanced by class" if image_set.class_names else "drawn"
+    return subset(image_set, chosen.sort().values, f"{how}, seed {seed}")
 
 
-def _first_shape(encoded: Iterator[Encoded], decoding: Decoding) -> tuple[list[Encoded], tuple[int, int, int]]:
+def first_shape(encoded: Iterator[Encoded], decoding: Decoding) -> tuple[list[Encoded], tuple[int, int, int]]:
     """The shape of all images, and the items that were taken from `encoded` to find it."""
     if decoding.square is not None:
         return [], (decoding.num_channels, decoding.square.size_px, decoding.square.size_px)
@@ -236,7 +236,7 @@ def _first_shape(encoded: Iterator[Encoded], decoding: Decoding) -> tuple[list[E
     raise DataError(f"none of the {len(taken)} images can be read, the first being {taken[0][0]}")
 
 
-def _decode_all(
+def decode_all(
     encoded: Iterator[Encoded],
     num_images: int,
     image_shape: tuple[int, int, int],
@@ -283,75 +283,3 @@ def _decode_all(
         description=description,
         num_bad_images=len(reasons),
     )
-
-
-def open_parquet(
-    split: Split,
-    train: Locations | None,
-    test: Locations | None,
-    decoding: Decoding = AS_THEY_ARE,
-    columns: Columns = NAMED_AS_USUAL,
-    cache_folder: str | Path = CACHE_FOLDER,
-) -> ImageSet:
-    """Parquet files in the Hugging Face layout, local or remote.
-
-    Class names are those of the files' metadata, else the labels' numbers.
-
-    Args:
-        split: which part.
-        train: path, glob or fsspec URL of the training files, or a list of them.
-        test: the same for the test files.
-        decoding: how images become pixels.
-        columns: of the images and the labels.
-        cache_folder: where a streamed set is copied to, to be read by row; needs the space of the files.
-
-    Raises:
-        MissingDataError: no files are given for the split, or they do not exist.
-        DataError: a file is damaged or lacks the columns, a label is wrong, or an image cannot be read.
-    """
-    from ssl_sec.data import parquet  # Arrow, which no other set needs
-
-    locations = train if split == "train" else test
-    if locations is None:
-        raise MissingDataError(f"parquet: no files for the {split} split; set data.{split}")
-    files = parquet.inspect(locations, columns)
-    encoded = (
-        (name, image.as_py(), int(label))
-        for rows in parquet.iterate_rows(files)
-        for name, image, label in zip(rows.names, rows.encoded, rows.labels, strict=True)
-    )
-    first, image_shape = _first_shape(encoded, decoding)
-    name = f"parquet/{split}"
-    paths = [path for _, path in files.files]
-    more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
-    description = f"{files.num_rows} images in {paths[0]}{more}, digest {parquet.digest(files)}"
-
-    def class_names(labels: Int64[Tensor, " images"]) -> tuple[str, ...]:
-        return parquet.class_names(files, labels.numpy())
-
-    if decoding.is_resident(files.num_rows, image_shape):
-        encoded = itertools.chain(first, encoded)
-        return _decode_all(encoded, files.num_rows, image_shape, decoding, class_names, name, description)
-    store = ArrowStore(path=parquet.cached_table(files, Path(cache_folder).expanduser()))
-    labels = torch.from_numpy(mapped_table(store.path)["label"].to_numpy().copy())
-    streamed = replace(decoding, resident_limit_mib=0)
-    return from_store(store, labels, class_names(labels), name, description, streamed)
-
-
-def parquet_class_names(locations: Locations, columns: Columns = NAMED_AS_USUAL) -> tuple[str, ...]:
-    """Names of the classes that have images in Parquet files, in the order of their labels; only labels are read.
-
-    Args:
-        locations: path, glob or fsspec URL of the files, or a list of them.
-        columns: of the images and the labels.
-
-    Raises:
-        MissingDataError: a file does not exist.
-        DataError: a file is damaged or lacks the columns, or a label is wrong.
-    """
-    from ssl_sec.data import parquet
-
-    files = parquet.inspect(locations, columns)
-    labels = parquet.distinct_labels(files)
-    class_names = parquet.class_names(files, labels)
-    return tuple(class_names[label] for label in labels.tolist())

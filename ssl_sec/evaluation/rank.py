@@ -1,4 +1,4 @@
-"""The number of dimensions that features use."""
+"""The number of dimensions that features use, and how fast their variance decays."""
 
 import torch
 from jaxtyping import Float
@@ -22,13 +22,44 @@ def rankme(features: Float[Tensor, "images dim"], epsilon: float = 1e-7) -> floa
         About 1 for features on a line or all zero, at most about min(images, dim); NaN if a feature is not
         finite.
     """
+    eigenvalues = _eigenvalues(features)
+    if eigenvalues is None:
+        return float("nan")
+    singular_values = eigenvalues.sqrt()
+    shares = singular_values / singular_values.sum().clamp(min=torch.finfo(torch.float64).tiny) + epsilon
+    return (-(shares * shares.log()).sum()).exp().item()
+
+
+@torch.no_grad()
+def alpha_req(features: Float[Tensor, "images dim"]) -> float:
+    """Decay α of the spectrum of the features' covariance, λ_k ∝ k^-α (Agrawal et al. 2022, "α-ReQ").
+
+    The slope of a line fitted to log λ_k over log k by least squares, over the eigenvalues that are at least 1e-10 of
+    the largest. Good features were found near 1; a larger value means that few dimensions carry the variance.
+
+    Args:
+        features: one row for each image; they are centred first.
+
+    Returns:
+        NaN if a feature is not finite, or fewer than two eigenvalues are left.
+    """
+    eigenvalues = _eigenvalues(features.double() - features.double().mean(dim=0))
+    if eigenvalues is None:
+        return float("nan")
+    kept = eigenvalues[eigenvalues >= 1e-10 * eigenvalues.max()].sort(descending=True).values
+    if len(kept) < 2 or kept[0] == 0:
+        return float("nan")
+    places = torch.arange(1, len(kept) + 1, dtype=torch.float64, device=kept.device).log()
+    centred = places - places.mean()
+    return -((centred * kept.log()).sum() / centred.square().sum()).item()
+
+
+def _eigenvalues(features: Float[Tensor, "images dim"]) -> Float[Tensor, " rank"] | None:
+    """Of the Gram matrix, those of its rank at most, ascending and ≥ 0; None if a feature is not finite."""
     num_images, dim = features.shape
     gram = torch.zeros(dim, dim, dtype=torch.float64, device=features.device)
     for chunk in features.split(4096):
         gram.addmm_(chunk.double().T, chunk.double())
     if not gram.isfinite().all():
-        return float("nan")
-    largest = torch.linalg.eigvalsh(gram)[-min(num_images, dim) :]
-    singular_values = largest.clamp(min=0).sqrt()
-    shares = singular_values / singular_values.sum().clamp(min=torch.finfo(torch.float64).tiny) + epsilon
-    return (-(shares * shares.log()).sum()).exp().item()
+        return None
+    return torch.linalg.eigvalsh(gram)[-min(num_images, dim) :].clamp(min=0)

@@ -69,6 +69,9 @@ _AXIS_LABELS = {
     "val/recall_at_1": "validation Recall@1 (%)",
     "test/recall_at_1": "test Recall@1 (%)",
     "val/rankme": "effective rank (RankMe)",
+    "val/alpha_req": "decay of the spectrum (α-ReQ)",
+    "val/alignment": "alignment of two views (lower is better)",
+    "val/uniformity": "uniformity (lower is better)",
     "retrieval/recall_at_1": "test Recall@1 (%)",
     "retrieval/nmi": "test NMI (%)",
     "retrieval/f1": "test F1 (%)",
@@ -282,7 +285,7 @@ def features_figure(
     Args:
         features: one row for each image, of any norm.
         labels: class of each image.
-        class_names: name of each class.
+        class_names: name of each class; none for images without labels, which have one colour.
         seed: decides which images are shown, and seeds t-SNE.
         max_points: the largest number of images shown.
     """
@@ -307,9 +310,14 @@ def features_figure(
 
     figure = Figure(figsize=(8, 6), layout="constrained")
     axes = figure.subplots()
-    scatter_classes(figure, axes, points, point_labels, class_names)
+    if class_names:
+        title = f"{len(chosen):,} images of {len(np.unique(point_labels))} classes"
+        scatter_classes(figure, axes, points, point_labels, class_names)
+    else:
+        title = f"{len(chosen):,} images without labels"
+        axes.scatter(*points.T, s=14, color=BLUE, linewidth=0, alpha=0.6)
     axes.set(xlabel="t-SNE 1 (no unit)", ylabel="t-SNE 2 (no unit)", aspect="equal", adjustable="datalim")
-    axes.set_title(f"{len(chosen):,} images of {len(np.unique(point_labels))} classes")
+    axes.set_title(title)
     add_grid(axes)
     return figure
 

@@ -164,7 +164,8 @@ def save_network(recipe: Recipe, store: RunStore, with_head: bool) -> None:
 def _initialise(config: TrainingConfig, image_set: ImageSet, runtime: Runtime) -> tuple[Encoder, nn.Module]:
     """The encoder and the head with the run's initial weights, equal on every worker."""
     num_channels, height, width = image_set.image_shape
-    size = f"{len(image_set):,} images of {num_channels} x {height} x {width}, {len(image_set.class_names):,} classes"
+    classes = f"{len(image_set.class_names):,} classes" if image_set.class_names else "no labels"
+    size = f"{len(image_set):,} images of {num_channels} x {height} x {width}, {classes}"
     log_once(runtime, "data: %s, %s", image_set.name, size)
     worker_rows(config.global_batch_size, runtime.rank, runtime.world_size)
     torch.manual_seed(derived_seed(config.seed, "weights"))

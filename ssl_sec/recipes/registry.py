@@ -61,6 +61,7 @@ class RecipeRow:
         last_artifact: the file that is sent to MLflow last.
         leaves_head: whether the head belongs to the trained network.
         score: the metric that ranks checkpoints during training.
+        score_without_labels: the one that does where the images have no labels.
         figures: the metrics that MLflow's view of the scores shows; the first sorts it.
         tags: the tags that the view shows beside constraint and seed.
         paper_figure: the metric that the help shows for an experiment, and its title there.
@@ -81,6 +82,7 @@ class RecipeRow:
     last_artifact: str = "encoder.safetensors"
     leaves_head: bool = False
     score: str | None = None
+    score_without_labels: str | None = None
     figures: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     paper_figure: tuple[str, str] | None = None
@@ -138,7 +140,8 @@ PRETRAIN = RecipeRow(
         ("data=folder encoder=timm --help", "the keys of some options"),
     ),
     score="val/knn_top1",
-    figures=("probe/top1", "probe/knn_top1", "val/knn_top1"),
+    score_without_labels="val/rankme",
+    figures=("probe/top1", "probe/knn_top1", "val/knn_top1", "val/rankme"),
     tags=("probe.protocol",),
     paper_figure=("probe/top1", "top-1 %"),
     network="An image encoder, pretrained without labels by a contrastive loss; {} features an image.",

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from ssl_sec.augment.config import AugmentConfig, CropConfig
 from ssl_sec.augment.views import already_cropped, unit_range
+from ssl_sec.errors import ConfigError
 
 BATCH = 12
 
@@ -50,13 +51,21 @@ def test_views_have_their_size_and_stay_in_range(channels, num_views):
     assert views.std() > 0.1
 
 
+@pytest.mark.parametrize("size", [5, 8, 20])
+def test_views_may_have_another_size_than_the_images(size):
+    views = whole(AugmentConfig(view_size_px=size, blur_probability=1.0).build(9, 3, seed=5), images())
+    assert views.shape == (2 * BATCH, 3, size, size)
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 @given(cuts=st.lists(st.integers(1, BATCH - 1), unique=True, max_size=4), step=st.integers(0, 50))
 @settings(max_examples=15)
 def test_the_views_of_some_rows_are_those_rows_of_the_whole_batchs_views(channels, cuts, step):
-    augment = augmentation(channels, colour_strength=1.0)
-    pixels = images(channels=channels)
-    assert torch.equal(by_parts(augment, pixels, [0, *sorted(cuts), BATCH], step), whole(augment, pixels, step))
+    augment = augmentation(channels, colour_strength=1.0, solarise_probability=0.5)
+    pixels, cuts = images(channels=channels), [0, *sorted(cuts), BATCH]
+    assert torch.equal(by_parts(augment, pixels, cuts, step), whole(augment, pixels, step))
+    blurred = augmentation(channels, blur_probability=0.5)  # a convolution rounds by its batch
+    torch.testing.assert_close(by_parts(blurred, pixels, cuts, step), whole(blurred, pixels, step), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -202,3 +211,53 @@ def test_the_augmentation_is_built_with_its_settings():
     views = AugmentConfig(flip_probability=0.0, colour_strength=0.0).build(8, 1, seed=3, num_views=4)
     assert (views.seed, views.num_views, len(list(views.transforms.children()))) == (3, 4, 1)
     assert views(torch.zeros(2, 1, 9, 9, dtype=torch.uint8), 0, slice(0, 2), 2).shape == (8, 1, 8, 8)
+
+
+def plain_views(size=8, **options):
+    """Views of whole images without any other change, and the same with these options."""
+    none = {"min_scale": 1.0, "colour_strength": 0.0, "flip_probability": 0.0}
+    pixels = images(count=400, size=size)
+    return tuple(whole(augmentation(size=size, num_views=1, **none, **more), pixels) for more in ({}, options))
+
+
+def test_solarised_views_are_inverted_above_one_half():
+    before, after = plain_views(solarise_probability=0.3)
+    inverted = torch.where(before >= 0.5, 1 - before, before)
+    is_solarised = (after - before).abs().amax(dim=(1, 2, 3)) > 1e-6
+    assert torch.allclose(after[is_solarised], inverted[is_solarised])
+    assert torch.equal(after[~is_solarised], before[~is_solarised])
+    assert is_solarised.float().mean() == pytest.approx(0.3, abs=0.08)
+
+
+def test_blurred_views_are_those_of_a_gaussian():
+    before, after = plain_views(size=30, blur_probability=0.3)
+    is_blurred = (after - before).abs().amax(dim=(1, 2, 3)) > 1e-6
+    assert is_blurred.float().mean() == pytest.approx(0.3, abs=0.08)
+    sigmas = []
+    for one, blurred in zip(before[is_blurred][:20], after[is_blurred][:20], strict=True):
+        padded = torch.nn.functional.pad(one.double(), (1, 1, 1, 1), mode="reflect")
+        # A kernel of three: the middle and its neighbours, by the first row's ratio.
+        errors = {}
+        for tenth in range(1, 201):
+            weights = torch.exp(-torch.tensor([1.0, 0.0, 1.0]).double() / (2 * (tenth / 100) ** 2))
+            weights /= weights.sum()
+            kernel = torch.outer(weights, weights).expand(3, 1, 3, 3)
+            slow = torch.nn.functional.conv2d(padded.unsqueeze(0), kernel, groups=3)[0]
+            errors[tenth / 100] = float((slow - blurred).abs().max())
+        sigmas.append(min(errors, key=errors.get))
+        assert errors[sigmas[-1]] < 1.5e-2
+    assert all(0.1 <= sigma <= 2.0 for sigma in sigmas) and len(set(sigmas)) > 5
+
+
+def test_old_draws_are_kept_where_nothing_is_added():
+    """Runs of before, whose keys are the defaults now, resume on the same views."""
+    named = [type(each).__name__ for each in augmentation().transforms.children()]
+    assert named == ["RandomResizedCrop", "RandomHorizontalFlip", "ColorJitter", "RandomGrayscale"]
+    assert augmentation(grey_probability=0.2).transforms[-1].p == 0.2
+
+
+def test_the_kernel_makes_no_blur_and_no_solarisation():
+    for option in ("blur_probability", "solarise_probability"):
+        asked = AugmentConfig(fused=True, **{option: 0.5})
+        with pytest.raises(ConfigError, match=r"augment\.fused: found True"):
+            asked.build(32, 3, 0, device=torch.device("cuda"))

@@ -11,13 +11,15 @@ import torch
 from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100
 
+from ssl_sec.data.class_splits import own_classes
 from ssl_sec.data.config import MNISTConfig
 from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.folders import open_folder
-from ssl_sec.data.image_set import Columns, EncodedImages, ResidentImages
+from ssl_sec.data.image_set import UNLABELLED, EncodedImages, ResidentImages
+from ssl_sec.data.parquet.opening import open_parquet
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits, open_mnist
-from ssl_sec.data.stores import limit_images, open_parquet, parquet_class_names
+from ssl_sec.data.stores import limit_images
 from ssl_sec.errors import ConfigError, DataError, MissingDataError
 from tests.data.files import encode, noise, plain, write_folder, write_parquet
 from tests.data.test_image_set import encoded, resident, values
@@ -190,17 +192,69 @@ def test_with_a_crop_images_of_any_size_are_streamed(tmp_path, num_channels):
 
 def test_folder_errors(tmp_path):
     assert str(tmp_path / "no") in line(lambda: open_folder("train", tmp_path / "no"), MissingDataError)
-    assert "train" in line(lambda: open_folder("train", tmp_path), MissingDataError)
+    nothing = line(lambda: open_folder("train", tmp_path))
+    assert (
+        nothing.startswith(f"{tmp_path}: no images in it or below it; allowed: .bmp, .gif")
+        and "train/<class>/" in nothing
+    )
+    (tmp_path / "test").mkdir()
+    assert "train: no such folder" in line(lambda: open_folder("train", tmp_path), MissingDataError)
+    (tmp_path / "test").rmdir()
     (tmp_path / "train").mkdir()
-    assert "no class folders" in line(lambda: open_folder("train", tmp_path))
+    assert "no class folders" in line(lambda: open_folder("train", tmp_path, labels=True))
     (tmp_path / "train" / "cat").mkdir()
-    assert "cat: no images" in line(lambda: open_folder("train", tmp_path))
+    assert "cat: no images" in line(lambda: open_folder("train", tmp_path, labels=True))
+    assert "train: no images in it or below it" in line(lambda: open_folder("train", tmp_path))
     write_folder(tmp_path, {"train/cat/1.png": plain(1)})
     assert "test: no such folder" in line(lambda: open_folder("test", tmp_path), MissingDataError)
     write_folder(tmp_path, {"test/cat/1.png": plain(1), "test/cow/2.png": plain(2)})
     assert "classes that train does not have: cow" in line(lambda: open_folder("test", tmp_path))
     assert line(lambda: Decoding(num_channels=2), ConfigError) == "data.num_channels: found 2, must be 1 or 3"
     assert line(lambda: Decoding(image_size_px=0), ConfigError).startswith("data.image_size_px: found 0, must be ≥ 1")
+
+
+TREES = {
+    "flat": ["1.png", "2.png", "3.png"],
+    "nested": ["a/1.png", "a/b/2.png", "c/3.png"],
+    "a split": ["train/1.png", "train/a/2.png", "train/a/b/3.png"],
+    "a split, nested": ["train/a/b/1.png", "train/a/c/2.png", "train/b/b/3.png"],
+    "both splits, flat": ["train/1.png", "train/2.png", "train/3.png", "test/4.png"],
+}
+
+
+@pytest.mark.parametrize("resident_limit_mib", [0, 1])
+@pytest.mark.parametrize("tree", TREES)
+def test_any_tree_of_images_without_labels(tmp_path, tree, resident_limit_mib):
+    files = {path: plain(int(path[-5])) for path in TREES[tree]}
+    write_folder(tmp_path, {**files, "notes.txt": b"no image", ".hidden/9.png": plain(9)})
+    images = open_folder("train", tmp_path, Decoding(resident_limit_mib=resident_limit_mib))
+    assert values(images.read(torch.arange(3))) == [1, 2, 3] and len(images) == 3
+    assert images.labels.tolist() == [UNLABELLED] * 3 and images.class_names == ()
+    assert "3 images without labels" in images.description
+    if "both" in tree:
+        assert values(open_folder("test", tmp_path).read(torch.arange(1))) == [4]
+    else:
+        assert "test: no such folder" in line(lambda: open_folder("test", tmp_path), MissingDataError)
+    limited = limit_images(images, 2, seed=0)
+    assert len(limited) == 2 and limited.description.endswith("2 of 3 images, drawn, seed 0")
+    assert line(lambda: own_classes(images)) == (
+        "folder/train: 3 images without labels found; training by classes needs the class of each image"
+    )
+
+
+def test_labels_of_folders_can_be_ignored_or_asked_for(tmp_path):
+    root = write_folder(tmp_path / "labelled", FOLDER)
+    assert open_folder("train", root, labels=False).class_names == ()
+    other = write_folder(tmp_path / "other", {"cat/1.png": plain(1), "dog/2.png": plain(2)})
+    assert open_folder("train", other).class_names == ()
+    images = open_folder("train", other, labels=True)
+    assert images.class_names == ("cat", "dog") and values(images.read(torch.arange(2))) == [1, 2]
+
+
+def test_links_in_a_circle_end(tmp_path):
+    write_folder(tmp_path, {"a/1.png": plain(1), "b/2.png": plain(2)})
+    (tmp_path / "a" / "again").symlink_to(tmp_path)
+    assert values(open_folder("train", tmp_path).read(torch.arange(2))) == [1, 2]
 
 
 @pytest.mark.parametrize("link", ["train", "train/cat", "train/cat/2.png"])
@@ -261,73 +315,6 @@ def test_sizes_must_agree(tmp_path, on_bad_image):
     write_folder(tmp_path, {"train/cat/1.png": plain(1), "train/cat/2.png": plain(2, 8, 9)})
     message = line(lambda: open_folder("train", tmp_path, Decoding(on_bad_image=on_bad_image)))
     assert "2.png: 8 x 9 pixels" in message and "data.image_size_px" in message
-
-
-@pytest.mark.parametrize("resident_limit_mib", [0, 1])
-@pytest.mark.parametrize("image_size_px", [None, 6])
-def test_parquet(tmp_path, resident_limit_mib, image_size_px):
-    write_parquet(tmp_path / "0.parquet", [plain(i) for i in range(5)], [0, 1, 2, 0, 1], ["a", "b", "c"], "img")
-    write_parquet(tmp_path / "1.parquet", [plain(i) for i in range(5, 9)], [2, 0, 1, 2], ["a", "b", "c"], "img")
-    images = open_parquet(
-        "train",
-        train=str(tmp_path / "?.parquet"),
-        test=None,
-        decoding=Decoding(image_size_px=image_size_px, resident_limit_mib=resident_limit_mib),
-        cache_folder=tmp_path / "cache",
-    )
-    assert isinstance(images, ResidentImages if resident_limit_mib else EncodedImages)
-    assert values(images.read(torch.arange(9))) == list(range(9))
-    assert images.labels.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2] and images.class_names == ("a", "b", "c")
-    assert images.image_shape == (3, image_size_px or 8, image_size_px or 8)
-    assert (tmp_path / "cache").exists() == (resident_limit_mib == 0)
-    batch = pickle.loads(pickle.dumps(images)).read(torch.tensor([8, 3]))
-    assert values(batch) == [8, 3]
-
-
-@pytest.mark.parametrize("resident_limit_mib", [0, 1])
-def test_parquet_with_bad_images(tmp_path, resident_limit_mib, caplog):
-    path = write_parquet(tmp_path / "a.parquet", [None, plain(1), b"text", plain(3)], [0, 1, 5, 3])
-
-    def opened(on_bad_image):
-        return open_parquet(
-            "test",
-            train=None,
-            test=path,
-            decoding=Decoding(on_bad_image=on_bad_image, resident_limit_mib=resident_limit_mib),
-            cache_folder=tmp_path,
-        )
-
-    assert f"{path} row 0: " in line(lambda: opened("raise"))
-    with caplog.at_level(logging.WARNING, "ssl_sec.data"):
-        images = opened("skip")
-        read = images.read(torch.arange(len(images)))
-    assert values(read) == ([1, 3] if resident_limit_mib else [1, 1, 3, 3]) == read.labels.tolist()
-    assert images.num_bad_images == 2
-    assert f"{path} row 2" in " ".join(caplog.messages)
-
-
-def test_parquet_without_class_names(tmp_path):
-    path = write_parquet(tmp_path / "a.parquet", [plain(1), plain(2)], [0, 3])
-    assert open_parquet("train", path, None).class_names == ("0", "1", "2", "3")
-    path = write_parquet(tmp_path / "b.parquet", [plain(1), plain(2)], [0, 3], class_names=["a", "b", "c"])
-    assert "label 3" in line(lambda: open_parquet("train", path, None))
-
-
-def test_the_classes_of_parquet_files_are_those_that_have_images(tmp_path):
-    names = ["a", "b", "c", "d", "e"]
-    first = write_parquet(tmp_path / "0.parquet", [plain(1)] * 4, [4, 1, 1, 4], names, "img")
-    second = write_parquet(tmp_path / "1.parquet", [plain(1)] * 2, [2, 1], names, "img")
-    assert parquet_class_names([first, second]) == ("b", "c", "e")
-    assert parquet_class_names(second, Columns(image_column="img")) == ("b", "c")
-    unnamed = write_parquet(tmp_path / "2.parquet", [b"no image"], [7], label_column="y")
-    assert parquet_class_names(unnamed, Columns(label_column="y")) == ("7",)
-    wrong = write_parquet(tmp_path / "3.parquet", [plain(1)] * 3, [0, 1, -2])
-    assert f"{wrong} row 2: label -2" in line(lambda: parquet_class_names(wrong))
-
-
-def test_parquet_without_files(tmp_path):
-    assert "set data.test" in line(lambda: open_parquet("test", "a.parquet", None), MissingDataError)
-    assert "no such file" in line(lambda: open_parquet("train", tmp_path / "a.parquet", None), MissingDataError)
 
 
 def test_limits_are_balanced_and_repeatable(tmp_path):

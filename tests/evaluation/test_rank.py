@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ssl_sec.evaluation.rank import rankme
+from ssl_sec.evaluation.rank import alpha_req, rankme
 
 
 def draw(rows, columns, seed=0):
@@ -59,3 +59,18 @@ def test_rankme_of_collapsed_features():
 def test_rankme_of_half_precision_is_computed_in_more():
     features = draw(3000, 64).bfloat16()
     assert rankme(features) == pytest.approx(by_numpy(features.float()), rel=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0])
+def test_alpha_req_is_the_exponent_of_the_spectrum(alpha):
+    orthogonal = torch.linalg.qr(draw(1000, 32).double() - draw(1000, 32).double().mean(0)).Q
+    features = orthogonal * torch.arange(1, 33).double() ** (-alpha / 2) + draw(1, 32, seed=2).double()
+    assert alpha_req(features) == pytest.approx(alpha, rel=1e-6)
+
+
+def test_alpha_req_leaves_out_dimensions_without_variance():
+    features = torch.cat([draw(100, 8).double(), torch.zeros(100, 4, dtype=torch.float64)], dim=1)
+    assert alpha_req(features) == pytest.approx(alpha_req(features[:, :8]))
+    assert math.isnan(alpha_req(torch.zeros(10, 3)))
+    assert math.isnan(alpha_req(draw(10, 1)))
+    assert math.isnan(alpha_req(torch.full((4, 4), torch.inf)))

@@ -1,14 +1,21 @@
 import logging
+import math
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from ssl_sec.collectives import rank, world_size
+from ssl_sec.data.image_set import UNLABELLED
+from ssl_sec.data.standard_sets import open_digits
+from ssl_sec.data.stores import limit_images
 from ssl_sec.errors import ConfigError, Stopped
 from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.pretraining.monitor import Monitor
 from ssl_sec.recipes.pretraining.recipe import build_recipe
 from ssl_sec.recipes.pretraining.recipe import run as pretrain
+from ssl_sec.seeding import derived_seed
 from ssl_sec.settings import from_values
 from tests.fakes import FakeRuntime, FakeStore, assert_identical
 from tests.workers import on_workers
@@ -29,6 +36,8 @@ VALUES = {
     "monitor": {"every_epochs": 1, "neighbours": 5},
     "checkpoint": {"every_epochs": 1},
 }
+
+WITHOUT_LABELS = {"val/rankme", "val/alpha_req", "val/alignment", "val/uniformity"}
 
 
 def config(**changes) -> PretrainConfig:
@@ -81,6 +90,19 @@ def test_any_number_of_workers_gives_the_same_run(tmp_path, whole, num_workers):
 
 
 @pytest.mark.distributed
+def test_four_blurred_views_of_another_size_are_the_same_on_two_workers(tmp_path):
+    changes = {
+        "augment": {"num_views": 4, "view_size_px": 6, "blur_probability": 0.5, "solarise_probability": 0.2},
+        "epochs": 1,
+    }
+    alone, _ = run(tmp_path, **changes)
+    # Without training each of the 4 x 40 views has 3 positives among the 159 others.
+    assert 2 < alone.series("train/metric_loss")[0] < 2 * math.log(159)
+    for reports, _ in on_workers(2, tmp_path, on_a_worker, tmp_path, changes):
+        assert_the_same_curve(reports, [report[:2] for report in alone.reports])
+
+
+@pytest.mark.distributed
 def test_a_run_goes_on_with_another_number_of_workers(tmp_path, whole):
     expected = [(step, metrics) for step, metrics, _ in whole[0].reports]
     (first, state), _ = on_workers(2, tmp_path, on_a_worker, tmp_path, {}, 3)
@@ -125,10 +147,65 @@ def test_the_reported_names_are_those_of_the_design(whole):
         "train/images_per_s",
         "train/epoch",
         "val/knn_top1",
-        "val/rankme",
+        *WITHOUT_LABELS,
     }
     assert list(whole[0].series("val/knn_top1")) == [4, 9]
     assert all(0 <= value <= 100 for value in whole[0].series("val/knn_top1").values())
+
+
+def monitored():
+    """The figures of an encoder that was not trained, on this worker."""
+    settings = config(data={"name": "digits"}, global_batch_size=42)
+    runtime = FakeRuntime(rank(), world_size())
+    recipe = build_recipe(settings, settings.data.open("train"), runtime)
+    return Monitor(settings, recipe, runtime)(0)
+
+
+@pytest.mark.distributed
+def test_any_number_of_workers_monitors_the_same(tmp_path):
+    # Four chunks of views, which three workers take in two turns.
+    alone = monitored()
+    for figures in on_workers(3, tmp_path, monitored):
+        assert figures == pytest.approx(alone, rel=1e-8)
+
+
+def test_images_without_labels_are_monitored_without_them(tmp_path, whole):
+    images = open_digits("train")
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number, image in enumerate(limit_images(images, 200, seed=0).read(torch.arange(200)).images):
+        Image.fromarray(image[0].numpy()).save(folder / f"{number:03d}.png")
+    data = {"name": "folder", "root": str(folder), "num_channels": 1}
+    runtime, store = run(tmp_path, data=data)
+    assert runtime.series("train/loss") == whole[0].series("train/loss")  # the images alone decide
+    _, last, _ = runtime.reports[-1]
+    assert set(last) == WITHOUT_LABELS
+    for name in ("val/rankme", "val/alpha_req"):
+        assert runtime.series(name)[9] == pytest.approx(whole[0].series(name)[9])
+    kept = torch.load(store.features_path, weights_only=True)
+    assert kept["features"].shape == (200, 64) and kept["labels"].unique().tolist() == [UNLABELLED]
+
+
+def test_alignment_and_uniformity_are_those_of_the_embedded_views(tmp_path):
+    settings = config(data={"name": "digits"}, epochs=0)
+    runtime, images = FakeRuntime(), settings.data.open("train")
+    recipe = build_recipe(settings, images, runtime)
+    figures = Monitor(settings, recipe, runtime)(0)
+    assert recipe.encoder.training and recipe.head.training
+    seed = derived_seed(0, "monitored views")
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[:1024]
+    views = settings.augment.build(8, 1, seed)
+    first, second = [], []
+    network = torch.nn.Sequential(recipe.encoder, recipe.head).eval()
+    with torch.no_grad():
+        for number, chunk in enumerate(order.split(256)):
+            pixels = views(images.read(chunk).images, number, slice(0, 256), 256).double()
+            one, other = torch.nn.functional.normalize(network(pixels), dim=1).split(256)
+            first.append(one), second.append(other)
+    first, second = torch.cat(first), torch.cat(second)
+    distances = torch.pdist(first).square()
+    assert figures["val/alignment"] == pytest.approx(float((first - second).square().sum(1).mean()))
+    assert figures["val/uniformity"] == pytest.approx(float((-2 * distances).exp().mean().log()))
 
 
 def test_what_outlives_the_run_is_left_in_the_store(whole):
@@ -174,7 +251,7 @@ def test_the_loss_falls_and_neighbours_are_found(tmp_path):
 def test_no_epochs_leave_the_initial_encoder_and_its_accuracy(tmp_path):
     runtime, store = run(tmp_path, epochs=0)
     ((step, metrics, _),) = runtime.reports
-    assert step == 0 and set(metrics) == {"val/knn_top1", "val/rankme"}
+    assert step == 0 and set(metrics) == {"val/knn_top1", *WITHOUT_LABELS}
     assert metrics["val/knn_top1"] > 20
     assert runtime.saves == []
     initial = build_recipe(config(), config().data.open("train"), FakeRuntime()).encoder.backbone

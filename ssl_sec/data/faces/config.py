@@ -104,7 +104,7 @@ class PairTableConfig(_PairsConfig):
     pairs: Local
     images: Local | tuple[str, ...]
     image_column: str | None = Columns.image_column
-    label_column: str = Columns.label_column
+    label_column: str | None = Columns.label_column
 
     @property
     def _list(self) -> str:

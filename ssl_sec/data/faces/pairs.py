@@ -268,18 +268,18 @@ def _in_folder(root: Path) -> _Listed:
 
 def _in_parquet(locations: Sequence[str | Path], columns: Columns, wanted: set[str]) -> _Listed:
     """The wanted ones of the images in Parquet files."""
-    from ssl_sec.data import parquet  # Arrow, which no other list needs
+    from ssl_sec.data.parquet import reading  # Arrow, which no other list needs
 
-    files = parquet.inspect(locations, columns)
+    files = reading.inspect(locations, columns)
     names: list[str] = []
     paths: list[str] = []
     people: list[str | None] = []
     encoded: list[bytes] = []
-    for rows in parquet.iterate_rows(files):
+    for rows in reading.iterate_rows(files):
         for place, path in enumerate(rows.paths):
             if path in wanted or path.rpartition("/")[2] in wanted:
                 label = int(rows.labels[place])
-                known = files.class_names is not None and label < len(files.class_names)
+                known = files.class_names is not None and 0 <= label < len(files.class_names)
                 names.append(rows.names[place])
                 paths.append(path)
                 people.append(files.class_names[label] if files.class_names and known else None)

@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The metrics that checkpoints and models are ranked by, measured on held-out training images; a run has one of them.
-SCORES = tuple(row.score for row in RECIPES.values() if row.score is not None)
+# The metrics that checkpoints and models are ranked by, measured on held-out training images. A run is ranked by the
+# first that it has: by one without labels only where there are none.
+LABEL_FREE_SCORES = tuple(row.score_without_labels for row in RECIPES.values() if row.score_without_labels is not None)
+SCORES = (*(row.score for row in RECIPES.values() if row.score is not None), *LABEL_FREE_SCORES)
 
 # As Python's faulthandler names them.
 _FATAL = {

@@ -67,9 +67,9 @@ class FolderRuntime:
         if self.rank == 0:
             histogram = {} if norms is None else {"norms": asdict(norms)}
             self._folder.append_record({"step": step, "metrics": dict(metrics), **histogram})
-            for score in SCORES:
-                if score in metrics:
-                    self._score = step, metrics[score]
+            score = next((metrics[name] for name in SCORES if name in metrics), None)
+            if score is not None:
+                self._score = step, score
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Writes a checkpoint: this worker's own part at once, the rest in the background."""

@@ -18,7 +18,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from ssl_sec.data.config import DataConfig
 from ssl_sec.edges.folder.descriptions import DataDescription
-from ssl_sec.edges.folder.folder import SCORES
+from ssl_sec.edges.folder.folder import LABEL_FREE_SCORES, SCORES
 from ssl_sec.edges.tracking.store import all_pages, quoted
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.probing.config import ProbeConfig, ProbeJobConfig
@@ -29,6 +29,7 @@ BEST = "best"
 PROTOCOL_TAG = "probe.protocol"
 
 _ALIAS_TRIES = 5
+_HIGHEST_SCORE = 1e6
 # Settings of a data set that do not change its images.
 _PLACES = ("root", "download", "cache_folder", "resident_limit_mib")
 
@@ -111,7 +112,7 @@ class Score:
     Attributes:
         name: of the metric.
         protocol: only scores of the same protocol are compared.
-        value: in percent; higher is better.
+        value: in percent, or a label-free score; higher is better.
     """
 
     name: str
@@ -141,8 +142,9 @@ def mark_best(client: MlflowClient, recipe: str) -> None:
 
     Only versions trained on the data of the newest one (by its digest) are compared, by one score of one protocol: the
     probes' top-1 of the protocol that most versions have, if two or more versions share one; else the last held-out
-    score of the training (kNN top-1, or Recall@1 or verification of held-out classes). Scores on fewer than two classes
-    and scores that are not finite are ignored. Of equal versions the oldest is the best.
+    score of the training (kNN top-1, or Recall@1 or verification of held-out classes; of images without labels their
+    RankMe). Scores on fewer than two classes and scores that are not finite are ignored. Of equal versions the oldest
+    is the best.
 
     Two runs may do this at the same time. Each looks again after it has set the alias, until it finds what it has set;
     so the last one has seen the versions of all others.
@@ -235,19 +237,26 @@ def _scores(run: Run, probes: Sequence[Run]) -> list[Score]:
         for key, value in sorted(run.data.params.items())
         if key.startswith("monitor.") and not key.startswith("monitor.every_")
     )
+    num_classes = _num_classes(run)
+    names = LABEL_FREE_SCORES if num_classes == 0 else SCORES
     found += [
         Score(name=name, protocol=f"{name}, {monitor}", value=run.data.metrics[name])
-        for name in SCORES
-        if name in run.data.metrics and _can_rank(run)
+        for name in names
+        if name in run.data.metrics and (num_classes == 0 or (name not in LABEL_FREE_SCORES and _can_rank(run)))
     ]
     # MLflow stores infinity as a very large number.
-    return [score for score in found if 0 <= score.value <= 100]
+    return [score for score in found if 0 <= score.value <= _HIGHEST_SCORE]
 
 
 def _can_rank(run: Run) -> bool:
     """Whether the images that a run was scored on have two or more classes."""
+    return (_num_classes(run) or 0) >= 2
+
+
+def _num_classes(run: Run) -> int | None:
+    """How many classes the images have that a run was scored on, 0 without labels; None if it is not known."""
     data = _data_of(run)
-    return data is not None and json.loads(data.profile or "{}").get("classes", 0) >= 2
+    return None if data is None else json.loads(data.profile or "{}").get("classes")
 
 
 def _data_of(run: Run) -> Dataset | None:

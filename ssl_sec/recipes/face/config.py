@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from ssl_sec.augment.config import FlipConfig
-from ssl_sec.data.config import ClassSamplerConfig, DataConfig, ShuffledSamplerConfig
+from ssl_sec.data.config import DataConfig
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.sampler_config import ClassSamplerConfig, ShuffledSamplerConfig
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses.config import ClassLossConfig, NoTransformConfig, PairLossConfig, TransformConfig
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from ssl_sec.data.class_splits import without_people
 from ssl_sec.data.decode import Decoding
-from ssl_sec.data.image_set import ImageSet, on_device
+from ssl_sec.data.image_set import ImageSet, on_device, require_labels
+from ssl_sec.data.shards.streamed import require_any_order
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.faces.roc import equal_error_rate
 from ssl_sec.evaluation.faces.verification import (
@@ -52,6 +53,8 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     """
     log_once(runtime, "loading %s", config.data.name)
     image_set = on_device(config.data.open("train"), runtime.device)
+    require_labels(image_set, "face recognition")
+    require_any_order(image_set, "face recognition")
     num_channels, height, width = image_set.image_shape
     # Opened before the training, so that missing files are errors at once.
     decoding = Decoding(image_size_px=min(height, width), num_channels=num_channels)

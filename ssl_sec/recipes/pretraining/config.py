@@ -18,7 +18,9 @@ from ssl_sec.training.config import OptimiserConfig
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorConfig(Settings, key="monitor"):
-    """kNN accuracy and RankMe on training images while the encoder trains; the test set is not used.
+    """Figures of the encoder on training images while it trains; the test set is not used.
+
+    With labels, kNN accuracy. Always RankMe and α-ReQ of the features, and alignment and uniformity of the embeddings.
 
     Attributes:
         every_epochs: epochs between two measurements, ≥ 1.

@@ -3,19 +3,14 @@
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from ssl_sec.data.image_set import ImageSet, on_device
-from ssl_sec.data.samplers import ShuffledBatches
-from ssl_sec.evaluation.knn import knn_top1
-from ssl_sec.evaluation.rank import rankme
-from ssl_sec.evaluation.splits import stratified_sample, stratified_split
-from ssl_sec.recipes.assembly import RunStore, assemble, extractor, save_network, train_recipe
+from ssl_sec.data.shards.streamed import shuffled_batches
+from ssl_sec.recipes.assembly import RunStore, assemble, save_network, train_recipe
 from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.pretraining.monitor import Monitor
 from ssl_sec.training.recipe import Recipe, image_labels
 from ssl_sec.training.step import Runtime, log_once
-
-NUM_VIEWS = 2
 
 
 def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
@@ -29,7 +24,7 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
     log_once(runtime, "loading %s", config.data.name)
     image_set = on_device(config.data.open("train"), runtime.device)
     recipe = build_recipe(config, image_set, runtime)
-    monitor = _Monitor(config, recipe, runtime)
+    monitor = Monitor(config, recipe, runtime)
     monitor_every = config.monitor.every_epochs * recipe.sampler.steps_per_epoch
     train_recipe(config, recipe, runtime, store, monitor, monitor_every)
     if recipe.total_steps == 0:
@@ -44,7 +39,7 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
 def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
     """Everything that the run trains, on the runtime's device; equal on every worker."""
     num_channels, height, width = image_set.image_shape
-    sampler = ShuffledBatches(num_images=len(image_set), global_batch_size=config.global_batch_size, seed=config.seed)
+    sampler = shuffled_batches(image_set, config.global_batch_size, config.seed)
     layout = config.runtime.on(runtime.device).layout
     return assemble(
         config,
@@ -53,41 +48,7 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
         sampler=sampler,
         total_steps=config.epochs * sampler.steps_per_epoch,
         loss=config.loss.build(),
-        views=config.augment.build(min(height, width), num_channels, config.seed, NUM_VIEWS, runtime.device, layout),
-        row_labels=partial(image_labels, num_views=NUM_VIEWS),
+        views=config.augment.build(min(height, width), num_channels, config.seed, device=runtime.device, layout=layout),
+        row_labels=partial(image_labels, num_views=config.augment.num_views),
         graphed=config.runtime.replays_steps(runtime.device, runtime.world_size),
     )
-
-
-class _Monitor:
-    """kNN accuracy and RankMe of the encoder on images of the training set, a tenth of them as queries."""
-
-    def __init__(self, config: PretrainConfig, recipe: Recipe, runtime: Runtime) -> None:
-        labels = recipe.image_set.labels
-        self._images = stratified_sample(labels, config.monitor.max_images, seed=0)
-        self._bank, self._queries = stratified_split(labels[self._images], 0.1, seed=0)
-        self._neighbours = config.monitor.neighbours
-        self._image_set = recipe.image_set
-        self._extract = extractor(recipe.encoder, recipe.computation, runtime, batch_size=512)
-        self._runtime = runtime
-
-    @property
-    def num_images(self) -> int:
-        return len(self._images)
-
-    def __call__(self, steps_taken: int) -> dict[str, float]:
-        log_once(self._runtime, "measuring kNN and RankMe on %s images", f"{self.num_images:,}")
-        features, labels = self.features()
-        bank, queries = self._bank.to(features.device), self._queries.to(features.device)
-        accuracy = knn_top1(
-            features[bank],
-            labels[bank],
-            features[queries],
-            labels[queries],
-            num_classes=len(self._image_set.class_names),
-            k=self._neighbours,
-        )
-        return {"val/knn_top1": 100 * accuracy, "val/rankme": rankme(features)}
-
-    def features(self) -> tuple[Tensor, Tensor]:
-        return self._extract(self._image_set, self._images)

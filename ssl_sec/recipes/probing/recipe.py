@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from ssl_sec.augment.config import AugmentConfig
 from ssl_sec.collectives import gather_rows, highest_of_workers
 from ssl_sec.data.config import DataConfig
-from ssl_sec.data.image_set import ImageSet, on_device, subset
+from ssl_sec.data.image_set import ImageSet, on_device, require_labels, subset
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
+from ssl_sec.data.shards.streamed import require_any_order
 from ssl_sec.errors import DataError, Stopped, printable
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.knn import knn_top1
@@ -131,6 +132,8 @@ def linear_evaluation(
     lay_out(encoder, runtime.device, computation.channels_last)
     full = replace(data, max_images=None)
     train_set, test_set = (on_device(full.open(split), runtime.device) for split in ("train", "test"))
+    for image_set in (train_set, test_set):
+        require_labels(image_set, "a linear probe")
     if test_set.class_names != train_set.class_names[: len(test_set.class_names)]:
         raise DataError(
             f"{test_set.name}: its classes ({_describe_classes(test_set.class_names)}) are not the first of those of "
@@ -204,6 +207,7 @@ class _Training:
 
     def _augmented_batches(self, image_set: ImageSet) -> Callable[[int], Iterator[Rows]]:
         """Features of crops and flips, newly drawn in every epoch (SimCLR, appendix B.6)."""
+        require_any_order(image_set, "probe.augment=true")
         channels, height, width = image_set.image_shape
         batch_size = min(self.config.batch_size, len(image_set) // self.runtime.world_size * self.runtime.world_size)
         sampler = ShuffledBatches(num_images=len(image_set), global_batch_size=batch_size, seed=self.config.seed)

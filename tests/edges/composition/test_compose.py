@@ -30,7 +30,7 @@ REQUIRED = {
     "timm": ["encoder.model=resnet18"],
     "identity": ["head.dim=64"],
     "folder": ["data.root=x"],
-    "parquet": ["data.train=[x]", "data.test=[x]"],
+    **{name: ["data.train=[x]", "data.test=[x]"] for name in ("parquet", "webdataset")},
     **{name: ["data.root=x"] for name in ("records", "cub", "cars196", "sop", "inshop")},
 }
 ONLY_IN = {
@@ -160,7 +160,10 @@ def test_overrides_win_over_the_experiment():
         (["width=0.5"], "width: unknown key; did you mean 'encoder.width'?"),
         (["temperature=0.1"], "temperature: unknown key; did you mean 'loss.temperature'?"),
         (["steps=10"], "steps: unknown key; did you mean 'epochs' or 'probe.epochs'?"),
-        (["image_size=64"], "did you mean 'data.image_size_px', with data=folder, data=parquet or data=records?"),
+        (
+            ["image_size=64"],
+            "did you mean 'data.image_size_px', with data=folder, data=parquet, data=records or data=webdataset?",
+        ),
         (["runtime=local", "gpus=2"], "gpus: unknown key; did you mean 'runtime.num_workers', with runtime=ray?"),
         (
             ["runtime=local", "runtime.num_workers=2"],

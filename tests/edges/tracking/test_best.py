@@ -23,7 +23,7 @@ def log_data(client, run_id, digest, classes):
     client.log_inputs(run_id, [DatasetInput(data, [])])
 
 
-def add_version(client, recipe, knn=None, *, digest="d1", classes=10, neighbours=20):
+def add_version(client, recipe, knn=None, *, digest="d1", classes=10, neighbours=20, rankme=None):
     """A run with its registered encoder; its id."""
     run_id = client.create_run("0", tags={"job": "pretrain", "recipe": recipe, "constraint": "sec"}).info.run_id
     client.log_param(run_id, "monitor.neighbours", neighbours)
@@ -32,6 +32,8 @@ def add_version(client, recipe, knn=None, *, digest="d1", classes=10, neighbours
     if knn is not None:
         client.log_metric(run_id, "val/knn_top1", 1.0, step=1)
         client.log_metric(run_id, "val/knn_top1", knn, step=2)
+    if rankme is not None:
+        client.log_metric(run_id, "val/rankme", rankme, step=2)
     if not client.search_registered_models(f'name="{recipe}-encoder"'):
         client.create_registered_model(f"{recipe}-encoder")
     client.create_model_version(f"{recipe}-encoder", f"runs:/{run_id}/encoder", run_id)
@@ -58,6 +60,16 @@ def test_the_last_knn_figure_chooses_and_of_equals_the_earliest_stays(client):
     for knn, expected in ((60.0, "2"), (70.0, "3"), (70.0, "3"), (65.0, "3")):
         add_version(client, "odd's", knn)
         assert best(client, "odd's") == expected
+
+
+def test_without_labels_the_effective_rank_chooses(client):
+    for rankme, expected in ((90.0, "1"), (300.0, "2"), (120.0, "2"), (math.inf, "2")):
+        add_version(client, "photos", classes=0, rankme=rankme, digest="photos")
+        assert best(client, "photos") == expected
+    add_version(client, "photos", 50.0, digest="labelled photos", rankme=400.0)  # with labels it counts no more
+    assert best(client, "photos") == "5"
+    add_version(client, "photos", classes=0, rankme=100.0, digest="photos")
+    assert best(client, "photos") == "2"
 
 
 def test_probes_choose_as_soon_as_two_versions_have_the_same(client):

@@ -1,13 +1,15 @@
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import fsspec
 import pyarrow as pa
 import pytest
 
-from ssl_sec.data import parquet
-from ssl_sec.data.image_set import Columns
+from ssl_sec.data.image_set import UNLABELLED, Columns, check_num_classes
+from ssl_sec.data.parquet import cache, reading
+from ssl_sec.data.shards.locations import find_files
 from ssl_sec.errors import DataError, MissingDataError
 from tests.data.files import plain, write_parquet
 
@@ -18,14 +20,14 @@ def file(tmp_path):
 
 
 def inspect(*locations, **columns):
-    return parquet.inspect(list(locations), Columns(**columns))
+    return reading.inspect(list(locations), Columns(**columns))
 
 
 def test_rows_come_in_order(tmp_path, file, monkeypatch):
-    monkeypatch.setattr(parquet, "ROWS_PER_BATCH", 3)
+    monkeypatch.setattr(reading, "ROWS_PER_BATCH", 3)
     other = write_parquet(tmp_path / "b.parquet", [b"x"], [7])
     files = inspect(file, other)
-    rows = list(parquet.iterate_rows(files))
+    rows = list(reading.iterate_rows(files))
     assert files.num_rows == 11 and max(len(some.names) for some in rows) == 3
     assert [image for some in rows for image in some.encoded.to_pylist()] == [*(plain(i) for i in range(10)), b"x"]
     assert [int(label) for some in rows for label in some.labels] == [*(i % 2 for i in range(10)), 7]
@@ -37,7 +39,7 @@ def test_missing_bytes_are_empty(tmp_path):
     images = pa.array([None, {"bytes": None, "path": "a"}, {"bytes": b"x", "path": None}], parquet_image())
     path = tmp_path / "a.parquet"
     pa.parquet.write_table(pa.table({"image": images, "label": [0, 1, 2]}), path)
-    (rows,) = parquet.iterate_rows(inspect(path))
+    (rows,) = reading.iterate_rows(inspect(path))
     assert rows.encoded.to_pylist() == [b"", b"", b"x"]
 
 
@@ -48,7 +50,7 @@ def parquet_image():
 @pytest.mark.parametrize("integers", [pa.int8(), pa.uint16(), pa.int64(), pa.uint64()])
 def test_integer_types(tmp_path, integers):
     path = write_parquet(tmp_path / "a.parquet", [b"x", b"y"], pa.array([3, 100], pa.int64()).cast(integers))
-    (rows,) = parquet.iterate_rows(inspect(path))
+    (rows,) = reading.iterate_rows(inspect(path))
     assert rows.labels.dtype == "int64" and rows.labels.tolist() == [3, 100]
 
 
@@ -56,7 +58,7 @@ def test_globs_lists_and_urls(tmp_path, file):
     write_parquet(tmp_path / "b[1].parquet", [b"x"], [0])
 
     def names(location):
-        return [os.path.basename(path) for _, path in parquet.find_files(location)]
+        return [os.path.basename(path) for _, path in find_files(location, "Parquet")]
 
     assert names(str(tmp_path / "*.parquet")) == ["a.parquet", "b[1].parquet"]
     assert names(tmp_path / "b[1].parquet") == ["b[1].parquet"]
@@ -68,7 +70,7 @@ def test_remote_files(tmp_path, file):
     memory.pipe("/ssl_sec_test/a.parquet", file.read_bytes())
     files = inspect("memory://ssl_sec_test/*.parquet")
     assert files.num_rows == 10
-    cached = parquet.cached_table(files, tmp_path / "cache")
+    cached = cache.cached_table(files, tmp_path / "cache")
     assert pa.ipc.open_file(pa.memory_map(str(cached))).read_all()["encoded"][4].as_py() == plain(4)
     memory.rm("/ssl_sec_test", recursive=True)
 
@@ -100,16 +102,49 @@ def test_columns(tmp_path, file):
     pa.parquet.write_table(pa.table({"left": both, "right": both, "label": [1]}), path)
     assert "left, right; set data.image_column" in lines(lambda: inspect(path))
     assert inspect(path, image_column="right").image_column == "right"
-    text = write_parquet(tmp_path / "c.parquet", [b"x"], pa.array(["cat"]))
-    assert "is string; allowed: integers" in lines(lambda: inspect(text))
+    real = write_parquet(tmp_path / "c.parquet", [b"x"], pa.array([0.5]))
+    assert "is double; allowed: integers or strings" in lines(lambda: inspect(real))
     assert "no rows" in lines(lambda: inspect(write_parquet(tmp_path / "d.parquet", [], [])))
 
 
 @pytest.mark.parametrize(("label", "found"), [(-1, "label -1"), (2**40, "label 1099511627776"), (None, "no label")])
 def test_labels(tmp_path, label, found):
     path = write_parquet(tmp_path / "a.parquet", [b"x"] * 3, [0, 1, label])
-    message = lines(lambda: list(parquet.iterate_rows(inspect(path))))
+    message = lines(lambda: list(reading.iterate_rows(inspect(path))))
     assert message.startswith(f"{path} row 2: {found}")
+
+
+@pytest.mark.parametrize("strings", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
+def test_names_of_classes_become_numbers_in_the_order_of_the_alphabet(tmp_path, strings):
+    first = write_parquet(tmp_path / "a.parquet", [b"x"] * 3, pa.array(["dog", "ant", "dog"]).cast(strings))
+    second = write_parquet(tmp_path / "b.parquet", [b"y"], pa.array(["cat"]).cast(strings))
+    files = inspect(first, second)
+    assert files.class_names == ("ant", "cat", "dog")
+    assert [int(label) for rows in reading.iterate_rows(files) for label in rows.labels] == [2, 0, 2, 1]
+    assert reading.distinct_labels(files).tolist() == [0, 1, 2]
+    assert cache.digest(replace(files, class_names=("ant", "bee", "cat", "dog"))) != cache.digest(files)
+    unknown = replace(inspect(second), class_names=("ant", "cart"))
+    assert lines(lambda: list(reading.iterate_rows(unknown))).startswith(
+        f"{second} row 0: class 'cat'; did you mean 'cart'"
+    )
+    missing = inspect(write_parquet(tmp_path / "c.parquet", [b"x"] * 2, pa.array(["dog", None]).cast(strings)))
+    assert f"{tmp_path}/c.parquet row 1: no label" in lines(lambda: list(reading.iterate_rows(missing)))
+
+
+def test_files_without_labels(tmp_path, file):
+    table = pa.parquet.read_table(file)
+    path = tmp_path / "b.parquet"
+    pa.parquet.write_table(table.drop_columns("label"), path)
+    for files in (inspect(path), inspect(file, label_column=None)):
+        (rows,) = reading.iterate_rows(files)
+        assert rows.labels.tolist() == [UNLABELLED] * 10 and rows.encoded.to_pylist() == [plain(i) for i in range(10)]
+        assert reading.names_of_classes(files, rows.labels) == () and len(reading.distinct_labels(files)) == 0
+        assert cache.digest(files) != cache.digest(inspect(file))
+    assert lines(lambda: inspect(file, path)) == (
+        f"{path}: no labels found; allowed: labels that are integers, as in {file}"
+    )
+    names = write_parquet(tmp_path / "c.parquet", [b"x"], pa.array(["cat"]))
+    assert "labels that are strings found; allowed: labels that are integers" in lines(lambda: inspect(file, names))
 
 
 def test_class_names(tmp_path):
@@ -148,29 +183,29 @@ def test_files_of_one_split_name_the_same_classes(tmp_path):
 
 
 def test_more_classes_than_images_explain_are_refused():
-    parquet.check_num_classes(2**20, 4, "a.parquet")
-    parquet.check_num_classes(2**21, 2**17, "a.parquet")
+    check_num_classes(2**20, 4, "a.parquet")
+    check_num_classes(2**21, 2**17, "a.parquet")
     with pytest.raises(DataError, match="^a.parquet: classes up to 1048576 in 4 images; allowed: 0 to 1048575$"):
-        parquet.check_num_classes(2**20 + 1, 4, "a.parquet")
+        check_num_classes(2**20 + 1, 4, "a.parquet")
 
 
 def test_damaged_files(tmp_path, file):
     whole = file.read_bytes()
     for damaged in (b"", b"text", whole[: len(whole) // 2], b"PAR1" + b"\xff" * 100 + b"PAR1"):
         file.write_bytes(damaged)
-        assert str(file) in lines(lambda: list(parquet.iterate_rows(inspect(file))))
+        assert str(file) in lines(lambda: list(reading.iterate_rows(inspect(file))))
     body = bytearray(whole)
     body[4:200] = b"\xff" * 196
     file.write_bytes(body)
-    assert str(file) in lines(lambda: list(parquet.iterate_rows(inspect(file))))
+    assert str(file) in lines(lambda: list(reading.iterate_rows(inspect(file))))
 
 
 def test_the_cache_is_made_once_and_follows_the_files(tmp_path, file):
-    first = parquet.cached_table(inspect(file), tmp_path / "cache")
+    first = cache.cached_table(inspect(file), tmp_path / "cache")
     made = first.stat().st_mtime_ns
-    assert parquet.cached_table(inspect(file), tmp_path / "cache") == first and first.stat().st_mtime_ns == made
+    assert cache.cached_table(inspect(file), tmp_path / "cache") == first and first.stat().st_mtime_ns == made
     os.utime(file, ns=(0, 0))
-    assert parquet.cached_table(inspect(file), tmp_path / "cache") != first
+    assert cache.cached_table(inspect(file), tmp_path / "cache") != first
     table = pa.ipc.open_file(pa.memory_map(str(first))).read_all()
     assert table["label"].to_pylist() == [i % 2 for i in range(10)]
     assert table["encoded"].to_pylist() == [plain(i) for i in range(10)]
@@ -179,18 +214,18 @@ def test_the_cache_is_made_once_and_follows_the_files(tmp_path, file):
 
 def test_a_cache_is_whole_or_absent(tmp_path, file):
     path = write_parquet(tmp_path / "b.parquet", [b"x"] * 3, [0, 1, -1])
-    lines(lambda: parquet.cached_table(inspect(file, path), tmp_path / "cache"))
+    lines(lambda: cache.cached_table(inspect(file, path), tmp_path / "cache"))
     assert [entry.suffix for entry in (tmp_path / "cache").iterdir()] == [".lock"]
     (tmp_path / "occupied").write_text("a file")
-    assert "occupied" in lines(lambda: parquet.cached_table(inspect(file), tmp_path / "occupied"))
+    assert "occupied" in lines(lambda: cache.cached_table(inspect(file), tmp_path / "occupied"))
 
 
 def test_several_make_the_cache_at_once(tmp_path, file, monkeypatch):
     written = []
-    write = parquet._write_table
-    monkeypatch.setattr(parquet, "_write_table", lambda *args: (written.append(threading.get_ident()), write(*args)))
+    write = cache._write_table
+    monkeypatch.setattr(cache, "_write_table", lambda *args: (written.append(threading.get_ident()), write(*args)))
     files = inspect(file)
     with ThreadPoolExecutor(6) as pool:
-        paths = list(pool.map(lambda _: parquet.cached_table(files, tmp_path / "cache"), range(6)))
+        paths = list(pool.map(lambda _: cache.cached_table(files, tmp_path / "cache"), range(6)))
     assert len(set(paths)) == 1 and len(written) == 1
     assert not list((tmp_path / "cache").glob("*.tmp"))

@@ -1,0 +1,51 @@
+"""Row groups of Parquet files as blocks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from ssl_sec.data.parquet.reading import ParquetFiles, encoded_images, opened
+from ssl_sec.data.shards.locations import one_line
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowGroups:
+    """The row groups of some files, in order.
+
+    Attributes:
+        files: where they are.
+    """
+
+    files: ParquetFiles
+
+    @property
+    def sizes(self) -> Int64[Tensor, " blocks"]:
+        """Rows of each group."""
+        return self._sizes
+
+    @cached_property
+    def _sizes(self) -> Int64[Tensor, " blocks"]:
+        return torch.tensor([self.files.footers[file].row_group(group).num_rows for file, group in self._groups])
+
+    @cached_property
+    def _groups(self) -> list[tuple[int, int]]:
+        """The file and the group of each block."""
+        counts = [footer.num_row_groups for footer in self.files.footers]
+        return [(file, group) for file, count in enumerate(counts) for group in range(count)]
+
+    def image_name(self, block: int, row: int) -> str:
+        """File, row group and row in it."""
+        file, group = self._groups[block]
+        return f"{self.files.files[file][1]} row group {group} row {row}"
+
+    def read(self, block: int) -> Sequence[bytes]:
+        """The encoded images of a row group; no other column is read."""
+        file, group = self._groups[block]
+        file_system, path = self.files.files[file]
+        with opened(file_system, path, self.files.footers[file]) as parquet, one_line(path):
+            table = parquet.read_row_group(group, columns=[self.files.image_column])
+            return encoded_images(table.column(0).combine_chunks()).to_pylist()

@@ -1,0 +1,79 @@
+"""The files that paths, globs, ranges and fsspec URLs name."""
+
+import itertools
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import fsspec
+from fsspec import AbstractFileSystem
+
+from ssl_sec.data.image_set import Locations
+from ssl_sec.errors import DataError, MissingDataError, first_line, printable
+
+File = tuple[AbstractFileSystem, str]
+
+# As in the names of shards, 00..41.
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+def find_files(locations: Locations, kind: str) -> list[File]:
+    """The files that paths, globs, ranges (`{000..041}`) or fsspec URLs name; those of a glob sorted.
+
+    Args:
+        locations: one or more.
+        kind: of the files, for errors.
+
+    Raises:
+        MissingDataError: a path does not exist, or a glob matches nothing.
+        DataError: the file system is unknown or does not answer.
+    """
+    found: list[File] = []
+    given = [locations] if isinstance(locations, str | Path) else locations
+    for location in itertools.chain.from_iterable(_in_range(str(one)) for one in given):
+        with one_line(location):
+            file_system, path = fsspec.url_to_fs(location)
+            # A file may have the characters of a glob in its name.
+            is_glob = not file_system.exists(path) and any(c in path for c in "*?[")
+            paths = sorted(map(str, file_system.glob(path))) if is_glob else [path]
+        if not paths:
+            raise MissingDataError(f"no {kind} file matches {location}; set data.train and data.test")
+        found += [(file_system, path) for path in paths]
+    if not found:
+        raise MissingDataError(f"the list of {kind} files is empty; set data.train and data.test")
+    return found
+
+
+def stamp(file_system: AbstractFileSystem, path: str) -> list[str]:
+    """A file's address, size and time of change: what tells whether it is the same as before."""
+    info = file_system.info(path)
+    # Each storage has its own name for the modification time; the last ones are for stores that never overwrite.
+    times = ("mtime", "LastModified", "last_modified", "updated", "ETag", "etag", "created")
+    changed = next((str(info[key]) for key in times if info.get(key)), "")
+    return [file_system.unstrip_protocol(path), str(info.get("size")), changed]
+
+
+@contextmanager
+def one_line(what: str) -> Iterator[None]:
+    """Turns any error of the block into one line; the block may only call storage libraries."""
+    try:
+        yield
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise MissingDataError(f"{printable(what)}: no such file; set data.train and data.test") from None
+    # pyarrow, fsspec and its many back ends have no common base class of errors.
+    except Exception as error:
+        raise DataError(f"{printable(what)}: cannot be read: {first_line(error)}") from error
+
+
+def _in_range(location: str) -> Iterator[str]:
+    """The locations of a range of numbers, with their zeros in front; the location itself if it has none."""
+    match = _RANGE.search(location)
+    if match is None:
+        yield location
+        return
+    first, last = match.groups()
+    for number in range(int(first), int(last) + 1):
+        yield from _in_range(f"{location[: match.start()]}{number:0{len(first)}d}{location[match.end() :]}")

@@ -1,0 +1,77 @@
+"""Tar shards as image sets: decoded into memory, read by image from this machine's disk, or by blocks from anywhere."""
+
+import itertools
+from pathlib import Path
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from ssl_sec.data.decode import AS_THEY_ARE, Decoding
+from ssl_sec.data.image_set import CACHE_FOLDER, ImageSet, Locations, Split, check_num_classes
+from ssl_sec.data.shards.streamed import streamed
+from ssl_sec.data.stores import decode_all, first_shape, from_store
+from ssl_sec.errors import ConfigError, MissingDataError
+
+
+def open_webdataset(
+    split: Split,
+    train: Locations | None,
+    test: Locations | None,
+    decoding: Decoding = AS_THEY_ARE,
+    cache_folder: str | Path = CACHE_FOLDER,
+    shuffle_window: int | None = None,
+) -> ImageSet:
+    """Tar files of images, with a `.cls` file beside each or without labels; see `ssl_sec.data.shards.tar`.
+
+    Args:
+        split: which part.
+        train: path, glob, range (`{000..041}`) or fsspec URL of the training shards, or a list of them.
+        test: the same for the test shards.
+        decoding: how images become pixels.
+        cache_folder: where the places of the images in the shards are kept.
+        shuffle_window: images that are shuffled at once in a set that is read by blocks; None for images in any order,
+            which only local shards allow.
+
+    Raises:
+        MissingDataError: no files are given for the split, or they do not exist.
+        DataError: a shard is damaged, a label is wrong or missing, or an image cannot be read.
+        ConfigError: the shards are remote, the set does not fit into memory, and there is no `shuffle_window`.
+    """
+    from ssl_sec.data.shards import tar  # Arrow, which few other sets need
+    from ssl_sec.data.shards.locations import find_files
+
+    locations = train if split == "train" else test
+    if locations is None:
+        raise MissingDataError(f"webdataset: no files for the {split} split; set data.{split}")
+    files = find_files(locations, "tar")
+    shards = tar.open_shards(files, Path(cache_folder).expanduser())
+    labels = shards.labels
+    encoded = (
+        (shards.image_name(block, row), image, int(label))
+        for block, of_block in enumerate(labels.split(shards.sizes.tolist()))
+        for row, (image, label) in enumerate(zip(shards.read(block), of_block, strict=True))
+    )
+    first, image_shape = first_shape(encoded, decoding)
+    where, *others = [path for _, path in files]
+    more = f" and {len(others)} more shards" if others else ""
+    name = f"webdataset/{split}"
+    description = f"{len(labels)} images in {where}{more}, digest {shards.digest}"
+    class_names = _class_names(labels, where)
+    if decoding.is_resident(len(labels), image_shape):
+        encoded = itertools.chain(first, encoded)
+        return decode_all(encoded, len(labels), image_shape, decoding, lambda _: class_names, name, description)
+    if shuffle_window is None:
+        if not shards.are_local:
+            raise ConfigError("data.shuffle_window: found None, must be ≥ 1: the shards are not on this machine")
+        return from_store(tar.ShardStore(shards=shards), labels, class_names, name, description, decoding)
+    return streamed(
+        shards, labels, class_names, image_shape, name, description, decoding=decoding, window=shuffle_window
+    )
+
+
+def _class_names(labels: Int64[Tensor, " images"], where: str) -> tuple[str, ...]:
+    """The numbers of the classes; none without labels."""
+    largest = int(labels.max())
+    check_num_classes(largest + 1, len(labels), where)
+    return tuple(map(str, torch.arange(largest + 1).tolist()))

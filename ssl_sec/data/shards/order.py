@@ -1,0 +1,105 @@
+r"""Which images are in step t of a set that is read by blocks: a function of (seed, t) alone.
+
+The blocks of a set are put into an order that the seed and the epoch determine; so their N images form a sequence. The
+B rows of a global batch belong to L lanes, B / L rows each. With S = ⌊N / B⌋ steps an epoch, lane l takes the images
+l S B / L, …, (l + 1) S B / L - 1 of the sequence, and windows of R images in a row are shuffled, W = L R images in all
+lanes. L is the largest divisor of B up to 16 for which R is at least the mean size of a block. Windows of different
+lanes end at different steps.
+
+So an image is drawn at most once in an epoch; a worker, whose rows are those of some lanes, reads the blocks of these
+lanes alone, each once, and holds the blocks of a window of each lane; and any step's images are known without those
+before.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from ssl_sec.data.samplers import check_batch_size, permute
+from ssl_sec.seeding import derived_seed
+
+_MOST_LANES = 16
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BlockShuffledBatches:
+    """Global batches of indices of a set that is read by blocks.
+
+    Attributes:
+        sizes: images of each block; the images of a set are numbered block by block.
+        global_batch_size: images of one step over all workers, B ≤ N.
+        window: images that are shuffled at once, of all lanes together, W ≥ 1.
+        seed: any int64.
+
+    Raises:
+        ConfigError: there are fewer images than a batch holds.
+    """
+
+    sizes: Int64[Tensor, " blocks"]
+    global_batch_size: int
+    window: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_batch_size(self.global_batch_size, self._num_images)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches in one pass over the images."""
+        return self._num_images // self.global_batch_size
+
+    @cached_property
+    def _num_images(self) -> int:
+        return int(self.sizes.sum())
+
+    @cached_property
+    def num_lanes(self) -> int:
+        """L, the parts of a batch that are read independently."""
+        mean_size = max(1, math.ceil(self._num_images / max(1, int((self.sizes > 0).sum()))))
+        most = max(1, min(_MOST_LANES, self.global_batch_size, self.window // mean_size))
+        return next(lanes for lanes in range(most, 0, -1) if self.global_batch_size % lanes == 0)
+
+    @property
+    def window_of_a_lane(self) -> int:
+        """R, images that are shuffled at once in a lane."""
+        return max(self.window // self.num_lanes, 1)
+
+    def indices(self, step: int) -> Int64[Tensor, " global_batch"]:
+        """The images of global step `step` ≥ 0: different ones, 0 ≤ index < N, on the CPU."""
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        rows = self.global_batch_size // self.num_lanes
+        taken = range(batch * rows, (batch + 1) * rows)
+        places = torch.cat([self._places(epoch, lane, taken) for lane in range(self.num_lanes)])
+        order, ends, starts = _blocks_in_order(self, epoch)
+        numbers = torch.searchsorted(ends, places, right=True)
+        within = places - (ends[numbers] - self.sizes[order[numbers]])
+        return starts[order[numbers]] + within
+
+    def _places(self, epoch: int, lane: int, rows: range) -> Int64[Tensor, " rows"]:
+        """Where the images of some rows of a lane are in the epoch's sequence."""
+        size, length = self.window_of_a_lane, self.steps_per_epoch * len(rows)
+        shift = lane * size // self.num_lanes
+        found: list[Tensor] = []
+        for window in range((rows.start + shift) // size, (rows.stop - 1 + shift) // size + 1):
+            first, last = max(window * size - shift, 0), min((window + 1) * size - shift, length)
+            shuffled = _shuffled(last - first, self.seed, epoch, lane, window)
+            found.append(first + shuffled[max(rows.start - first, 0) : rows.stop - first])
+        return lane * length + torch.cat(found)
+
+
+@lru_cache(maxsize=2)
+def _blocks_in_order(sampler: BlockShuffledBatches, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The blocks in an epoch's order, the end of each in the sequence, and by block its first image's number."""
+    sizes = sampler.sizes
+    order = permute(torch.arange(len(sizes)), len(sizes), derived_seed(sampler.seed, "blocks"), epoch)
+    return order, sizes[order].cumsum(0), sizes.cumsum(0) - sizes
+
+
+@lru_cache(maxsize=4 * _MOST_LANES)
+def _shuffled(count: int, seed: int, epoch: int, lane: int, window: int) -> Int64[Tensor, " images"]:
+    """The numbers 0, …, count - 1 in the order of a window."""
+    return permute(torch.arange(count), count, derived_seed(seed, "window", lane, window), epoch)

@@ -1,0 +1,251 @@
+"""A set that is read by blocks, larger than memory and than the disk."""
+
+import itertools
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Int64
+from torch import Tensor
+
+from ssl_sec.batch import Batch
+from ssl_sec.data.crops import Crop
+from ssl_sec.data.decode import Decoding, OnBadImage, decode_image
+from ssl_sec.data.image_set import MAX_BAD_IN_A_ROW, ImageSet, check_shape, unreadable
+from ssl_sec.data.samplers import Sampler, ShuffledBatches
+from ssl_sec.data.shards.blocks import BlockReader, Blocks
+from ssl_sec.data.shards.order import BlockShuffledBatches
+from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.seeding import derived_seed
+
+logger = logging.getLogger("ssl_sec.data")
+
+# Batches whose blocks are read ahead.
+_BATCHES_AHEAD = 16
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StreamedImages:
+    """Images whose blocks are read when they are needed, and decoded whenever they are read.
+
+    Read in the order of `BlockShuffledBatches`, each block is read once an epoch; in any other, it is read as often as
+    it leaves the memory. An unreadable image is an error (`on_bad_image="raise"`) or is replaced (`"skip"`) by the next
+    readable one of its block, the first following the last.
+
+    Attributes:
+        reader: of the blocks.
+        labels: class of each image of this set, on the CPU; all UNLABELLED if there are no classes.
+        class_names: name of each class; none if the images have no labels.
+        image_shape: channels, height and width of each image.
+        name: of the split.
+        description: source of the images.
+        window: images that are shuffled at once.
+        crop: the crop of each image; None if all must have `image_shape` already.
+        on_bad_image: what to do about an unreadable image.
+        queries: None: each image is both a query and in the gallery.
+        rows: number of each image of this set among those of all blocks, ascending; None if they are all of them.
+        bad_indices: the unreadable images met so far.
+    """
+
+    reader: BlockReader
+    labels: Int64[Tensor, " images"]
+    class_names: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    name: str
+    description: str
+    window: int
+    crop: Crop | None = None
+    on_bad_image: OnBadImage | None = None
+    queries: Bool[Tensor, " images"] | None = None
+    rows: Int64[Tensor, " images"] | None = None
+    bad_indices: set[int] = field(default_factory=set)
+
+    @property
+    def num_bad_images(self) -> int:
+        """How many images of this set were replaced so far, each counted once."""
+        return len(self.bad_indices)
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.labels)
+
+    def batches(self, global_batch_size: int, seed: int) -> BlockShuffledBatches:
+        """The sampler of this set."""
+        return BlockShuffledBatches(
+            sizes=self._sizes, global_batch_size=global_batch_size, window=self.window, seed=seed
+        )
+
+    def sample(self, num_images: int, seed: int) -> Int64[Tensor, " chosen"]:
+        """About `num_images` images, ascending, of as few blocks as hold them, in an order drawn by `seed`."""
+        if num_images >= len(self):
+            return torch.arange(len(self))
+        sizes = self._sizes
+        order = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(derived_seed(seed, "sample")))
+        chosen = order[: int((sizes[order].cumsum(0) < num_images).sum()) + 1].sort().values
+        starts = sizes.cumsum(0) - sizes
+        everything = [torch.arange(int(starts[block]), int(starts[block] + sizes[block])) for block in chosen]
+        return torch.cat(everything)[:num_images]
+
+    def apart(self) -> "StreamedImages":
+        """The same images with blocks of their own in memory: to read them does not evict those of the training."""
+        return replace(self, reader=BlockReader(self.reader.blocks, self.reader.capacity))
+
+    def read(self, indices: Int64[Tensor, " batch"], draws: Int64[Tensor, " batch"] | None = None) -> Batch:
+        """The images at `indices`, on the CPU; `Batch.indices` has those of the replacements of bad ones."""
+        self.reader.prefetch(self._blocks_of(indices))
+        return self._decode(indices, draws)
+
+    def stream(
+        self,
+        index_batches: Iterable[tuple[Tensor, Tensor | None]],
+        device: torch.device,
+        num_threads: int,
+        prefetch: int,
+    ) -> Iterator[Batch]:
+        """A batch for each element of `index_batches`, in that order; blocks and images are made ready ahead.
+
+        Args:
+            index_batches: indices and draws of each batch; read ahead by some batches.
+            device: of the batches.
+            num_threads: that decode.
+            prefetch: batches that are decoded ahead for each thread, ≥ 1.
+
+        Raises:
+            DataError: a block or an image cannot be read; raised at its batch's turn.
+        """
+        wanted = iter(index_batches)
+        ahead: deque[tuple[Tensor, Tensor | None]] = deque()
+        decoding: deque[Future[Batch]] = deque()
+        most_ahead = 1  # as many as need half a window, which is known from the first batch on
+        pool = ThreadPoolExecutor(max(num_threads, 1), thread_name_prefix="decode")
+        try:
+            while True:
+                for indices, draws in itertools.islice(wanted, most_ahead - len(ahead)):
+                    most_ahead = max(1, min(_BATCHES_AHEAD, self.window // (2 * len(indices))))
+                    self.reader.prefetch(self._blocks_of(indices))
+                    ahead.append((indices, draws))
+                while ahead and len(decoding) < prefetch * max(num_threads, 1):
+                    decoding.append(pool.submit(self._decode, *ahead.popleft()))
+                if not decoding:
+                    return
+                batch = decoding.popleft().result()
+                if device.type == "cuda":
+                    batch = batch.pin_memory()
+                yield batch.to(device)
+        finally:
+            for future in decoding:
+                future.cancel()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    @cached_property
+    def _sizes(self) -> Int64[Tensor, " blocks"]:
+        """Images of this set in each block."""
+        if self.rows is None:
+            return self.reader.blocks.sizes
+        ends = torch.searchsorted(self.rows, self._ends)
+        return ends.diff(prepend=ends.new_zeros(1))
+
+    @cached_property
+    def _ends(self) -> Int64[Tensor, " blocks"]:
+        return self.reader.blocks.sizes.cumsum(0)
+
+    def _blocks_of(self, indices: Tensor) -> list[int]:
+        rows = indices if self.rows is None else self.rows[indices]
+        return torch.searchsorted(self._ends, rows, right=True).unique().tolist()
+
+    def _decode(self, indices: Tensor, draws: Tensor | None) -> Batch:
+        images = torch.empty((len(indices), *self.image_shape), dtype=torch.uint8)
+        read = indices.clone()
+        rows = indices if self.rows is None else self.rows[indices]
+        blocks = torch.searchsorted(self._ends, rows, right=True)
+        each_draw = [None] * len(indices) if draws is None else draws.tolist()
+        # Block by block: a block may leave the memory while another is waited for.
+        for place in blocks.argsort(stable=True).tolist():
+            images[place], read[place] = self._next_readable(int(indices[place]), int(blocks[place]), each_draw[place])
+        return Batch(images=images, labels=self.labels[read], indices=read)
+
+    def _next_readable(self, index: int, block: int, draw: int | None) -> tuple[Tensor, int]:
+        encoded, first_row = self.reader[block], int(self._ends[block] - self.reader.blocks.sizes[block])
+        mine = range(first_row, first_row + len(encoded))  # of this block: the numbers, and their indices here
+        if self.rows is not None:
+            low, high = torch.searchsorted(self.rows, torch.tensor([mine.start, mine.stop])).tolist()
+            mine, first_index = self.rows[low:high].tolist(), low
+        else:
+            first_index = first_row
+        tries = min(len(mine), MAX_BAD_IN_A_ROW)
+        reason = ""
+        for offset in range(tries):
+            candidate = first_index + (index - first_index + offset) % len(mine)
+            row = mine[candidate - first_index] - first_row
+            name = self.reader.blocks.image_name(block, row)
+            try:
+                image = decode_image(encoded[row], name, self.image_shape[0], self.crop, draw)
+            except DataError as error:
+                if self.on_bad_image != "skip":
+                    raise unreadable(error, self.on_bad_image) from error.__cause__
+                reason = reason or str(error)
+                self._record_bad(candidate, str(error))
+            else:
+                check_shape(image, self.image_shape, name)
+                return image, candidate
+        raise DataError(f"{self.name}: {tries} images in a row cannot be read, the first: {reason}")
+
+    def _record_bad(self, index: int, reason: str) -> None:
+        if index not in self.bad_indices:
+            self.bad_indices.add(index)
+            logger.warning("%s: image replaced by the next readable one of its block: %s", self.name, reason)
+
+
+def streamed(
+    blocks: Blocks,
+    labels: Int64[Tensor, " images"],
+    class_names: tuple[str, ...],
+    image_shape: tuple[int, int, int],
+    name: str,
+    description: str,
+    *,
+    decoding: Decoding,
+    window: int,
+) -> StreamedImages:
+    """A set that is read by blocks; the memory holds at most four windows of encoded images, or two blocks."""
+    return StreamedImages(
+        reader=BlockReader(blocks, capacity=max(4 * window, 2 * int(blocks.sizes.max()))),
+        labels=labels,
+        class_names=class_names,
+        image_shape=image_shape,
+        crop=decoding.square,
+        name=name,
+        description=f"{description}; read by blocks, {window} images shuffled at once",
+        window=window,
+        on_bad_image=decoding.on_bad_image,
+    )
+
+
+def require_any_order(image_set: ImageSet, purpose: str) -> None:
+    """Refuses a set that is read by blocks.
+
+    Args:
+        image_set: any.
+        purpose: what reads images in an order of its own.
+
+    Raises:
+        ConfigError: it is read by blocks.
+    """
+    if isinstance(image_set, StreamedImages):
+        needed = f"null: {purpose} reads images in an order of its own"
+        raise ConfigError(f"data.shuffle_window: found {image_set.window}, must be {needed}")
+
+
+def shuffled_batches(image_set: ImageSet, global_batch_size: int, seed: int) -> Sampler:
+    """Every image once an epoch, in an order that the seed determines; a set that is read by blocks, by windows.
+
+    Raises:
+        ConfigError: there are fewer images than a batch holds.
+    """
+    if isinstance(image_set, StreamedImages):
+        return image_set.batches(global_batch_size, seed)
+    return ShuffledBatches(num_images=len(image_set), global_batch_size=global_batch_size, seed=seed)

@@ -1,0 +1,217 @@
+"""Tar files of images as the `webdataset` library names them: `<key>.jpg`, with `<key>.cls` if there are labels.
+
+A sample's key is a file's path up to the first dot of its name. An index of the images' places, made once for a file
+and kept in the cache's folder, lets a part of a shard be read, and local shards by image.
+"""
+
+import hashlib
+import json
+import os
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from fsspec.implementations.local import LocalFileSystem
+from jaxtyping import Int64
+from torch import Tensor
+
+from ssl_sec.data.folders import EXTENSIONS
+from ssl_sec.data.image_set import MAX_CLASSES, UNLABELLED
+from ssl_sec.data.shards.locations import File, one_line, stamp
+from ssl_sec.errors import DataError, printable
+from ssl_sec.locking import locked
+
+# Images of a block: a part of a shard, so that a window of blocks needs little memory.
+IMAGES_PER_BLOCK = 256
+
+# Part of the index's name; increase it when its columns change.
+_LAYOUT = 1
+_SCHEMA = pa.schema({"name": pa.string(), "offset": pa.int64(), "size": pa.int64(), "label": pa.int64()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """Some tar files with the places of their images.
+
+    Attributes:
+        files: file system and path of each.
+        digest: changes with the files' names, sizes and times of change.
+        indices: names, offsets, sizes and labels of the images of each file, in order.
+    """
+
+    files: tuple[File, ...]
+    digest: str
+    indices: tuple[pa.Table, ...]
+
+    @cached_property
+    def labels(self) -> Int64[Tensor, " images"]:
+        """Class of each image; UNLABELLED without a `.cls`."""
+        return torch.from_numpy(np.concatenate([index["label"].to_numpy() for index in self.indices]))
+
+    @property
+    def sizes(self) -> Int64[Tensor, " blocks"]:
+        """Images of each block."""
+        return self._sizes
+
+    @property
+    def are_local(self) -> bool:
+        """Whether all files are on this machine's file systems."""
+        return all(isinstance(file_system, LocalFileSystem) for file_system, _ in self.files)
+
+    @cached_property
+    def _sizes(self) -> Int64[Tensor, " blocks"]:
+        return torch.tensor([last - first for _, first, last in self._blocks])
+
+    @cached_property
+    def _blocks(self) -> list[tuple[int, int, int]]:
+        """The shard of each block, and its first image and the one after its last there."""
+        return [
+            (shard, first, min(first + IMAGES_PER_BLOCK, len(index)))
+            for shard, index in enumerate(self.indices)
+            for first in range(0, len(index), IMAGES_PER_BLOCK)
+        ]
+
+    def read(self, block: int) -> Sequence[bytes]:
+        """The encoded images of a block, in one request."""
+        shard, first, last = self._blocks[block]
+        index, (file_system, path) = self.indices[shard], self.files[shard]
+        offsets, sizes = (index[name].to_numpy()[first:last] for name in ("offset", "size"))
+        begin, end = int(offsets[0]), int(offsets[-1] + sizes[-1])
+        with one_line(path):
+            content: Any = file_system.cat_file(path, start=begin, end=end)
+        if len(content) != end - begin:
+            raise DataError(f"{printable(path)}: {len(content)} bytes at {begin}, but its index has {end - begin}")
+        return [content[start - begin : start - begin + size] for start, size in zip(offsets, sizes, strict=True)]
+
+    def image_name(self, block: int, row: int) -> str:
+        """Shard and member."""
+        shard, first, _ = self._blocks[block]
+        return self.member_name(shard, first + row)
+
+    def member_name(self, shard: int, place: int) -> str:
+        """What errors call an image by its place among those of a shard."""
+        return f"{self.files[shard][1]} member {self.indices[shard]['name'][place].as_py()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardStore:
+    """The images of local shards by row.
+
+    Attributes:
+        shards: on file systems of this machine.
+    """
+
+    shards: Shards
+
+    def image_name(self, row: int) -> str:
+        """Shard and member."""
+        return self.shards.member_name(*self._place(row))
+
+    def source(self, row: int) -> bytes:
+        """The encoded bytes."""
+        shard, place = self._place(row)
+        index, (_, path) = self.shards.indices[shard], self.shards.files[shard]
+        with one_line(path), open(path, "rb") as file:
+            return os.pread(file.fileno(), index["size"][place].as_py(), index["offset"][place].as_py())
+
+    @cached_property
+    def _ends(self) -> Int64[np.ndarray, " shards"]:
+        return np.cumsum([len(index) for index in self.shards.indices])
+
+    def _place(self, row: int) -> tuple[int, int]:
+        shard = int(np.searchsorted(self._ends, row, side="right"))
+        return shard, row - int(self._ends[shard - 1] if shard else 0)
+
+
+def open_shards(files: Sequence[File], cache_folder: Path) -> Shards:
+    """Tar files with their indices, made now where they are missing.
+
+    Args:
+        files: the shards.
+        cache_folder: where the indices are kept; created if missing.
+
+    Raises:
+        DataError: a shard is damaged or has no images, labels are missing for some images alone, or the folder cannot
+            be written.
+    """
+    digests = [_digest(file) for file in files]
+    indices = tuple(_index(file, digest, cache_folder) for file, digest in zip(files, digests, strict=True))
+    whole = hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
+    shards = Shards(files=tuple(files), digest=whole, indices=indices)
+    without = [(index["label"].to_numpy() == UNLABELLED) for index in indices]
+    if any(missing.any() for missing in without) and not all(missing.all() for missing in without):
+        shard = next(number for number, missing in enumerate(without) if missing.any())
+        member = indices[shard]["name"][int(without[shard].argmax())].as_py()
+        name = f"{printable(files[shard][1])} member {printable(member)}"
+        raise DataError(f"{name}: no .cls; allowed: a label for each image, or none")
+    return shards
+
+
+def _digest(file: File) -> str:
+    with one_line(file[1]):
+        return hashlib.sha256(json.dumps([_LAYOUT, stamp(*file)]).encode()).hexdigest()[:32]
+
+
+def _index(file: File, digest: str, cache_folder: Path) -> pa.Table:
+    name = cache_folder / f"{digest}.index.arrow"
+    with one_line(f"cache folder {cache_folder}"):
+        cache_folder.mkdir(parents=True, exist_ok=True)
+        with locked(name.with_suffix(".lock")):
+            if not name.exists():
+                _write(_scan(file), name)
+        return pa.ipc.open_file(pa.memory_map(str(name))).read_all()
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _scan(file: File) -> pa.Table:
+    """The places of the images of a shard, from its headers."""
+    file_system, path = file
+    images: dict[str, tuple[str, int, int]] = {}
+    labels: dict[str, int] = {}
+    with one_line(path), file_system.open(path, "rb") as opened, _archive(opened) as archive:
+        for member in archive:
+            folder, _, base = member.name.rpartition("/")
+            stem, _, extension = base.partition(".")
+            key = f"{folder}/{stem}"
+            if not member.isfile() or base.startswith("."):
+                continue
+            if f".{extension.lower()}" in EXTENSIONS:
+                if key in images:
+                    raise DataError(f"{printable(path)} member {printable(member.name)}: a second image of its key")
+                images[key] = member.name, member.offset_data, member.size
+            elif extension.lower() == "cls":
+                content = archive.extractfile(member)
+                labels[key] = _label(b"" if content is None else content.read(), f"{path} member {member.name}")
+    if not images:
+        raise DataError(f"{printable(path)}: no images; allowed: members named {', '.join(sorted(EXTENSIONS))}")
+    names, offsets, sizes = zip(*images.values(), strict=True)
+    of_images = [labels.get(key, UNLABELLED) for key in images]
+    return pa.table([list(names), list(offsets), list(sizes), of_images], schema=_SCHEMA)
+
+
+def _archive(file: Any) -> tarfile.TarFile:
+    return tarfile.open(fileobj=file, mode="r:")
+
+
+def _label(content: bytes, name: str) -> int:
+    text = content.decode("ascii", "replace").strip()
+    if not text.isdigit() or len(text) > 9 or int(text) >= MAX_CLASSES:
+        raise DataError(f"{printable(name)}: label {printable(text)!r}; allowed: 0 to {MAX_CLASSES - 1}")
+    return int(text)

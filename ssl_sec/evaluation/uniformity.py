@@ -1,0 +1,45 @@
+"""Alignment and uniformity on the sphere: what a contrastive loss asks for, measured without labels.
+
+Wang and Isola 2020, "Understanding Contrastive Representation Learning through Alignment and Uniformity on the
+Hypersphere". Both are about directions; both are lower the better.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+
+@torch.no_grad()
+def alignment(first: Float[Tensor, "images dim"], second: Float[Tensor, "images dim"]) -> float:
+    """Mean squared distance of the directions of two views of an image, E ‖f(x) - f(y)‖², in [0, 4] (Eq. 6, α = 2).
+
+    Args:
+        first: embeddings of one view of each image, of any norm.
+        second: of another view, in the same order.
+    """
+    difference = functional.normalize(first.double(), dim=1) - functional.normalize(second.double(), dim=1)
+    return difference.square().sum(dim=1).mean().item()
+
+
+@torch.no_grad()
+def uniformity(embeddings: Float[Tensor, "images dim"], t: float = 2.0, chunk_size: int = 1024) -> float:
+    """Logarithm of the mean Gaussian potential of pairs of directions, log E exp(-t ‖f(x) - f(y)‖²) (Eq. 7).
+
+    Args:
+        embeddings: one row for each image, of any norm; two rows or more.
+        t: > 0.
+        chunk_size: rows compared with all others at once.
+
+    Returns:
+        At most 0, where all directions are equal; at least -4 t.
+    """
+    directions = functional.normalize(embeddings.double(), dim=1)
+    num_images = len(directions)
+    assert num_images >= 2, "a pair needs two images"
+    total = directions.new_zeros(())
+    for chunk in directions.split(chunk_size):
+        total += (-t * (2 - 2 * chunk @ directions.T).clamp(min=0)).exp().sum()
+    # Each image with itself has potential 1, up to rounding.
+    own = (-t * (2 - 2 * directions.square().sum(dim=1)).clamp(min=0)).exp().sum()
+    return ((total - own) / (num_images * (num_images - 1))).log().item()

@@ -1,0 +1,95 @@
+import logging
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+
+from ssl_sec.data.decode import Decoding
+from ssl_sec.data.image_set import Columns, EncodedImages, ResidentImages
+from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
+from ssl_sec.errors import MissingDataError
+from tests.data.files import plain, write_parquet
+from tests.data.test_image_set import values
+from tests.data.test_sources import line
+
+
+@pytest.mark.parametrize("resident_limit_mib", [0, 1])
+@pytest.mark.parametrize("image_size_px", [None, 6])
+def test_parquet(tmp_path, resident_limit_mib, image_size_px):
+    write_parquet(tmp_path / "0.parquet", [plain(i) for i in range(5)], [0, 1, 2, 0, 1], ["a", "b", "c"], "img")
+    write_parquet(tmp_path / "1.parquet", [plain(i) for i in range(5, 9)], [2, 0, 1, 2], ["a", "b", "c"], "img")
+    images = open_parquet(
+        "train",
+        train=str(tmp_path / "?.parquet"),
+        test=None,
+        decoding=Decoding(image_size_px=image_size_px, resident_limit_mib=resident_limit_mib),
+        cache_folder=tmp_path / "cache",
+    )
+    assert isinstance(images, ResidentImages if resident_limit_mib else EncodedImages)
+    assert values(images.read(torch.arange(9))) == list(range(9))
+    assert images.labels.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2] and images.class_names == ("a", "b", "c")
+    assert images.image_shape == (3, image_size_px or 8, image_size_px or 8)
+    assert (tmp_path / "cache").exists() == (resident_limit_mib == 0)
+    batch = pickle.loads(pickle.dumps(images)).read(torch.tensor([8, 3]))
+    assert values(batch) == [8, 3]
+
+
+@pytest.mark.parametrize("resident_limit_mib", [0, 1])
+def test_parquet_with_bad_images(tmp_path, resident_limit_mib, caplog):
+    path = write_parquet(tmp_path / "a.parquet", [None, plain(1), b"text", plain(3)], [0, 1, 5, 3])
+
+    def opened(on_bad_image):
+        return open_parquet(
+            "test",
+            train=None,
+            test=path,
+            decoding=Decoding(on_bad_image=on_bad_image, resident_limit_mib=resident_limit_mib),
+            cache_folder=tmp_path,
+        )
+
+    assert f"{path} row 0: " in line(lambda: opened("raise"))
+    with caplog.at_level(logging.WARNING, "ssl_sec.data"):
+        images = opened("skip")
+        read = images.read(torch.arange(len(images)))
+    assert values(read) == ([1, 3] if resident_limit_mib else [1, 1, 3, 3]) == read.labels.tolist()
+    assert images.num_bad_images == 2
+    assert f"{path} row 2" in " ".join(caplog.messages)
+
+
+def test_parquet_without_class_names(tmp_path):
+    path = write_parquet(tmp_path / "a.parquet", [plain(1), plain(2)], [0, 3])
+    assert open_parquet("train", path, None).class_names == ("0", "1", "2", "3")
+    path = write_parquet(tmp_path / "b.parquet", [plain(1), plain(2)], [0, 3], class_names=["a", "b", "c"])
+    assert "label 3" in line(lambda: open_parquet("train", path, None))
+
+
+@pytest.mark.parametrize("resident_limit_mib", [0, 1])
+def test_the_test_images_of_parquet_have_the_classes_of_the_training_images(tmp_path, resident_limit_mib):
+    train = write_parquet(tmp_path / "a.parquet", [plain(1), plain(2)], pa.array(["dog", "cat"]))
+    test = write_parquet(tmp_path / "b.parquet", [plain(3)], pa.array(["dog"]))
+    places = {"decoding": Decoding(resident_limit_mib=resident_limit_mib), "cache_folder": tmp_path / "cache"}
+    images = open_parquet("test", train, test, **places)
+    assert images.class_names == ("cat", "dog") and images.labels.tolist() == [1]
+    assert open_parquet("test", train, test, **places, shared_classes=False).class_names == ("dog",)
+    table = pa.parquet.read_table(train).drop_columns("label")
+    pa.parquet.write_table(table, tmp_path / "c.parquet")
+    unlabelled = open_parquet("train", tmp_path / "c.parquet", None, **places)
+    assert unlabelled.class_names == () and values(unlabelled.read(torch.arange(2))) == [1, 2]
+
+
+def test_the_classes_of_parquet_files_are_those_that_have_images(tmp_path):
+    names = ["a", "b", "c", "d", "e"]
+    first = write_parquet(tmp_path / "0.parquet", [plain(1)] * 4, [4, 1, 1, 4], names, "img")
+    second = write_parquet(tmp_path / "1.parquet", [plain(1)] * 2, [2, 1], names, "img")
+    assert parquet_class_names([first, second]) == ("b", "c", "e")
+    assert parquet_class_names(second, Columns(image_column="img")) == ("b", "c")
+    unnamed = write_parquet(tmp_path / "2.parquet", [b"no image"], [7], label_column="y")
+    assert parquet_class_names(unnamed, Columns(label_column="y")) == ("7",)
+    wrong = write_parquet(tmp_path / "3.parquet", [plain(1)] * 3, [0, 1, -2])
+    assert f"{wrong} row 2: label -2" in line(lambda: parquet_class_names(wrong))
+
+
+def test_parquet_without_files(tmp_path):
+    assert "set data.test" in line(lambda: open_parquet("test", "a.parquet", None), MissingDataError)
+    assert "no such file" in line(lambda: open_parquet("train", tmp_path / "a.parquet", None), MissingDataError)

@@ -1,0 +1,117 @@
+import io
+import tarfile
+
+import fsspec
+import pytest
+import torch
+
+from ssl_sec.data.decode import Decoding
+from ssl_sec.data.image_set import UNLABELLED, EncodedImages, ResidentImages
+from ssl_sec.data.shards import tar
+from ssl_sec.data.shards.locations import find_files
+from ssl_sec.data.shards.opening import open_webdataset
+from ssl_sec.data.shards.streamed import StreamedImages
+from ssl_sec.errors import ConfigError, DataError, MissingDataError
+from tests.data.files import plain
+from tests.data.test_image_set import values
+from tests.data.test_sources import line
+
+
+def write_tar(path, members):
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def write_shards(folder, num_shards=3, num_images=5, labelled=True):
+    for shard in range(num_shards):
+        members = {}
+        for number in range(num_images):
+            value = shard * num_images + number
+            members[f"part/{value:04d}.png"] = plain(value)
+            members[f"part/{value:04d}.json"] = b"{}"
+            if labelled:
+                members[f"part/{value:04d}.cls"] = f"{value % 3}\n".encode()
+        write_tar(folder / f"{shard:02d}.tar", members)
+    return str(folder / f"{{00..{num_shards - 1:02d}}}.tar")
+
+
+def opened(tmp_path, location, **more):
+    return open_webdataset("train", location, None, cache_folder=tmp_path / "cache", **more)
+
+
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [
+        ({}, ResidentImages),
+        ({"decoding": Decoding(resident_limit_mib=0)}, EncodedImages),
+        ({"decoding": Decoding(resident_limit_mib=0), "shuffle_window": 4}, StreamedImages),
+    ],
+)
+@pytest.mark.parametrize("labelled", [True, False])
+def test_images_of_shards_in_order(tmp_path, monkeypatch, more, kind, labelled):
+    monkeypatch.setattr(tar, "IMAGES_PER_BLOCK", 2)
+    images = opened(tmp_path, write_shards(tmp_path, labelled=labelled), **more)
+    assert isinstance(images, kind) and len(images) == 15 and images.image_shape == (3, 8, 8)
+    assert values(images.read(torch.tensor([14, 0, 7]))) == [14, 0, 7]
+    assert images.class_names == (("0", "1", "2") if labelled else ())
+    assert images.labels.tolist() == ([i % 3 for i in range(15)] if labelled else [UNLABELLED] * 15)
+    assert images.description.startswith(f"15 images in {tmp_path}/00.tar and 2 more shards, digest ")
+
+
+def test_remote_shards_are_streamed(tmp_path):
+    memory = fsspec.filesystem("memory")
+    write_shards(tmp_path)
+    for path in sorted(tmp_path.glob("*.tar")):
+        memory.pipe(f"/ssl_sec_shards/{path.name}", path.read_bytes())
+    location, decoding = "memory://ssl_sec_shards/*.tar", Decoding(resident_limit_mib=0)
+    images = opened(tmp_path, location, decoding=decoding, shuffle_window=4)
+    assert values(images.read(torch.arange(15))) == list(range(15))
+    assert "shuffle_window: found None" in line(lambda: opened(tmp_path, location, decoding=decoding), ConfigError)
+    assert isinstance(opened(tmp_path, location), ResidentImages)
+
+
+def test_an_index_is_made_once_and_again_for_another_file(tmp_path, monkeypatch):
+    scanned, scan = [], tar._scan
+    monkeypatch.setattr(tar, "_scan", lambda file: scanned.append(file[1]) or scan(file))
+    location = write_shards(tmp_path)
+    first = tar.open_shards(find_files(location, "tar"), tmp_path / "cache")
+    assert tar.open_shards(find_files(location, "tar"), tmp_path / "cache").digest == first.digest
+    assert len(scanned) == 3
+    write_tar(tmp_path / "01.tar", {"a.png": plain(9), "a.cls": b"0"})
+    assert tar.open_shards(find_files(location, "tar"), tmp_path / "cache").digest != first.digest
+    assert len(scanned) == 4
+
+
+def test_ranges_of_shards(tmp_path):
+    for number in range(8, 12):
+        write_tar(tmp_path / f"a-{number:03d}.tar", {"a.png": plain(1)})
+    names = [path.rpartition("/")[2] for _, path in find_files(str(tmp_path / "a-{008..011}.tar"), "tar")]
+    assert names == ["a-008.tar", "a-009.tar", "a-010.tar", "a-011.tar"]
+    with pytest.raises(MissingDataError, match=r"a-012\.tar: no such file"):
+        opened(tmp_path, str(tmp_path / "a-{011..012}.tar"))
+
+
+@pytest.mark.parametrize(
+    ("members", "found"),
+    [
+        ({"a.txt": b"x"}, "no images; allowed: members named .bmp"),
+        ({"a.png": plain(1), "a.cls": b"cat"}, "member a.cls: label 'cat'; allowed: 0 to"),
+        ({"a.png": plain(1), "a.cls": b"-1"}, "member a.cls: label '-1'; allowed: 0 to"),
+        ({"a.png": plain(1), "a.jpg": plain(1)}, "member a.jpg: a second image of its key"),
+        ({"a.png": plain(1), "a.cls": b"0", "b.png": plain(2)}, "member b.png: no .cls; allowed: a label for each"),
+    ],
+)
+def test_wrong_shards_are_one_line(tmp_path, members, found):
+    path = write_tar(tmp_path / "a.tar", members)
+    assert line(lambda: opened(tmp_path, path), DataError).startswith(f"{path}")
+    assert found in line(lambda: opened(tmp_path, path), DataError)
+
+
+def test_a_shard_that_is_cut_off_is_named(tmp_path):
+    path = write_tar(tmp_path / "a.tar", {f"{i}.png": plain(i) for i in range(9)})
+    path.write_bytes(b"no tar file" * 200)
+    assert line(lambda: opened(tmp_path, path)).startswith(f"{path}: cannot be read: ")

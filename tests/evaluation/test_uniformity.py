@@ -1,0 +1,32 @@
+import math
+
+import pytest
+import torch
+
+from ssl_sec.evaluation.uniformity import alignment, uniformity
+from tests.evaluation.test_rank import draw
+
+
+def test_alignment_is_the_mean_squared_distance_of_directions():
+    first, second = draw(50, 8), draw(50, 8, seed=1)
+    pairs = zip(first.double(), second.double(), strict=True)
+    slow = sum(float(((x / x.norm() - y / y.norm()) ** 2).sum()) for x, y in pairs) / 50
+    assert alignment(first, second) == pytest.approx(slow)
+    assert alignment(first, 3 * first) == pytest.approx(0, abs=1e-12)
+    assert alignment(first, -first) == pytest.approx(4)
+
+
+@pytest.mark.parametrize("chunk_size", [7, 1024])
+def test_uniformity_is_the_mean_potential_of_pairs(chunk_size):
+    embeddings = draw(40, 8) * torch.linspace(0.1, 9, 40).unsqueeze(1)
+    rows = [row / row.norm() for row in embeddings.double()]
+    potentials = [float((-2 * ((x - y) ** 2).sum()).exp()) for i, x in enumerate(rows) for y in rows[:i]]
+    slow = math.log(sum(potentials) / len(potentials))
+    assert uniformity(embeddings, chunk_size=chunk_size) == pytest.approx(slow)
+
+
+def test_uniformity_is_0_for_one_direction_and_lower_the_more_the_directions_spread():
+    assert uniformity(draw(1, 16).expand(30, 16)) == pytest.approx(0, abs=1e-12)
+    on_a_circle = uniformity(draw(2000, 2))
+    assert uniformity(draw(2000, 16)) < on_a_circle < 0
+    assert uniformity(torch.tensor([[1.0, 0], [-1, 0]])) == pytest.approx(-8)
