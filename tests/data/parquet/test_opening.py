@@ -1,4 +1,5 @@
 import logging
+import pickle
 
 import pyarrow as pa
 import pyarrow.parquet
