@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from ssl_sec.losses import CContrastiveLoss, CenterLoss, SoftmaxLoss
-from tests.losses.cases import rows
+from ssl_sec.losses import CContrastiveLoss, CenterLoss, SoftmaxLoss, tiles
+from ssl_sec.losses.template import TemplateLoss
+from tests.losses.cases import ALL_LOSSES, NUM_CLASSES, rows
 
 
 def test_templates_are_rows_of_weight_and_start_small_and_different():
@@ -55,3 +56,27 @@ def test_centres_come_to_rest_at_the_means():
         loss(batch, labels)
     means = torch.stack([batch[labels == label].mean(0) for label in (0, 1)])
     torch.testing.assert_close(loss.centres, means, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("entries", [tiles.TILE_ENTRIES, 60])
+@pytest.mark.parametrize(
+    "case", [case for case in ALL_LOSSES if issubclass(case.make, TemplateLoss)], ids=lambda case: case.name
+)
+def test_a_row_is_recognised_if_its_own_template_is_the_most_similar(case, entries, monkeypatch):
+    monkeypatch.setattr(tiles, "TILE_ENTRIES", entries)
+    loss = case.build()
+    batch, labels = rows(30, loss.dim), torch.arange(30) % NUM_CLASSES
+    raw = case.name in ("softmax", "modified_softmax")  # only these see the norm of a row, which orders nothing
+    free = case.name in ("softmax", "l2softmax")
+    for row, label, found in zip(batch, labels, loss.recognised(batch, labels).tolist(), strict=True):
+        row = row if raw else row / row.norm()
+        scores = [float(row @ (weight if free else weight / weight.norm())) for weight in loss.weight.detach()]
+        assert found == (scores.index(max(scores)) == label)
+    assert 0 < loss.recognised(batch, labels).sum() < 30
+
+
+def test_a_tie_and_what_is_not_a_number_are_not_recognised():
+    loss = SoftmaxLoss(3, 2)
+    loss.weight.data = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    batch = torch.tensor([[1.0, 0.0], [0.0, 1.0], [torch.nan, 1.0]])
+    assert loss.recognised(batch, torch.tensor([0, 2, 2])).tolist() == [False, True, False]
