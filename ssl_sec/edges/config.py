@@ -63,6 +63,8 @@ class ReplayConfig(Settings):
 
 # The papers' figures that can be drawn from runs.
 FIGURES = (("sec", "1"), ("sec", "4"), ("sec", "5a"), ("sec", "6"))
+# Those that compare runs by a setting.
+SWEEPS = (("sft", "5"), ("sft", "6b"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,8 @@ class ReportConfig(Settings):
         figure: a figure of the paper by its number, drawn from our runs.
         compare: two runs, by id, name, or the beginning of one.
         all: true: a comparison shows what is equal, too.
-        recipes: recipes of the runs that a figure shows; None takes all of the experiment with the newest run.
+        recipes: recipes of the runs that a figure shows; None takes all of the experiment with the newest run,
+            for SFT's figures the paper's own.
         output: the folder that the files are written to.
         output_dir: where the runs' folders are, with their store.
         tracking: which store; with `experiment`, only that experiment's runs count.
@@ -96,8 +99,8 @@ class ReportConfig(Settings):
         asked = [self.table, self.figure, self.compare]
         one = sum(what is not None for what in asked) == 1
         check(one, "table, figure, compare", asked, "one of them: table=5, figure=6 or compare <run> <run>")
-        if self.figure is not None and (self.paper, str(self.figure)) not in FIGURES:
-            allowed = ", ".join(f"paper={name} figure={one}" for name, one in FIGURES)
+        if self.figure is not None and (self.paper, str(self.figure)) not in FIGURES + SWEEPS:
+            allowed = ", ".join(f"paper={name} figure={one}" for name, one in FIGURES + SWEEPS)
             raise ConfigError(f"figure: found paper={self.paper} figure={self.figure}; allowed: {allowed}")
         if self.compare is not None:
             check(len(self.compare) == 2, "compare", list(self.compare), "two runs: compare <run> <run>")

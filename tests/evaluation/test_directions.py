@@ -19,6 +19,7 @@ from ssl_sec.evaluation.directions import (
     class_spread,
     cosine_distributions,
     direction_changes,
+    distance_distributions,
 )
 from ssl_sec.settings import to_values
 from tests.figures.test_training import draw
@@ -196,3 +197,19 @@ def test_the_numbers_survive_json():
 def test_a_distribution_needs_one_edge_more_than_bins():
     with pytest.raises(AssertionError, match="one edge more"):
         Distribution([0.0, 1.0], [1, 2], None, None)
+
+
+def test_distances_are_those_of_the_pairs_of_the_cosines():
+    embeddings = torch.randn(len(LABELS), 4, generator=torch.Generator().manual_seed(3))
+    found = distance_distributions(embeddings, LABELS, seed=0)
+    positives, negatives, _ = slow_cosines(embeddings, LABELS)
+    for pairs, cosines in ((found.positives, positives), (found.negatives, negatives)):
+        assert_distribution(pairs, [(2 - 2 * each) ** 0.5 for each in cosines], 0, 2)
+    shares = [np.array(pairs.counts) / sum(pairs.counts) for pairs in (found.positives, found.negatives)]
+    assert found.overlap == pytest.approx(np.minimum(*shares).sum())
+
+
+def test_distances_that_do_not_overlap():
+    apart = distance_distributions(torch.eye(2).repeat(2, 1), torch.tensor([0, 1, 0, 1]), seed=0)
+    assert apart.overlap == 0 and apart.positives.mean == 0 and apart.negatives.mean == pytest.approx(2**0.5)
+    assert distance_distributions(torch.eye(2), torch.tensor([0, 1]), seed=0).overlap == 0

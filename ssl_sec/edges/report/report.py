@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ssl_sec import papers
 from ssl_sec.edges.composition.compose import compose
-from ssl_sec.edges.config import ReportConfig
+from ssl_sec.edges.config import SWEEPS, ReportConfig
 from ssl_sec.edges.overrides import in_quotes
 from ssl_sec.errors import StorageError
 from ssl_sec.settings import from_values
@@ -56,6 +56,10 @@ def make_report(config: ReportConfig) -> "Report":
 
         # A table of settings has no results of ours.
         return make_table_report(config.paper, table, open_archive() if table.recipes() else None)
+    if (config.paper, str(config.figure)) in SWEEPS:
+        from ssl_sec.edges.report.sweeps import make_sweep_report
+
+        return make_sweep_report(open_archive(), str(config.figure), config.recipes)
     if config.figure is not None:
         from ssl_sec.edges.report.figures import make_figure_report
 

@@ -32,6 +32,7 @@ from ssl_sec.evaluation.directions import (
 from ssl_sec.figures.drawing import GREEN, add_grid, arm_look, draw_distribution, message, percentages_between
 from ssl_sec.figures.runs import RunRecord, training_figures
 from ssl_sec.figures.training import features_figure
+from ssl_sec.recipes.metric_learning.variation_figures import draw_variation
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ def draw(run: RunRecord) -> dict[str, Figure]:
         figures["cosine_differences"] = cosine_difference_figure({name: cosines}, "Test images: triplets")
         spread = class_spread(embeddings, labels)
         figures["divergences"] = class_divergences_figure({name: spread}, "Test classes: divergence")
+        figures |= draw_variation(embeddings, labels)
         changes = {name: _direction_changes(run)}
         figures["direction_changes"] = direction_changes_figure(changes, "Change of direction of the watched images")
     except DataError as error:  # an embedding of length 0 has no direction
