@@ -71,7 +71,7 @@ def _draw_sweeps(archive: RunArchive, recipes: Sequence[str]) -> Report:
     if not by_batch and not by_weight:
         raise ConfigError(
             f"figure: the {_counted(groups)} of {', '.join(recipes)} that are alike have one batch size and one λ; "
-            "allowed: two or more, as by -m global_batch_size=30,60,120 or -m transform.weight=0.1,0.2,0.5"
+            "allowed: two or more, as global_batch_size=30 and 60, or transform.weight=0.2 and 0.5"
         )
     shown = {arm.rpartition(" ")[2] for arm in by_weight}
     levels = {f"without transform, batch size {batch}": baselines[batch] for batch in baselines if batch in shown}
@@ -90,7 +90,7 @@ def _draw_encoders(archive: RunArchive, recipes: Sequence[str]) -> Report:
     if len(encoders) < 2:
         raise ConfigError(
             f"figure: the {_counted(groups)} of {', '.join(recipes)} that are alike have one encoder; allowed: two or "
-            "more, as by -m encoder=resnet18,resnet34,resnet50"
+            "more, as encoder=resnet18 and resnet50"
         )
     arms: dict[str, list[Point]] = {}
     for group in groups:

@@ -64,7 +64,8 @@ def class_covariances_figure(
     labels = labels.cpu()
     others = ~torch.isin(labels, torch.tensor(covariances.classes))
     look = {"s": 9, "linewidths": 0, "depthshade": False}
-    space.scatter(*points[others].T.tolist(), color="0.8", alpha=0.35, zorder=1, **look)
+    if others.any():  # without a point, it would widen the axes
+        space.scatter(*points[others].T.tolist(), color="0.8", alpha=0.35, zorder=1, **look)
     for place, (label, size) in enumerate(zip(covariances.classes, covariances.sizes, strict=True)):
         own = points[labels == label].T.tolist()
         space.scatter(*own, color=arm_look(place)[0], label=f"class {label} ({size} images)", zorder=2, **look)
