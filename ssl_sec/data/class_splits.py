@@ -6,11 +6,11 @@ set and retrieves among the images of the others, whose classes were never seen.
 
 import logging
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from ssl_sec.data.image_set import EncodedImages, ImageSet, ResidentImages, require_labels, subset
@@ -102,6 +102,67 @@ def hold_out_classes(image_set: ImageSet, share: float, seed: int) -> tuple[Imag
     return (
         take_classes(image_set, rest, f"those of {len(rest)} of {len(present)} classes, seed {seed}"),
         take_classes(image_set, held_out, f"those of {num_held_out} held-out classes, seed {seed}"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadAndTail:
+    """Training images of head classes, with many, and tail classes, with few; all others test them (SFT, Section 4.2).
+
+    Attributes:
+        train: the training images.
+        test: the other images of the same classes, with the same labels.
+        tail: whether a class is a tail class.
+    """
+
+    train: ImageSet
+    test: ImageSet
+    tail: Bool[Tensor, " classes"]
+
+
+def head_and_tail(
+    image_set: ImageSet,
+    *,
+    more_than: int,
+    num_head: int,
+    num_tail: int | None,
+    head_images: int,
+    tail_images: int,
+    seed: int,
+) -> HeadAndTail:
+    """Draws head and tail classes among the large ones of a set, and the training images of each.
+
+    Args:
+        image_set: resident or encoded images.
+        more_than: classes with more images than this are drawn from.
+        num_head: of the head classes, ≥ 1.
+        num_tail: of the tail classes, ≥ 1; None for all large classes that are not drawn as heads.
+        head_images: training images of each head class, 1 to `more_than`.
+        tail_images: training images of each tail class, 1 to `more_than`.
+        seed: decides which classes and which of their images.
+
+    Raises:
+        DataError: there are fewer large classes than that.
+    """
+    large = (image_set.labels.bincount(minlength=len(image_set.class_names)) > more_than).nonzero().flatten()
+    needed = num_head + (1 if num_tail is None else num_tail)
+    _require_classes(image_set, len(large), needed, f"with more than {more_than} images, {num_head} of them as heads")
+    generator = torch.Generator().manual_seed(derived_seed(seed, "head and tail"))
+    drawn = large[torch.randperm(len(large), generator=generator)]
+    tail_classes = drawn[num_head:] if num_tail is None else drawn[num_head : num_head + num_tail]
+    classes = torch.cat([drawn[:num_head], tail_classes]).sort().values
+    chosen = take_classes(image_set, classes, f"those of {num_head} head and {len(tail_classes)} tail classes")
+    tail = torch.isin(classes, tail_classes)
+    order = torch.randperm(len(chosen), generator=generator)
+    order = order[chosen.labels[order].argsort(stable=True)]
+    labels, sizes = chosen.labels[order], chosen.labels.bincount()
+    place_in_class = torch.arange(len(order)) - (sizes.cumsum(0) - sizes)[labels]
+    trains = place_in_class < torch.where(tail, tail_images, head_images)[labels]
+    which = f"{head_images} of each head and {tail_images} of each tail class, seed {seed}"
+    return HeadAndTail(
+        train=subset(chosen, order[trains].sort().values, which),
+        test=subset(chosen, order[~trains].sort().values, f"all but {which}"),
+        tail=tail,
     )
 
 

@@ -71,7 +71,7 @@ class ReportConfig(Settings):
         compare: two runs, by id, name, or the beginning of one.
         all: true: a comparison shows what is equal, too.
         recipes: recipes of the runs that a figure shows, all of one kind of run; None takes all of the experiment with
-            the newest run, and for NormFace's Fig. 8 the paper's.
+            the newest run, and for NormFace's Fig. 8 and SFT's Figs. 5 and 6b the paper's.
         output: the folder that the files are written to.
         output_dir: where the runs' folders are, with their store.
         tracking: which store; with `experiment`, only that experiment's runs count.

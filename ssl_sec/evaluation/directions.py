@@ -25,7 +25,7 @@ def class_divergences(
     Returns:
         The labels that occur, ascending, and the divergence of each, ≥ 0.
     """
-    classes, means, numbers, sizes = _class_means(embeddings, labels)
+    classes, means, numbers, sizes = class_means(embeddings, labels)
     squares = (embeddings - means[numbers]).square().sum(1)
     return classes, squares.new_zeros(len(classes)).index_add(0, numbers, squares) / sizes
 
@@ -49,7 +49,7 @@ def within_class_energy(
     """
     if not 0 < energy <= 1:
         raise ValueError(f"energy: found {energy}, must be in (0, 1]")
-    _, means, numbers, sizes = _class_means(embeddings, labels)
+    _, means, numbers, sizes = class_means(embeddings, labels)
     values, vectors = torch.linalg.eigh(means.T @ means)
     values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
     # Rounding must not add an axis.
@@ -61,8 +61,8 @@ def within_class_energy(
     return (residuals @ axes).square().sum().item() / total if total else 0.0
 
 
-def _class_means(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The classes that occur, their means, the index of each row's class and the sizes of the classes."""
+def class_means(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The classes that occur, their means, the index of each row's class and the sizes of the classes, as floats."""
     classes, numbers, counts = labels.unique(return_inverse=True, return_counts=True)
     sums = embeddings.new_zeros(len(classes), embeddings.shape[1]).index_add(0, numbers, embeddings)
     sizes = counts.to(embeddings.dtype)
@@ -171,20 +171,14 @@ def cosine_distributions(
     """
     order = labels.cpu().argsort(stable=True)
     # The rows of a class are consecutive, from `firsts` to `ends`, so that a partner is found by counting.
-    unit = _directions(embeddings)[order]
-    rows = torch.arange(len(unit))
+    unit = unit_rows(embeddings)[order]
     _, numbers, sizes = labels.cpu()[order].unique_consecutive(return_inverse=True, return_counts=True)
     ends = sizes.cumsum(0)[numbers]
     sizes = sizes[numbers]
     firsts, num_others = ends - sizes, len(unit) - sizes
     generator = torch.Generator().manual_seed(derived_seed(seed, "cosines"))
 
-    # Each pair counts once, in ascending order.
-    anchors, ranks = _combinations(ends - 1 - rows, max_pairs, generator)
-    positives = _cosines(unit, anchors, anchors + 1 + ranks)
-    anchors, ranks = _combinations(len(unit) - ends, max_pairs, generator)
-    negatives = _cosines(unit, anchors, ends[anchors] + ranks)
-
+    positives, negatives = _pair_cosines(unit, ends, max_pairs, generator)
     anchors, ranks = _combinations((sizes - 1) * num_others, max_pairs, generator)
     positive, negative = firsts[anchors] + ranks // num_others[anchors], ranks % num_others[anchors]
     positive += positive >= anchors
@@ -194,14 +188,14 @@ def cosine_distributions(
     return CosineDistributions(
         pairs.positives,
         pairs.negatives,
-        _distribution(differences, -2.0, 2.0, 200),
+        distribution(differences, -2.0, 2.0, 200),
         (differences <= 0).double().mean().item() if len(differences) else None,
     )
 
 
 def pair_cosines(positives: Float[Tensor, " pairs"], negatives: Float[Tensor, " others"]) -> PairCosines:
     """The distributions of cosines that were computed elsewhere, all in [-1, 1]."""
-    return PairCosines(*(_distribution(cosines, -1.0, 1.0, 100) for cosines in (positives, negatives)))
+    return PairCosines(*(distribution(cosines, -1.0, 1.0, 100) for cosines in (positives, negatives)))
 
 
 def pooled(distributions: Sequence[Distribution]) -> Distribution:
@@ -227,6 +221,46 @@ def pooled(distributions: Sequence[Distribution]) -> Distribution:
     return Distribution(edges.tolist(), np.diff(np.rint(below)).astype(int).tolist(), mean, square)
 
 
+@dataclass(frozen=True)
+class DistanceDistributions:
+    """Distances between the directions of pairs of images (SFT, Fig. 4b).
+
+    Attributes:
+        positives: ‖f̂_a − f̂_p‖ of pairs of one class, in equal bins over [0, 2].
+        negatives: ‖f̂_a − f̂_n‖ of pairs of two classes, in the same bins.
+    """
+
+    positives: Distribution
+    negatives: Distribution
+
+    @property
+    def overlap(self) -> float:
+        """The share of the two distributions that lies over each other, by their bins, in [0, 1]; 0 if one is empty."""
+        shares = [np.array(one.counts) / max(sum(one.counts), 1) for one in (self.positives, self.negatives)]
+        return float(np.minimum(*shares).sum())
+
+
+def distance_distributions(
+    embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor, " images"], seed: int, max_pairs: int = 200_000
+) -> DistanceDistributions:
+    """Euclidean distances √(2 − 2 cos θ) between directions of pairs of images of one class and of two.
+
+    Args:
+        embeddings: one row for each image, of any norm.
+        labels: class of each image.
+        seed: decides which pairs are drawn, the same as those of `cosine_distributions`.
+        max_pairs: the largest number of each kind, ≥ 1.
+
+    Raises:
+        DataError: for a row without a direction.
+    """
+    order = labels.cpu().argsort(stable=True)
+    _, numbers, sizes = labels.cpu()[order].unique_consecutive(return_inverse=True, return_counts=True)
+    generator = torch.Generator().manual_seed(derived_seed(seed, "cosines"))
+    cosines = _pair_cosines(unit_rows(embeddings)[order], sizes.cumsum(0)[numbers], max_pairs, generator)
+    return DistanceDistributions(*(distribution((2 - 2 * each).sqrt(), 0.0, 2.0, 100) for each in cosines))
+
+
 def direction_changes(
     before: Float[Tensor, "images dim"],
     after: Float[Tensor, "images dim"],
@@ -249,10 +283,10 @@ def direction_changes(
         DataError: for a row without a direction.
     """
     # Rounding would lose small changes in 1 − cos.
-    changes = (_directions(after) - _directions(before)).square().sum(1) / 2
+    changes = (unit_rows(after) - unit_rows(before)).square().sum(1) / 2
     low, high = (changes.min().item(), changes.max().item()) if len(changes) else (0.0, 1.0)
     # Bins need a width even if all changes are equal.
-    return DirectionChanges(first_step, last_step, _distribution(changes, low, max(high, low + 1e-6), num_bins))
+    return DirectionChanges(first_step, last_step, distribution(changes, low, max(high, low + 1e-6), num_bins))
 
 
 def class_spread(embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor, " images"]) -> ClassSpread:
@@ -265,12 +299,17 @@ def class_spread(embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor, 
     Raises:
         DataError: for a row without a direction.
     """
-    unit, labels = _directions(embeddings), labels.cpu()
+    unit, labels = unit_rows(embeddings), labels.cpu()
     classes, divergences = class_divergences(unit, labels)
     return ClassSpread(classes.tolist(), divergences.tolist(), within_class_energy(unit, labels))
 
 
-def _directions(embeddings: Tensor) -> Tensor:
+def unit_rows(embeddings: Float[Tensor, "images dim"]) -> Float[Tensor, "images dim"]:
+    """The directions of embeddings, on the CPU.
+
+    Raises:
+        DataError: for a row without a direction.
+    """
     embeddings = embeddings.detach().cpu()
     lengths = norms(embeddings)
     num_without = int((~(lengths.isfinite() & (lengths > 0))).sum())
@@ -280,6 +319,15 @@ def _directions(embeddings: Tensor) -> Tensor:
             "with a direction"
         )
     return directions(embeddings)
+
+
+def _pair_cosines(unit: Tensor, ends: Tensor, max_pairs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Cosines of pairs of one class and of two, of rows in the order of their classes, each of which ends at `ends`."""
+    # Each pair counts once, in ascending order.
+    anchors, ranks = _combinations(ends - 1 - torch.arange(len(unit)), max_pairs, generator)
+    positives = _cosines(unit, anchors, anchors + 1 + ranks)
+    anchors, ranks = _combinations(len(unit) - ends, max_pairs, generator)
+    return positives, _cosines(unit, anchors, ends[anchors] + ranks)
 
 
 def _combinations(numbers: Tensor, most: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -297,7 +345,8 @@ def _cosines(unit: Tensor, rows: Tensor, others: Tensor) -> Tensor:
     return torch.cat([torch.linalg.vecdot(unit[row], unit[other]) for row, other in chunks]).clamp(-1, 1)
 
 
-def _distribution(values: Tensor, low: float, high: float, num_bins: int) -> Distribution:
+def distribution(values: Float[Tensor, " values"], low: float, high: float, num_bins: int) -> Distribution:
+    """The distribution of values in equal bins from `low` to `high`."""
     values = values.double()
     counts, edges = np.histogram(values.numpy(), bins=num_bins, range=(low, high))
     if not len(values):

@@ -16,7 +16,7 @@ import math
 from abc import abstractmethod
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, log_one_plus_sum_exp, require_triplets
@@ -91,6 +91,12 @@ class DisjointLoss(Loss):
         terms = self._terms(embeddings[0::3][own], embeddings[1::3][own], embeddings[2::3][own])
         are_triplets = (labels[0::3] == labels[1::3]) & (labels[0::3] != labels[2::3])
         return 3 * torch.where(are_triplets[own], terms, torch.nan).sum() / len(labels)
+
+    def compares(self, labels: Labels) -> Bool[Tensor, ""]:
+        """Whether the rows are those of triplets."""
+        if len(labels) % 3 != 0 or len(labels) == 0:
+            return labels.new_zeros((), dtype=torch.bool)
+        return ((labels[0::3] == labels[1::3]) & (labels[0::3] != labels[2::3])).all()
 
     @abstractmethod
     def _terms(self, anchors: _Rows, positives: _Rows, negatives: _Rows) -> Float[Tensor, " triplets"]: ...

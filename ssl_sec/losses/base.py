@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from ssl_sec.losses.classes import Classes, can_look
+from ssl_sec.losses.classes import Classes, can_look, classes_of
 from ssl_sec.losses.geometry import in_full_precision
 from ssl_sec.settings import Range
 
@@ -39,6 +39,14 @@ class Loss(nn.Module, ABC):
         with torch.autocast(embeddings.device.type, enabled=False):
             return self._share(in_full_precision(embeddings), labels, anchors)
 
+    def compares(self, labels: Labels) -> Bool[Tensor, ""]:
+        """Whether a batch with these labels has something to compare; it waits for no device.
+
+        As long as a loss does not say otherwise: a row with a positive and a negative.
+        """
+        size = classes_of(labels).size
+        return ((size > 1) & (size < len(labels))).any()
+
     def extra_repr(self) -> str:
         """The values that define the loss."""
         shown = {name: getattr(self, name, None) for name in signature(type(self)).parameters}
@@ -67,6 +75,10 @@ class CombinedLoss(Loss):
 
     def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         return self.first(embeddings, labels, anchors) + self.weight * self.second(embeddings, labels, anchors)
+
+    def compares(self, labels: Labels) -> Bool[Tensor, ""]:
+        """Whether both have something to compare."""
+        return self.first.compares(labels) & self.second.compares(labels)
 
 
 def from_views(*views: Float[Tensor, "images dim"]) -> tuple[Float[Tensor, "batch dim"], Int64[Tensor, " batch"]]:

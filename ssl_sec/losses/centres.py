@@ -10,7 +10,7 @@ and the others stay. A centre starts at 0 and is 0 until its class is first seen
 from typing import cast
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
 from ssl_sec.losses.classes import classes_of
@@ -58,7 +58,7 @@ def pick_centres(
     centres.index_copy_(0, labels, embeddings.to(centres.dtype)[picked])
 
 
-def snapshot(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def snapshot(values: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
     """The values of a buffer that is updated in the same step, safe in a compiled graph.
 
     A compiled backward pass may read the buffer again instead of keeping its values, after the update: silently wrong

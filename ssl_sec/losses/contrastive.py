@@ -11,6 +11,8 @@ Contrastive loss (Hadsell et al. 2006; NormFace, Eq. 7). With d²_ij = ‖f̂_i 
 """
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar
 from ssl_sec.losses.classes import can_look, classes_of, positive_pairs
@@ -50,6 +52,10 @@ class NTXentLoss(Loss):
         others = log_sum_exp_of_others(rows, anchors, largest_logit=1 / self.temperature)
         return (others - at_positives).sum() / len(rows)
 
+    def compares(self, labels: Labels) -> Bool[Tensor, ""]:
+        """Whether every row has a positive."""
+        return (classes_of(labels).size > 1).all() & (len(labels) > 0)
+
 
 class ContrastiveLoss(Loss):
     """Contrastive loss (NormFace, Eq. 7).
@@ -73,3 +79,7 @@ class ContrastiveLoss(Loss):
         hinges = (self.margin - squares).clamp(min=0)
         terms = torch.where(positive, squares, torch.where(negative, hinges, 0.0))
         return terms.sum() / (len(labels) * (len(labels) - 1))
+
+    def compares(self, labels: Labels) -> Bool[Tensor, ""]:
+        """Whether there are two rows."""
+        return labels.new_tensor(len(labels) > 1, dtype=torch.bool)

@@ -164,6 +164,11 @@ class NormalizedNPairLoss(Loss):
         targets = torch.where(is_own[own], own, _NO_TARGET)
         return functional.cross_entropy(logits, targets, ignore_index=_NO_TARGET, reduction="sum") / num_pairs
 
+    def compares(self, labels: Labels) -> Bool[Tensor, ""]:
+        """Whether two classes have two rows."""
+        classes = classes_of(labels)
+        return ((classes.occurrence == 0) & (classes.size > 1)).sum() > 1
+
 
 class NPairLoss(Loss):
     """N-pair on raw rows (angular loss, Eq. 10).
@@ -307,6 +312,10 @@ class RankedListLoss(Loss):
         pulled = _weighted_mean(too_far, positive & ~(too_far <= 0), self.positive_temperature)
         pushed = _weighted_mean(too_near, negative & ~(too_near <= 0), self.negative_temperature)
         return ((1 - self.imbalance) * pulled + self.imbalance * pushed).sum() / len(labels)
+
+    def compares(self, labels: Labels) -> Bool[Tensor, ""]:
+        """Whether there are two rows."""
+        return labels.new_tensor(len(labels) > 1, dtype=torch.bool)
 
 
 def _weighted_mean(

@@ -50,6 +50,10 @@ class _ClassLoss(Loss):
             )
         return self._terms_of(embeddings, labels, anchors).sum() / len(labels)
 
+    def compares(self, labels: Labels) -> Bool[Tensor, ""]:
+        """Whether there is a row: every class has something to compare it with."""
+        return labels.new_tensor(len(labels) > 0, dtype=torch.bool)
+
     @abstractmethod
     def _terms_of(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Float[Tensor, " anchors"]:
         """The term of each anchor."""
@@ -123,14 +127,38 @@ class TemplateLoss(_ClassLoss):
         # A worker computes the part of its own classes for every row, not for its anchors alone.
         return self._terms(embeddings, labels)[anchors]
 
+    @torch.no_grad()
+    def recognised(self, embeddings: Embeddings, labels: Labels) -> Bool[Tensor, " batch"]:
+        """Whether a row is more similar to its own class's template than to every other; a tie does not count.
+
+        Args:
+            embeddings: raw rows, the same on every worker.
+            labels: 0 ≤ label < num_classes.
+        """
+        compared = self._compare(in_full_precision(embeddings), labels)
+        others = over_tiles(self._highest_other, *compared).amax(1)
+        return compared.own > (others if self._parts is None else self._parts.highest(others))
+
+    def _highest_other(
+        self,
+        rows: Float[Tensor, "rows dim"],
+        templates: Float[Tensor, "some dim"],
+        places: Int64[Tensor, " rows"],
+        own: Float[Tensor, " rows"],
+    ) -> Float[Tensor, " rows"]:
+        return without_own(rows @ self._of_templates(templates).T, places, -torch.inf).amax(1)
+
     def _terms(self, embeddings: Float[Tensor, "rows dim"], labels: Int64[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        return self._term(self._compare(embeddings, labels))
+
+    def _compare(self, embeddings: Float[Tensor, "rows dim"], labels: Int64[Tensor, " rows"]) -> Compared:
         rows, templates = self._of_rows(embeddings), in_full_precision(self.weight).to(embeddings.dtype)
         places, held = self._places(labels)
         own_templates = self._of_templates(templates[places.clamp(0, len(templates) - 1)])
         own = torch.where(held, (rows * own_templates).sum(1), 0.0)
         if self._parts is not None:
             own = self._parts.sum(own)
-        return self._term(Compared(rows, templates, places, own))
+        return Compared(rows, templates, places, own)
 
     @torch.no_grad()
     def templates_of(self, labels: Labels) -> Float[Tensor, "batch dim"]:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from ssl_sec.losses.base import require
 from ssl_sec.losses.centres import move_centres, pick_centres, snapshot
-from ssl_sec.losses.classes import classes_of
 from ssl_sec.losses.geometry import directions, in_full_precision, norms
 from ssl_sec.seeding import derived_seed, mix
 from ssl_sec.settings import Range
@@ -79,9 +78,9 @@ def _unit(rows: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
 class SphericalFeatureTransform(nn.Module):
     """Generates rows of other classes from the rows of a batch, around centres that follow the batches (SFT, Eq. 9).
 
-    *Balanced* scheme (no tail classes): every row becomes one of another class. The class is drawn evenly among the
-    others of the batch, so that the generated rows have positives also where the data set has thousands of classes.
-    A row is unchanged as long as its own or the drawn class has no centre.
+    *Balanced* scheme (no tail classes): every row becomes one of another class, drawn evenly among all other classes of
+    the data set that have a centre: those that a batch had before. A row whose own class has none is unchanged. The
+    draw costs one pass over the centres.
 
     *Unbalanced* scheme (tail classes given): every row of a head class becomes one of a tail class, drawn evenly
     among all tail classes; rows of tail classes, and those without a centre, generate nothing. How many rows are
@@ -173,13 +172,13 @@ class SphericalFeatureTransform(nn.Module):
             return generated, targets
 
     def _other_classes(self, labels: Int64[Tensor, " batch"], step: int) -> Int64[Tensor, " batch"]:
-        """A class for each row, drawn among the others of the batch; its own where either has no centre."""
-        classes = classes_of(labels)
-        num_classes = classes.number.max() + 1
-        shift = 1 + self._draws(labels, step) % (num_classes - 1).clamp(min=1)
-        label_of = torch.zeros_like(labels).scatter(0, classes.number, labels)
-        drawn = label_of[(classes.number + shift) % num_classes]
-        return torch.where(self._has_centre(labels) & self._has_centre(drawn), drawn, labels)
+        """Another class for each row, drawn among all that have a centre; its own where there is none to draw."""
+        known = snapshot(self.centres.any(1))
+        up_to = known.cumsum(0)
+        count = up_to[-1]
+        shift = 1 + self._draws(labels, step) % (count - 1).clamp(min=1)
+        place = (up_to[labels] - 1 + shift) % count.clamp(min=1)
+        return torch.where(known[labels] & (count > 1), torch.searchsorted(up_to, place + 1), labels)
 
     def _heads(
         self, labels: Int64[Tensor, " batch"], tail_classes: Int64[Tensor, " tail"], step: int

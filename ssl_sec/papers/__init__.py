@@ -123,8 +123,8 @@ class PaperFigure:
 
     Attributes:
         number: its number in the paper, as "5a".
-        shows: what it shows: "curve", "norm_statistics", "bound", "weights", or the name of a recipe's comparison; of
-            several, the first that the runs have.
+        shows: what it shows: "curve", "norm_statistics", "bound", "weights", "sweep", or the name of a recipe's
+            comparison; of several, the first that the runs have.
     """
 
     number: str

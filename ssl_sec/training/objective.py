@@ -7,6 +7,7 @@ with X_gen the rows that a feature transform generates from X, if there is one.
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
@@ -27,7 +28,7 @@ class Terms:
     Attributes:
         total: what is differentiated.
         metric_loss: the loss of the batch's rows.
-        generated_loss: the loss of the generated rows, not weighted; 0 if there are none.
+        generated_loss: the loss of the generated rows, not weighted; 0 if there are none, or nothing to compare.
         constraint: the norm constraint, not weighted; 0 if there is none.
         norms: norms of the raw embeddings of the global batch.
         embeddings: this worker's raw rows, in float32 or float64.
@@ -91,8 +92,7 @@ class Objective(nn.Module):
         generated_loss = constraint = metric_loss.new_zeros(())
         if self.transform is not None:
             generated, targets = self.transform(embeddings, labels, step)
-            if len(targets) > 0:
-                generated_loss = self._on_all_workers(generated, targets)
+            generated_loss = self._of_generated(generated, targets, embeddings, labels)
             total = total + self.transform.weight * generated_loss
         if self.constraint is not None:
             constraint = self.constraint(embeddings)
@@ -107,6 +107,21 @@ class Objective(nn.Module):
             norms=norms(embeddings.detach()),
             embeddings=own,
         )
+
+    def _of_generated(
+        self,
+        generated: Float[Tensor, "generated dim"],
+        targets: Int64[Tensor, " generated"],
+        embeddings: Float[Tensor, "batch dim"],
+        labels: Int64[Tensor, " batch"],
+    ) -> Tensor:
+        """The loss of the generated rows; 0 where their classes leave nothing to compare, as no two rows of one."""
+        comparable = self.loss.compares(targets)
+        if len(targets) != len(labels):  # a number that depends on the labels: the transform has waited for the device
+            return self._on_all_workers(generated, targets) if comparable else embeddings.new_zeros(())
+        # The batch takes the place of what cannot be compared: nothing waits, and no gradient is NaN.
+        rows = torch.where(comparable, generated, embeddings.detach())
+        return torch.where(comparable, self._on_all_workers(rows, torch.where(comparable, targets, labels)), 0.0)
 
     def _on_all_workers(self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"]) -> Tensor:
         return sum_over_workers(self.loss(embeddings, labels, anchors=own_rows(len(labels))))

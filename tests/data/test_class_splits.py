@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ssl_sec.data.class_splits import (
+    head_and_tail,
     hold_out_classes,
     own_classes,
     require_disjoint,
@@ -120,3 +121,62 @@ def test_people_of_the_test_pairs_are_left_out(caplog):
     assert without_people(image_set, set()).labels.tolist() == image_set.labels.tolist()
     with pytest.raises(DataError, match="^made/train: all of its 4 people are in the test pairs; nobody is left$"):
         without_people(image_set, set("abcd"))
+
+
+SIZES = (3, 9, 7, 12, 6, 8, 20)  # of the classes a to g; those with more than 6 are drawn from
+DIVISION = {"more_than": 6, "num_head": 2, "num_tail": 2, "head_images": 5, "tail_images": 2}
+
+
+def divided(seed=0, **changes):
+    image_set = resident(torch.arange(7).repeat_interleave(torch.tensor(SIZES)).roll(11).tolist(), 7)
+    return image_set, head_and_tail(image_set, seed=seed, **{**DIVISION, **changes})
+
+
+@pytest.mark.parametrize(("num_tail", "tails"), [(2, 2), (None, 3)])
+def test_heads_have_many_training_images_and_tails_few_and_the_others_test(num_tail, tails):
+    image_set, parts = divided(num_tail=num_tail)
+    assert parts.tail.sum() == tails and len(parts.tail) == 2 + tails
+    assert parts.train.class_names == parts.test.class_names
+    assert set(parts.train.class_names) <= set("bcdfg")
+    trained, tested = (part.labels.bincount() for part in (parts.train, parts.test))
+    assert trained.tolist() == [2 if tail else 5 for tail in parts.tail]
+    assert (trained + tested).tolist() == [SIZES["abcdefg".index(name)] for name in parts.train.class_names]
+    seen = []
+    for part in (parts.train, parts.test):
+        batch = part.read(torch.arange(len(part)))
+        seen += values(batch)
+        true = [image_set.class_names[image_set.labels[image]] for image in values(batch)]
+        assert [part.class_names[label] for label in batch.labels.tolist()] == true
+    assert len(seen) == len(set(seen))
+    assert "5 of each head and 2 of each tail class, seed 0" in parts.train.description
+
+
+def test_the_seed_says_which_are_heads_and_which_of_their_images_train():
+    def drawn(seed):
+        parts = divided(seed)[1]
+        names = [(name, bool(tail)) for name, tail in zip(parts.train.class_names, parts.tail, strict=True)]
+        return names, values(parts.train.read(torch.arange(len(parts.train))))
+
+    assert drawn(3) == drawn(3)
+    assert len({str(drawn(seed)[0]) for seed in range(20)}) > 5
+    heads, images = torch.zeros(7), torch.zeros(sum(SIZES))
+    for seed in range(300):
+        names, trained = drawn(seed)
+        heads += torch.tensor([(name, False) in names for name in "abcdefg"])
+        images[trained] += 1
+    assert heads[[0, 4]].sum() == 0
+    # Each large class is a head in 2/5 of the seeds, within five standard deviations.
+    assert ((heads[[1, 2, 3, 5, 6]] / 300 - 0.4).abs() < 5 * (0.24 / 300) ** 0.5).all()
+    large = torch.tensor([size > 6 for size in SIZES]).repeat_interleave(torch.tensor(SIZES)).roll(11)
+    assert ((images > 0) == large).all()  # every image of a large class is trained on with some seed
+
+
+def test_too_few_large_classes():
+    with pytest.raises(
+        DataError, match="^made/train: 5 classes found; at least 6 needed with more than 6 images, 4 of"
+    ):
+        divided(num_head=4)
+    with pytest.raises(
+        DataError, match="^made/train: 5 classes found; at least 6 needed with more than 6 images, 5 of"
+    ):
+        divided(num_head=5, num_tail=None)

@@ -19,6 +19,7 @@ from ssl_sec.evaluation.directions import (
     class_spread,
     cosine_distributions,
     direction_changes,
+    distance_distributions,
     pooled,
 )
 from ssl_sec.settings import to_values
@@ -222,3 +223,19 @@ def test_a_run_without_a_value_changes_nothing_when_pooled():
     nothing = Distribution([0.0, 1.0], [0], None, None)
     assert pooled([of([1.0]), nothing]) == of([1.0])
     assert pooled([nothing, nothing]) == nothing
+
+
+def test_distances_are_those_of_the_pairs_of_the_cosines():
+    embeddings = torch.randn(len(LABELS), 4, generator=torch.Generator().manual_seed(3))
+    found = distance_distributions(embeddings, LABELS, seed=0)
+    positives, negatives, _ = slow_cosines(embeddings, LABELS)
+    for pairs, cosines in ((found.positives, positives), (found.negatives, negatives)):
+        assert_distribution(pairs, [(2 - 2 * each) ** 0.5 for each in cosines], 0, 2)
+    shares = [np.array(pairs.counts) / sum(pairs.counts) for pairs in (found.positives, found.negatives)]
+    assert found.overlap == pytest.approx(np.minimum(*shares).sum())
+
+
+def test_distances_that_do_not_overlap():
+    apart = distance_distributions(torch.eye(2).repeat(2, 1), torch.tensor([0, 1, 0, 1]), seed=0)
+    assert apart.overlap == 0 and apart.positives.mean == 0 and apart.negatives.mean == pytest.approx(2**0.5)
+    assert distance_distributions(torch.eye(2), torch.tensor([0, 1]), seed=0).overlap == 0

@@ -266,6 +266,21 @@ def test_a_loss_over_pairs_takes_a_batch_of_only_positives_or_only_negatives(nam
     assert value > 0
 
 
+@every
+def test_it_says_which_batches_it_takes(case):
+    loss, taken = case.build(), set()
+    for labels in (EVEN, LONELY, EVEN[:2], EVEN[:1], EVEN[1:4], torch.arange(6), EVEN[:0], case.arrange(EVEN)):
+        try:
+            value = loss(rows(len(labels), DIM), labels)
+        except ValueError:
+            value = None
+        found = loss.compares(labels)
+        assert (found.shape, found.dtype) == ((), torch.bool)
+        assert bool(found) == (value is not None and bool(value.isfinite())), (labels, value)
+        taken.add(bool(found))
+    assert taken == {True, False}
+
+
 @every_class
 @pytest.mark.parametrize("label", [-1, 6])
 def test_a_label_that_is_no_class_is_named(case, label):

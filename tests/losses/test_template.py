@@ -3,12 +3,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssl_sec.losses import CContrastiveLoss, CenterLoss, CombinedLoss, CTripletLoss, SoftmaxLoss
+from ssl_sec.losses import CContrastiveLoss, CenterLoss, CombinedLoss, CTripletLoss, SoftmaxLoss, tiles
 from ssl_sec.losses.agents import RATE, AgentDistortion, agent_distortion, agent_distortion_bound
+from ssl_sec.losses.template import TemplateLoss
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.schedules import Constant
 from tests.losses import slow
-from tests.losses.cases import DIM, NUM_CLASSES, rows
+from tests.losses.cases import ALL_LOSSES, DIM, NUM_CLASSES, rows
 
 LABELS = torch.tensor([3, 0, 2, 0, 3, 3, 1, 5])
 
@@ -119,3 +120,27 @@ def test_a_checkpoint_without_these_averages_is_resumed_and_one_with_them_exactl
 def test_losses_without_agents_have_no_distortion():
     assert Objective(SoftmaxLoss(NUM_CLASSES, DIM), None, Constant(0.0)).distortion is None
     assert [name for name, _ in AgentDistortion().named_parameters()] == []
+
+
+@pytest.mark.parametrize("entries", [tiles.TILE_ENTRIES, 60])
+@pytest.mark.parametrize(
+    "case", [case for case in ALL_LOSSES if issubclass(case.make, TemplateLoss)], ids=lambda case: case.name
+)
+def test_a_row_is_recognised_if_its_own_template_is_the_most_similar(case, entries, monkeypatch):
+    monkeypatch.setattr(tiles, "TILE_ENTRIES", entries)
+    loss = case.build()
+    batch, labels = rows(30, loss.dim), torch.arange(30) % NUM_CLASSES
+    raw = case.name in ("softmax", "modified_softmax")  # only these see the norm of a row, which orders nothing
+    free = case.name in ("softmax", "l2softmax")
+    for row, label, found in zip(batch, labels, loss.recognised(batch, labels).tolist(), strict=True):
+        row = row if raw else row / row.norm()
+        scores = [float(row @ (weight if free else weight / weight.norm())) for weight in loss.weight.detach()]
+        assert found == (scores.index(max(scores)) == label)
+    assert 0 < loss.recognised(batch, labels).sum() < 30
+
+
+def test_a_tie_and_what_is_not_a_number_are_not_recognised():
+    loss = SoftmaxLoss(3, 2)
+    loss.weight.data = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    batch = torch.tensor([[1.0, 0.0], [0.0, 1.0], [torch.nan, 1.0]])
+    assert loss.recognised(batch, torch.tensor([0, 2, 2])).tolist() == [False, True, False]

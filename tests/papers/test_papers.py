@@ -70,7 +70,7 @@ def test_a_cell_in_two_tables_is_the_same_except_where_the_paper_differs():
         ("normface", 5, "C-triplet and centre loss", "with HIK-SVM", 94.58),
         ("sft", 1, "multi-similarity + SFT", "CUB-200-2011 F1", 40.4),
         ("sft", 4, "ArcFace", "at 0.001 %", None),
-        ("sft", 5, "classes with few images", "unbalanced training", 82.32),
+        ("sft", 5, "SFT with the unbalanced scheme", "few images", 82.32),
     ],
 )
 def test_a_cell_has_the_papers_value(paper, number, row, column, value):

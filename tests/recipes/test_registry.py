@@ -8,7 +8,7 @@ from mlflow.tracking import MlflowClient
 from ssl_sec.edges.composition.keys import kind_of
 from ssl_sec.edges.export.export import run_export
 from ssl_sec.edges.export_config import ExportConfig
-from ssl_sec.edges.report.report import NORMFACE_FIGURES
+from ssl_sec.edges.report.report import NORMFACE_FIGURES, SWEEP
 from ssl_sec.edges.run.driver import run_recipe
 from ssl_sec.edges.run.summary import summary
 from ssl_sec.edges.tracking.pages import scores_view
@@ -42,7 +42,7 @@ def test_a_row_and_its_package_agree(name):
 
 
 def test_every_figure_of_a_paper_is_drawn_from_some_runs():
-    drawn = {"curve", "norm_statistics", *NORMFACE_FIGURES}.union(*(row.comparisons for row in RECIPES.values()))
+    drawn = {"curve", "norm_statistics", *NORMFACE_FIGURES, SWEEP}.union(*(row.comparisons for row in RECIPES.values()))
     shown = [(paper, figure) for paper in list_papers() for figure in load(paper).figures]
     assert len(shown) >= 10
     for paper, figure in shown:

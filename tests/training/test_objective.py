@@ -69,6 +69,30 @@ def test_a_batch_that_generates_nothing_has_no_loss_of_it():
     assert terms.total.item() == terms.metric_loss.item() > 0
 
 
+@pytest.mark.parametrize("tail_classes", [None, torch.arange(8, 40)])
+def test_generated_rows_without_two_of_one_class_have_no_loss_and_no_gradient(tail_classes):
+    """Of 40 classes, two rows out of eight seldom become the same one."""
+    transform = SphericalFeatureTransform(40, 5, tail_classes=tail_classes).double()
+    transform.centres.normal_(generator=torch.Generator().manual_seed(0))
+    objective = Objective(TripletLoss(0.5), None, Constant(0.0), transform.eval())
+    labels, seen = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), set()
+    for step in range(12):
+        embeddings = rows(8, 5, seed=step).requires_grad_()
+        generated, targets = transform(embeddings, labels, step)
+        comparable = len(set(targets.tolist())) < len(targets)
+        seen.add(comparable)
+        terms = objective(embeddings, labels, step)
+        alone = TripletLoss(0.5)(embeddings, labels)
+        of_generated = TripletLoss(0.5)(generated, targets) if comparable else torch.zeros(())
+        assert terms.generated_loss.item() == of_generated.item()
+        found, expected = (
+            torch.autograd.grad(total, embeddings, retain_graph=True)[0]
+            for total in (terms.total, alone + 0.2 * of_generated)
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    assert seen == {True, False}
+
+
 def test_half_precision_embeddings_are_gathered_and_summed_in_single_precision():
     embeddings = torch.randn(8, 5).bfloat16()
     terms = Objective(NTXentLoss(), SphericalConstraint(), Constant(0.1))(embeddings, torch.arange(4).repeat(2), 0)

@@ -13,6 +13,7 @@ from ssl_sec.settings import from_values
 
 # What figures show that are not drawn of a recipe's comparisons: a formula, and runs of several weights.
 NORMFACE_FIGURES = ("bound", "weights")
+SWEEP = "sweep"
 
 if TYPE_CHECKING:
     from ssl_sec.edges.report.files import Report
@@ -64,6 +65,10 @@ def make_report(config: ReportConfig) -> "Report":
         from ssl_sec.edges.report.normface_figures import make_normface_figure
 
         return make_normface_figure(figure.number, open_archive, config.recipes)
+    if figure is not None and figure.shows[0] == SWEEP:
+        from ssl_sec.edges.report.sweeps import make_sweep_report
+
+        return make_sweep_report(open_archive(), figure.number, config.recipes)
     if figure is not None:
         from ssl_sec.edges.report.figures import make_figure_report
 

@@ -7,9 +7,17 @@ from typing import Annotated, Literal
 from ssl_sec.augment.config import FlipConfig
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.data.sampler_config import ClassSamplerConfig, ShuffledSamplerConfig
+from ssl_sec.data.selection_config import (
+    ClassSamplerConfig,
+    HeadAndTailConfig,
+    NoSplitConfig,
+    ShuffledSamplerConfig,
+    SplitConfig,
+)
 from ssl_sec.errors import ConfigError
-from ssl_sec.losses.config import ClassLossConfig, NoTransformConfig, PairLossConfig, TransformConfig
+from ssl_sec.losses import CLASS_LOSSES, Loss
+from ssl_sec.losses.config import ClassLossConfig, CombinedConfig, NoTransformConfig, PairLossConfig, TransformConfig
+from ssl_sec.losses.template import TemplateLoss
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
 from ssl_sec.recipes.face.test_set_config import FalseAcceptRate, TestSetConfig
 from ssl_sec.settings import BelowOne, Count, Range, Settings, check
@@ -54,6 +62,7 @@ class FaceConfig(TrainingConfig):
     """A run of face recognition.
 
     Attributes:
+        split: all people, or some with many and some with few training images, whose other images are classified.
         sampler: which images make up a batch.
         epochs: passes over the training images, parts of one allowed; 0 evaluates the initial network.
         test_sets: the test sets to measure at the end, each with its own title.
@@ -72,6 +81,7 @@ class FaceConfig(TrainingConfig):
     leave_out_tested: bool = True
     held_out_share: BelowOne = 0.0
     share_classes_from: Annotated[int, Range(ge=2)] = 50_000
+    split: SplitConfig = field(default_factory=NoSplitConfig)
     transform: TransformConfig = field(default_factory=NoTransformConfig)
     monitor: VerificationMonitorConfig = field(default_factory=VerificationMonitorConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -88,6 +98,10 @@ class FaceConfig(TrainingConfig):
         pca, dim = self.evaluation.pca, self.head.dim
         if pca is not None:
             check(pca <= dim, "evaluation.pca", pca, f"1 to {dim}, the dimension of the embeddings (head.dim)")
+        if isinstance(self.split, HeadAndTailConfig):
+            check(self.held_out_share == 0, "held_out_share", self.held_out_share, "0 with split=head_and_tail")
+            allowed = "one with a template for each class with split=head_and_tail, such as 'cosface'"
+            check(_has_templates(self.loss), "loss", self.loss.name, allowed)
         if isinstance(self.loss, PairLossConfig) and isinstance(self.sampler, ShuffledSamplerConfig):
             raise ConfigError(
                 f"sampler: found 'shuffled', must be 'classes' with loss={self.loss.name}, "
@@ -102,6 +116,12 @@ class FaceConfig(TrainingConfig):
     def open_evaluated(self, data: DataConfig) -> ImageSet:
         """The training images of a data set, as the tests use separate test sets."""
         return data.open("train")
+
+
+def _has_templates(loss: ClassLossConfig | PairLossConfig) -> bool:
+    if isinstance(loss, CombinedConfig):
+        return _has_templates(loss.first) or _has_templates(loss.second)
+    return issubclass(CLASS_LOSSES.get(loss.name, Loss), TemplateLoss)
 
 
 CONFIG = FaceConfig

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ssl_sec.data.class_splits import without_people
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.image_set import ImageSet, on_device, require_labels
+from ssl_sec.data.selection_config import HeadAndTailConfig
 from ssl_sec.data.shards.streamed import require_any_order
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.faces.roc import equal_error_rate
@@ -29,7 +30,7 @@ from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.face.test_set_config import open_test_set
 from ssl_sec.recipes.face.test_sets import Embed, Protocols
 from ssl_sec.seeding import derived_seed
-from ssl_sec.training.class_sharding import draw_templates
+from ssl_sec.training.class_sharding import draw_templates, template_losses
 from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.step import Runtime, log_once
 
@@ -62,6 +63,9 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
     tested = frozenset[str]().union(*(each.people for each in test_sets.values()))
     if config.leave_out_tested and tested:
         image_set = without_people(image_set, tested)
+    divided = config.split.divide(image_set) if isinstance(config.split, HeadAndTailConfig) else None
+    if divided is not None:
+        image_set = divided.train
     trained_on, watched, watched_name = hold_out(image_set, config.held_out_share)
     recipe = build_recipe(config, trained_on, runtime)
     network = _WithFlips(nn.Sequential(recipe.encoder, recipe.head), config.evaluation.flips)
@@ -82,6 +86,10 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
         runtime.report(recipe.total_steps, {f"face/{title}_{name}": value for name, value in figures.items()})
     if config.head.dim == 2:
         _keep_plane(config, recipe, trained_on, runtime, store)
+    if divided is not None:
+        log_once(runtime, "classifying the %s other images of the training classes", f"{len(divided.test):,}")
+        figures = classification_figures(recipe.objective.loss, *extract(divided.test), divided.tail)
+        runtime.report(recipe.total_steps, figures)
     if runtime.rank == 0:
         save_network(recipe, store, with_head=True)
 
@@ -102,6 +110,34 @@ def build_recipe(config: FaceConfig, image_set: ImageSet, runtime: Runtime) -> R
         transform=config.transform.build(class_sizes, config.head.dim, config.seed),
         more_figures=lambda: _loss_figures(loss),
     )
+
+
+def classification_figures(
+    loss: Loss,
+    embeddings: Float[Tensor, "images dim"],
+    labels: Int64[Tensor, " images"],
+    tail: Bool[Tensor, " classes"],
+) -> dict[str, float]:
+    """Percent of images that the loss's templates classify correctly, in head and in tail classes (SFT, Table 5).
+
+    Args:
+        loss: with templates; every worker calls this.
+        embeddings: raw rows of images that were not trained on.
+        labels: their classes, which were.
+        tail: whether a class is a tail class.
+    """
+    classifier = next(template_losses(loss))
+    rows = zip(embeddings.split(_ROWS_AT_ONCE), labels.split(_ROWS_AT_ONCE), strict=True)
+    right = torch.cat([classifier.recognised(*some) for some in rows]).double().cpu()
+    in_tail = tail[labels.cpu()]
+    return {
+        "face/head_classes_accuracy": 100 * float(right[~in_tail].mean()),
+        "face/tail_classes_accuracy": 100 * float(right[in_tail].mean()),
+    }
+
+
+# Rows that are classified together.
+_ROWS_AT_ONCE = 8192
 
 
 def _build_loss(config: FaceConfig, image_set: ImageSet) -> Loss:

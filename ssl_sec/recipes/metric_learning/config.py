@@ -6,7 +6,7 @@ from typing import Annotated
 from ssl_sec.augment.config import CropConfig
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.data.sampler_config import SamplerConfig
+from ssl_sec.data.selection_config import SamplerConfig
 from ssl_sec.losses.config import NoTransformConfig, PairLossConfig, TransformConfig
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.settings import (

@@ -40,6 +40,7 @@ from ssl_sec.recipes.metric_learning.pictures import (
     read_feature_maps,
     read_retrieved,
 )
+from ssl_sec.recipes.metric_learning.variation_figures import draw_variation
 from ssl_sec.training.norms import NormHistogram, norm_histogram
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,10 @@ def draw(run: RunRecord) -> dict[str, Figure]:
         found = each.read(run.path / each.artifact)
         if found is not None:
             figures[name] = each.draw({run.path.name: [found]}, each.about[0].upper() + each.about[1:]).figure
+    try:
+        figures |= draw_variation(embeddings, labels)
+    except DataError as error:  # an embedding of length 0 has no direction
+        logger.warning("some pictures cannot be drawn: %s", error)
     return figures
 
 

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from ssl_sec.augment.views import Views, already_cropped
 from ssl_sec.data.crops import RandomResizedCrop, row_draws
 from ssl_sec.data.image_set import EncodedImages, ImageSet, on_device, subset, with_crop
+from ssl_sec.errors import DataError
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.feature_maps import strongest_feature_maps
 from ssl_sec.evaluation.retrieval import nearest, recall_at_k
 from ssl_sec.evaluation.splits import stratified_sample
+from ssl_sec.evaluation.variation import rotation_shifts
 from ssl_sec.losses.geometry import norms
 from ssl_sec.recipes.assembly import RunStore, assemble, extractor, hold_out, save_network, train_recipe
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig, RetrievalConfig
@@ -73,6 +75,7 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
             **retrieval_figures(config.evaluation, embeddings, labels, test.queries),
             **_norm_figures("retrieval/test", embeddings),
             **_norm_figures("retrieval/train", trained),
+            **_variation_figures(embeddings, labels),
         }
         runtime.report(recipe.total_steps, figures)
         save_network(recipe, store, with_head=True)
@@ -129,6 +132,16 @@ def retrieval_figures(
 def _norm_figures(name: str, embeddings: Float[Tensor, "images dim"]) -> dict[str, float]:
     lengths = norms(embeddings)
     return {f"{name}_norm_mean": float(lengths.mean()), f"{name}_norm_variance": float(lengths.var(correction=0))}
+
+
+def _variation_figures(embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor, " images"]) -> dict[str, float]:
+    """How far rotations between classes move the variation, and r_w (SFT, Fig. 6b, Eq. 8); none without directions."""
+    try:
+        found = rotation_shifts(embeddings, labels, seed=0)
+    except DataError:  # a row of length 0
+        return {}
+    mean = {} if found.shifts.mean is None else {"retrieval/rotation_shift_mean": found.shifts.mean}
+    return {**mean, "retrieval/within_class_energy": 100 * found.within_class_energies[-1]}
 
 
 class _Monitor:

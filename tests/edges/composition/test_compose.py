@@ -82,6 +82,9 @@ def together(job: str) -> list[list[str]]:
     chosen["loss"] = [name for name in chosen["loss"] if name not in OF_TRIPLETS]
     if job == "metric_learning":
         found += [[f"loss={name}", "sampler=triplets", "data=digits"] for name in OF_TRIPLETS]
+    if job == "face":  # only templates classify
+        found += [[f"split={name}"] for name in chosen["split"]]
+        chosen["split"] = ["none"]
     for row in zip_longest(*map(sorted, chosen.values())):
         options_of = {group: name for group, name in zip(chosen, row, strict=True) if name is not None}
         overrides = [f"{group}={name}" for group, name in options_of.items()]

@@ -12,7 +12,7 @@ from ssl_sec.papers import list_papers
 from ssl_sec.settings import flattened
 
 JOBS = ("ablate", "align", "export", "face", "metric_learning", "pretrain", "probe", "replay", "report")
-BY_NAME = ("data", "encoder", "head", "constraint", "loss", "transform", "sampler", "optimiser", "runtime")
+BY_NAME = ("data", "encoder", "head", "constraint", "loss", "transform", "split", "sampler", "optimiser", "runtime")
 
 
 def every_configuration(job: str) -> list[dict[str, object]]:

@@ -133,6 +133,21 @@ def test_triplet_1_of_the_angular_loss_has_disjoint_triplets():
         assert first.evaluation.neighbours == second.evaluation.neighbours == 5  # Fig. 5
 
 
+@pytest.mark.parametrize("name", load("sft").table(5).recipes())
+def test_head_and_tail_classes_are_sfts(name):
+    """SFT, Section 4.2, "Effect on Unbalanced Datasets"."""
+    config = face_config(name)
+    split = config.split
+    assert (split.more_than, split.num_head, split.head_images) == (100, 1500, 50)
+    assert (split.num_head + split.num_tail, split.num_tail, split.tail_images) == (2445, 945, 5)
+    assert (config.encoder.name, config.encoder.units) == ("sphereface_net", (1, 1, 1, 1))
+    num_images = split.num_head * split.head_images + split.num_tail * split.tail_images
+    assert choose_step(config, num_images) == pytest.approx([70_000, 90_000, 110_000, 120_000], rel=1e-4)
+    transform = {"baseline": ("none", None), "balanced": ("sft", None), "unbalanced": ("sft", 15)}
+    found = config.transform
+    assert (found.name, getattr(found, "tail_below", None)) == transform[name.rpartition("_")[2]]
+
+
 FACE_RECIPES = [
     recipe
     for paper, numbers in (("sec", (4, 11)), ("normface", (1, 2, 3, 4, 5)), ("sft", (2, 4)))

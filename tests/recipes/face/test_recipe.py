@@ -240,6 +240,25 @@ def test_other_losses_train(tmp_path, loss):
     assert "train/generated_loss" in runtime.reports[-2][1] or runtime.series("train/generated_loss")
 
 
+HEAD_AND_TAIL = {"name": "head_and_tail", "num_head": 6, "head_images": 90, "tail_images": 4}
+
+
+def classified(folder, changes):
+    """The accuracies of a small run on head and tail classes."""
+    runtime = FakeRuntime(rank(), world_size())
+    small = {"split": HEAD_AND_TAIL, "loss": {"name": "cosface", "scale": 16.0}, "global_batch_size": 60, "epochs": 3}
+    run(folder, runtime, transform={"name": "sft", "tail_below": 15}, **{**small, **changes})
+    assert runtime.series("train/generated_loss")[20] > 0
+    return {name: value for _, metrics, _ in runtime.reports for name, value in metrics.items() if "_classes_" in name}
+
+
+@pytest.mark.distributed
+def test_head_and_tail_classes_are_classified_and_equally_on_two_workers_that_divide_them(tmp_path):
+    alone = classified(tmp_path, {})
+    assert alone["face/head_classes_accuracy"] > 60 > alone["face/tail_classes_accuracy"]
+    assert on_workers(2, tmp_path, classified, tmp_path, {"share_classes_from": 10}) == 2 * [alone]
+
+
 def test_pair_losses_take_batches_of_classes(tmp_path):
     changes = {"loss": {"name": "triplet"}, "sampler": {"name": "classes", "images_per_class": 30}}
     runtime, _ = run(tmp_path, **changes, epochs=0.5)
@@ -259,6 +278,15 @@ def test_pair_losses_take_batches_of_classes(tmp_path):
         ({"evaluation": {"fars": [2.0]}}, ConfigError, "evaluation.fars"),
         ({"evaluation": {"pca": 17}}, ConfigError, "evaluation.pca: found 17, must be 1 to 16, the dimension of the "),
         ({"share_classes_from": 1}, ConfigError, "share_classes_from"),
+        (
+            {"split": {**HEAD_AND_TAIL, "head_images": 101}},
+            ConfigError,
+            "split.head_images: found 101, must be at most",
+        ),
+        ({"split": {**HEAD_AND_TAIL, "tail_images": 90}}, ConfigError, "split.tail_images: found 90, must be below"),
+        ({"split": HEAD_AND_TAIL, "held_out_share": 0.2}, ConfigError, "held_out_share: found 0.2, must be 0 with "),
+        ({"split": HEAD_AND_TAIL, "loss": {"name": "center"}}, ConfigError, "loss: found 'center', must be one with a"),
+        ({"split": {"name": "head_and_tail"}}, DataError, "digits/train: 10 classes found; at least 1501 needed"),
     ],
 )
 def test_a_wrong_run_is_refused_in_one_line(tmp_path, changes, error, message):

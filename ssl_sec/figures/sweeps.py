@@ -1,0 +1,80 @@
+"""A metric over one setting of several runs, as points with bars."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+
+from ssl_sec.figures.drawing import add_grid, arm_look
+
+
+class Point(NamedTuple):
+    """A mean over runs.
+
+    Attributes:
+        x: the setting, or the place of a category.
+        mean: of the metric.
+        deviation: its sample standard deviation; None for one run.
+        num_seeds: how many runs.
+    """
+
+    x: float
+    mean: float
+    deviation: float | None
+    num_seeds: int
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A plot of several arms.
+
+    Attributes:
+        x_label: what varies, with its unit.
+        y_label: the metric, with its unit.
+        arms: the points of each arm, by its label.
+        levels: values that do not vary, as horizontal lines.
+        categories: names of the places 0, 1, … if the setting is no number.
+    """
+
+    x_label: str
+    y_label: str
+    arms: Mapping[str, Sequence[Point]]
+    levels: Mapping[str, Point]
+    categories: tuple[str, ...] = ()
+
+
+def panels_figure(panels: Sequence[Panel], title: str) -> Figure:
+    """Draws panels side by side, with error bars where there are several seeds.
+
+    Args:
+        panels: one or more.
+        title: above all of them.
+    """
+    figure = Figure(figsize=(max(5.2 * len(panels), 6.5), 4.4), layout="constrained")
+    figure.suptitle(title)
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for place, (arm, points) in enumerate(panel.arms.items()):
+            colour, style = arm_look(place)
+            ordered = sorted(points)
+            axes.errorbar(
+                [point.x for point in ordered],
+                [point.mean for point in ordered],
+                yerr=[point.deviation or 0.0 for point in ordered],
+                color=colour,
+                linestyle="none" if panel.categories else style,
+                marker="o^s"[place % 3],
+                markersize=5,
+                capsize=3,
+                label=arm,
+            )
+        for name, level in panel.levels.items():
+            axes.axhline(level.mean, color="0.35", linestyle="dashdot", linewidth=1, label=name)
+        axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
+        if panel.categories:
+            axes.set_xticks(range(len(panel.categories)), panel.categories)
+            axes.set_xlim(-0.5, len(panel.categories) - 0.5)
+            axes.set_ylim(bottom=0)
+        axes.legend(frameon=False, fontsize="small")
+        add_grid(axes)
+    return figure

@@ -1,0 +1,120 @@
+"""SFT's figures that compare runs by one setting."""
+
+import io
+
+import pytest
+
+from ssl_sec.edges.config import ReportConfig
+from ssl_sec.edges.report.sweeps import make_sweep_report
+from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive
+from ssl_sec.errors import ConfigError
+
+BASELINE, SFT = "cars196_ranked_list_sft_baseline", "cars196_ranked_list_sft"
+NONE = {"transform.name": "none"}
+
+
+def rotated(weight="0.2"):
+    return {"transform.name": "sft", "transform.weight": weight, "transform.energy": "0.95"}
+
+
+class Archive(RunArchive):
+    """Finished runs by recipe, without a store; later ones are newer."""
+
+    def __init__(self):
+        self.runs = []
+
+    def add(self, recipe, recall, seed=0, job="metric_learning", **changes):
+        params = {"recipe": recipe, "seed": str(seed), "global_batch_size": "60", "encoder.name": "bn_inception"}
+        params |= {key.replace("__", "."): value for key, value in changes.items()}
+        number = len(self.runs)
+        metrics = {"retrieval/recall_at_1": recall, "retrieval/rotation_shift_mean": recall / 100}
+        ids = {"run_id": str(number), "name": str(number), "recipe": recipe, "job": job, "status": "FINISHED"}
+        rest = {"experiment_id": "1", "pretraining_run_id": None, "params": params, "metrics": metrics, "weights": {}}
+        self.runs.append(ArchivedRun(started_ms=number, **ids, **rest))
+
+    def finished(self, recipe):
+        return [run for run in reversed(self.runs) if run.recipe == recipe]
+
+
+@pytest.fixture
+def archive():
+    found = Archive()
+    for batch, baseline, sft in (("30", 70.0, 78.0), ("60", 74.0, 80.0), ("240", 77.0, 82.0)):
+        found.add(BASELINE, baseline, global_batch_size=batch, **NONE)
+        found.add(SFT, sft, global_batch_size=batch, **rotated())
+    for weight, recall in (("0.5", 81.0), ("2.0", 60.0)):
+        found.add(SFT, recall, **rotated(weight))
+    return found
+
+
+def shown(report):
+    return {(row["arm"], row["at"]): row["value"] for row in report.rows}
+
+
+def test_batch_sizes_and_weights_are_drawn_from_the_papers_recipes(archive):
+    archive.add(SFT, 84.0, seed=1, **rotated())
+    archive.add(SFT, 90.0, seed=1, **rotated())  # the newest of a seed counts
+    report = make_sweep_report(archive, "5", None)
+    batches = {60.0: (80.0 + 90.0) / 2, 30.0: 78.0, 240.0: 82.0}
+    weights = {0.2: 85.0, 0.5: 81.0, 2.0: 60.0}
+    assert shown(report) == {
+        **{("without transform", batch): value for batch, value in ((30, 70), (60, 74), (240, 77))},
+        **{("SFT, λ = 0.2", batch): value for batch, value in batches.items()},
+        **{("SFT, batch size 60", weight): value for weight, value in weights.items()},
+    }
+    (both,) = [row for row in report.rows if row["num_seeds"] == 2 and row["at"] == 60]
+    assert both["std"] == pytest.approx(50**0.5)
+    by_batch, by_weight = report.figure.axes
+    assert by_batch.get_xlabel() == "batch size (images)"
+    levels = {line.get_label(): line.get_ydata()[0] for line in by_weight.get_lines()}
+    assert levels["without transform, batch size 60"] == 74.0
+    report.figure.savefig(written := io.BytesIO())
+    assert written.getvalue().startswith(b"\x89PNG")
+
+
+def test_runs_with_other_settings_than_the_newest_are_left_out_and_counted(archive):
+    archive.runs.insert(0, archive.runs[0])
+    archive.runs[0].params["steps"] = "5"  # shared with the run that it is a copy of
+    archive.add(SFT, 1.0, job="face", **rotated("9"))
+    report = make_sweep_report(archive, "5", None)
+    assert "left out: 2 with other settings than the newest run" in report.text
+    assert ("without transform", 30.0) not in shown(report)
+    assert 1.0 not in shown(report).values()
+
+
+def test_what_a_transform_has_beside_its_weight_parts_arms(archive):
+    for weight in ("0.2", "0.5"):
+        archive.add(SFT, 50.0, **{**rotated(weight), "transform.centres": "random"})
+    arms = {arm for arm, _ in shown(make_sweep_report(archive, "5", None))}
+    assert {"SFT, batch size 60", "SFT, centres random, batch size 60"} <= arms
+
+
+def test_encoders_are_compared_by_the_shift_of_the_variation():
+    archive = Archive()
+    for name, mean in (("resnet18", 40.0), ("resnet50", 25.0)):
+        archive.add("mine", mean, **NONE, encoder__name=name, encoder__width="1.0")
+    archive.add("mine", 30.0, **NONE, encoder__name="resnet50", encoder__width="0.5")
+    report = make_sweep_report(archive, "6b", ("mine",))
+    assert {place: value for (_, place), value in shown(report).items()} == {
+        "resnet18": 0.4,
+        "resnet50": 0.25,
+        "resnet50 x0.5": 0.3,
+    }
+    (axes,) = report.figure.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["resnet18", "resnet50 x0.5", "resnet50"]
+
+
+@pytest.mark.parametrize(("number", "needed"), [("5", "one batch size and one λ"), ("6b", "one encoder")])
+def test_nothing_to_compare_is_one_line(number, needed):
+    archive = Archive()
+    with pytest.raises(ConfigError, match="^recipes: no finished run of mine has retrieval/"):
+        make_sweep_report(archive, number, ("mine",))
+    archive.add("mine", 50.0, **NONE)
+    with pytest.raises(ConfigError, match=f"^figure: the 1 run of mine that are alike have {needed}; allowed: two"):
+        make_sweep_report(archive, number, ("mine",))
+
+
+def test_the_report_knows_them():
+    assert ReportConfig(paper="sft", figure=5).figure == 5
+    with pytest.raises(ConfigError, match="figure: found paper=sft figure=7; allowed: .*paper=sft figure=6b"):
+        ReportConfig(paper="sft", figure=7)

@@ -1,0 +1,61 @@
+"""SFT's figures of one run."""
+
+import io
+
+import pytest
+import torch
+
+from ssl_sec.evaluation.directions import distance_distributions
+from ssl_sec.evaluation.variation import ENERGIES, class_covariances, rotation_shifts
+from ssl_sec.recipes.metric_learning.variation_figures import (
+    class_covariances_figure,
+    distances_figure,
+    draw_variation,
+    rotation_shifts_figure,
+)
+from tests.losses.cases import rows
+
+LABELS = torch.arange(6).repeat_interleave(torch.tensor([5, 9, 7, 2, 8, 6]))
+
+
+def embeddings(dim=5):
+    return rows(6, dim, seed=1)[LABELS] + 0.5 * rows(len(LABELS), dim)
+
+
+def test_the_four_largest_classes_are_drawn_with_their_diagonals_and_eigenvalues():
+    covariances = class_covariances(embeddings(), LABELS)
+    figure = class_covariances_figure(embeddings(), LABELS, covariances)
+    space, diagonal, eigenvalues = figure.axes
+    sizes = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert sizes == {"class 1 (9 images)", "class 4 (8 images)", "class 2 (7 images)", "class 5 (6 images)"}
+    assert sum(len(points.get_offsets()) for points in space.collections) == len(LABELS)
+    for axes, values in ((diagonal, covariances.diagonals), (eigenvalues, covariances.eigenvalues)):
+        assert [line.get_ydata().tolist() for line in axes.get_lines()] == values
+    assert "relative deviation" in eigenvalues.get_title()
+
+
+def test_distances_are_drawn_in_percent():
+    distances = distance_distributions(embeddings(), LABELS, seed=0)
+    (axes,) = distances_figure(distances).axes
+    for patch, shown in zip(axes.patches, (distances.positives, distances.negatives), strict=True):
+        assert patch.get_data().values.sum() == pytest.approx(100)
+        assert f"{shown.mean:.2f}" in patch.get_label()
+
+
+def test_shifts_and_energies_are_drawn():
+    rotations = rotation_shifts(embeddings(), LABELS, seed=0)
+    shifts, energies = rotation_shifts_figure(rotations).axes
+    assert shifts.patches[0].get_data().values.sum() == pytest.approx(100)
+    (line,) = energies.get_lines()
+    assert line.get_xdata().tolist() == pytest.approx([100 * energy for energy in ENERGIES])
+    assert line.get_ydata().tolist() == pytest.approx([100 * one for one in rotations.within_class_energies])
+
+
+@pytest.mark.parametrize("labels", [torch.arange(4), torch.zeros(4, dtype=torch.int64), torch.tensor([0, 0, 1, 1])])
+@pytest.mark.parametrize("dim", [2, 5])
+def test_few_images_and_dimensions_are_drawn(labels, dim):
+    figures = draw_variation(rows(4, dim), labels)
+    assert set(figures) == {"class_covariances", "distances", "rotation_shifts"}
+    for figure in figures.values():
+        figure.savefig(written := io.BytesIO())
+        assert written.getvalue().startswith(b"\x89PNG")
