@@ -130,10 +130,12 @@ def test_a_row_is_recognised_if_its_own_template_is_the_most_similar(case, entri
     monkeypatch.setattr(tiles, "TILE_ENTRIES", entries)
     loss = case.build()
     batch, labels = rows(30, loss.dim), torch.arange(30) % NUM_CLASSES
-    raw = case.name in ("softmax", "modified_softmax")  # only these see the norm of a row, which orders nothing
-    free = case.name in ("softmax", "l2softmax")
+    # Only these see the norm of a row, which orders nothing without a bias.
+    raw = case.name in ("softmax", "softmax_bias", "modified_softmax")
+    free = case.name in ("softmax", "softmax_bias", "l2softmax")
     for row, label, found in zip(batch, labels, loss.recognised(batch, labels).tolist(), strict=True):
         row = row if raw else row / row.norm()
+        row = torch.cat([row, torch.ones(1)]) if case.name == "softmax_bias" else row
         scores = [float(row @ (weight if free else weight / weight.norm())) for weight in loss.weight.detach()]
         assert found == (scores.index(max(scores)) == label)
     assert 0 < loss.recognised(batch, labels).sum() < 30

@@ -91,6 +91,8 @@ def test_the_reports_are_those_of_the_papers_and_come_at_their_pace(whole):
         *(f"retrieval/recall_at_{k}" for k in (1, 2, 4, 8)),
         "retrieval/nmi",
         "retrieval/f1",
+        "retrieval/rotation_shift_mean",
+        "retrieval/within_class_energy",
         *(f"retrieval/{split}_norm_{figure}" for split in ("test", "train") for figure in ("mean", "variance")),
     }
     recalls = [figures_at_the_end[f"retrieval/recall_at_{k}"] for k in (1, 2, 4, 8)]

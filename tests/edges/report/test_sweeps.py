@@ -4,10 +4,11 @@ import io
 
 import pytest
 
-from ssl_sec.edges.config import ReportConfig
+from ssl_sec.edges.report.report import SWEEP
 from ssl_sec.edges.report.sweeps import make_sweep_report
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive
 from ssl_sec.errors import ConfigError
+from ssl_sec.papers import load
 
 BASELINE, SFT = "cars196_ranked_list_sft_baseline", "cars196_ranked_list_sft"
 NONE = {"transform.name": "none"}
@@ -115,6 +116,7 @@ def test_nothing_to_compare_is_one_line(number, needed):
 
 
 def test_the_report_knows_them():
-    assert ReportConfig(paper="sft", figure=5).figure == 5
-    with pytest.raises(ConfigError, match="figure: found paper=sft figure=7; allowed: .*paper=sft figure=6b"):
-        ReportConfig(paper="sft", figure=7)
+    paper = load("sft")
+    assert [paper.figure(number).shows for number in ("5", "6b")] == [(SWEEP,)] * 2
+    with pytest.raises(ConfigError, match="figure: found 7; of 'Spherical.*, allowed: 4a, 4b, 5, 6b"):
+        paper.figure("7")
