@@ -13,6 +13,9 @@ from ssl_sec.data.image_set import UNLABELLED, ImageSet, Split
 from ssl_sec.data.stores import FileStore, from_store
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 
+# What the folder of a run, or of all runs, holds, and the names of MLflow's folders of artifacts.
+_OF_RUNS = frozenset(("metrics.jsonl", "mlflow.db"))
+_ARTIFACTS = frozenset(("mlruns", "mlartifacts"))
 _LAYOUT = "data.root must hold images, or train/<class>/ and test/<class>/"
 
 EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
@@ -30,8 +33,8 @@ def open_folder(
     The training images are in root/train/, or in all of root if it has no such folders; the test images in root/test/,
     or root/val/ if there is no test. Folders directly below are the classes, in the order of their names; only the
     images directly in them are read. The classes are those of `train`, for both splits, or those of each split
-    (`shared_classes`). Without labels, all images below are read, however deep. Files without an image's extension are
-    ignored, and names that begin with a dot.
+    (`shared_classes`). Without labels, all images below are read, however deep, but for plots of runs. Files without an
+    image's extension are ignored, and names that begin with a dot.
 
     Args:
         split: which part.
@@ -119,7 +122,7 @@ def _class_folders(folder: Path, root: Path) -> list[str]:
 
 
 def _images_below(folder: Path, root: Path) -> list[str]:
-    """Paths of the images in a folder and all folders below it, in the order of their names."""
+    """Paths of the images in a folder and all folders below it, in the order of their names; not the plots of runs."""
     found: list[str] = []
     real_folders: set[str] = set()  # links may lead in circles
     waiting = [str(folder)]
@@ -129,10 +132,14 @@ def _images_below(folder: Path, root: Path) -> list[str]:
         if real in real_folders:
             continue
         real_folders.add(real)
-        for name in _inside(Path(current), root):
+        names = _inside(Path(current), root)
+        if current != str(folder) and not _OF_RUNS.isdisjoint(names):
+            continue
+        for name in names:
             path = os.path.join(current, name)
             if os.path.isdir(path):
-                waiting.append(path)
+                if name not in _ARTIFACTS:
+                    waiting.append(path)
             elif _is_image(name):
                 found.append(path)
     if not found:

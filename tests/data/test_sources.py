@@ -251,6 +251,16 @@ def test_labels_of_folders_can_be_ignored_or_asked_for(tmp_path):
     assert images.class_names == ("cat", "dog") and values(images.read(torch.arange(2))) == [1, 2]
 
 
+def test_the_plots_of_runs_are_no_images(tmp_path):
+    write_folder(tmp_path, {"a/1.png": plain(1), "runs/mlflow.db": b"", "runs/flat/plots/2.png": plain(2)})
+    write_folder(
+        tmp_path, {"other/run/metrics.jsonl": b"", "other/run/plots/3.png": plain(3), "mlruns/0/4.png": plain(4)}
+    )
+    assert (
+        values(open_folder("train", tmp_path).read(torch.arange(1))) == [1] and len(open_folder("train", tmp_path)) == 1
+    )
+
+
 def test_links_in_a_circle_end(tmp_path):
     write_folder(tmp_path, {"a/1.png": plain(1), "b/2.png": plain(2)})
     (tmp_path / "a" / "again").symlink_to(tmp_path)

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssl_sec.data.shards.order import BlockShuffledBatches
@@ -22,6 +22,7 @@ def epoch_of(one, epoch=0):
     window=st.integers(1, 200),
     seed=st.integers(-(2**63), 2**63 - 1),
 )
+@settings(max_examples=30)
 def test_an_epoch_has_every_image_once_but_those_of_a_partial_batch(sizes, share, window, seed):
     num_images = sum(sizes)
     batch = max(1, round(share * num_images))
@@ -60,7 +61,7 @@ def slow(one, step):
 @pytest.mark.parametrize(("batch", "window"), [(8, 24), (6, 1), (40, 1000), (32, 50)])
 def test_lanes_and_windows_are_those_of_the_words(batch, window):
     one = sampler([7, 11, 3, 20, 5, 9, 16, 4, 13, 12], batch, window, seed=5)
-    for step in range(3 * one.steps_per_epoch):
+    for step in range(0, 3 * one.steps_per_epoch, 2):
         assert one.indices(step).tolist() == slow(one, step)
 
 

@@ -67,6 +67,7 @@ def test_the_run_its_figures_and_its_pictures_are_in_mlflow(finished, client):
     assert plots == {
         *("curves.png", "norms.png", "features.png", "retrieved.png", "cosines.png", "cosine_differences.png"),
         *("divergences.png", "direction_changes.png", "training_norms.png", "feature_maps.png"),
+        *("class_covariances.png", "distances.png", "rotation_shifts.png"),
     }
 
 
