@@ -71,7 +71,10 @@ class FailureWatch(UserCallback):
         causes = {rank: self._cause(rank, error) for rank, error in worker_exceptions.items()}
         if any("timed out" in cause.lower() or "timeout" in cause.lower() for cause in causes.values()):
             causes |= {rank: "does not respond" for rank in self._find_silent(causes.keys())}
-        return "; ".join(f"worker {rank}: {cause}" for rank, cause in sorted(causes.items()))
+        # A death first: the others' broken connections follow from it, and a long message is cut in MLflow.
+        died = {rank for rank, error in worker_exceptions.items() if _death(error) is not None}
+        in_order = sorted(causes, key=lambda rank: (rank not in died, rank))
+        return "; ".join(f"worker {rank}: {causes[rank]}" for rank in in_order)
 
     def _cause(self, rank: int, error: Exception) -> str:
         death = _death(error)
