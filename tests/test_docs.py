@@ -47,12 +47,14 @@ def test_links_and_pictures_lead_to_files(page):
 
 
 def commands():
-    return [
-        pytest.param(job, overrides, id=f"{name_of(page)}: {job} {' '.join(overrides)}")
+    """Each command once, with the last page that has it."""
+    found = {
+        (job, tuple(overrides)): f"{name_of(page)}: {job} {' '.join(overrides)}"
         for page in PAGES
         if page.name != "CHANGELOG.md"  # has those of earlier versions
         for job, overrides in commands_in(page.read_text(encoding="utf-8"))
-    ]
+    }
+    return [pytest.param(job, list(overrides), id=name) for (job, overrides), name in found.items()]
 
 
 @pytest.mark.parametrize(("job", "overrides"), commands())
