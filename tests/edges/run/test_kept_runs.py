@@ -61,8 +61,9 @@ def test_a_stopped_run_ends_as_it_did_there(kept, job, experiment):
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         ended |= json.loads(line)["metrics"]
     for name, value in json.loads((kept / "ended.json").read_text())[experiment].items():
-        # Another model of CPU rounds float32 in other ways: 0.1 % of a loss was seen between two.
-        assert ended[name] == pytest.approx(value, rel=5e-3), name
+        # Another model of CPU rounds float32 in other ways: between two, a loss differed by 0.1 %, and three of the 571
+        # test images were retrieved otherwise.
+        assert ended[name] == pytest.approx(value, rel=2e-2), name
 
 
 def test_a_finished_run_is_probed_and_exported(kept):
