@@ -70,7 +70,7 @@ _AXIS_LABELS = {
     "test/recall_at_1": "test Recall@1 (%)",
     "val/rankme": "effective rank (RankMe)",
     "val/alpha_req": "decay of the spectrum (α-ReQ)",
-    "val/alignment": "alignment of two views (lower is better)",
+    "val/alignment": "alignment (lower is better)",
     "val/uniformity": "uniformity (lower is better)",
     "retrieval/recall_at_1": "test Recall@1 (%)",
     "retrieval/nmi": "test NMI (%)",
