@@ -5,6 +5,7 @@ settings are never mixed with runs that changed some; the latter are shown only 
 that lists the changes. Runs that started from different weights are never mixed; those of the newest run are shown.
 """
 
+import copy
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -103,6 +104,9 @@ class Measurements:
         expected = _compose_settings(recipe)
         if expected is None:
             return (("experiment", recipe, None),)
+        if missing := expected.keys() - pretraining.settings.keys():
+            # Keys that the version of the run did not have: what it did is their default.
+            expected = {key: value for key, value in expected.items() if key not in missing & _defaults(recipe)}
         changes = _compare(*(remove_probe(settings) for settings in (expected, pretraining.settings)))
         if run is not pretraining:
             # The probe's own settings; data=None means the data set of the pretraining.
@@ -271,7 +275,37 @@ def _count_decimals(table: Table, place: int) -> int | None:
 
 @cache
 def _compose_settings(recipe: str) -> Mapping[str, str] | None:
-    """Composes the settings of the experiment of this name; None if there is none."""
+    """Composes the settings of the experiment of this name that decide its result; None if there is none."""
+    config = _compose_config(recipe)
+    if config is None:
+        return None
+    return deciding({key: str(value) for key, value in flattened(to_values(config)).items()}, str(job_of(recipe)))
+
+
+@cache
+def _defaults(recipe: str) -> frozenset[str]:
+    """The keys of an experiment whose values are those that a configuration without the key would have."""
+    config = _compose_config(recipe)
+    values = {} if config is None else to_values(config)
+    return frozenset(key for key in flattened(values) if _is_default(type(config), values, key))
+
+
+def _is_default(kind: type, values: Mapping[str, Any], key: str) -> bool:
+    without = copy.deepcopy(dict(values))
+    *path, last = key.split(".")
+    group = without
+    for part in path:
+        group = group[part]
+    del group[last]
+    try:
+        return to_values(from_values(kind, without)) == values
+    except ConfigError:  # it must be given
+        return False
+
+
+@cache
+def _compose_config(recipe: str) -> Any:
+    """Composes the configuration of the experiment of this name; None if there is none."""
     job = job_of(recipe)
     if job is None:
         return None
@@ -279,10 +313,9 @@ def _compose_settings(recipe: str) -> Mapping[str, str] | None:
     # Keys that must be given say where something is on a machine; they decide no result.
     missing = [key for key, value in flattened(composed(job, [experiment])).items() if value == "???"]
     try:
-        config = from_values(RECIPES[job].config, compose(job, [experiment, *(f"{key}=elsewhere" for key in missing)]))
+        return from_values(RECIPES[job].config, compose(job, [experiment, *(f"{key}=elsewhere" for key in missing)]))
     except ConfigError:  # it requires other values from the command line
         return None
-    return deciding({key: str(value) for key, value in flattened(to_values(config)).items()}, job)
 
 
 def _average(candidates: Sequence[_Candidate], metric: str) -> Measured:

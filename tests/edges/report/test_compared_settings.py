@@ -37,6 +37,18 @@ def test_faces_of_several_machines_are_pooled_and_a_shorter_run_is_kept_apart(st
     assert cell(store, **ask) == (97.5, "0 1", "")
 
 
+def test_a_run_of_a_version_without_a_key_did_what_is_now_the_default(store):
+    recipe, metric = "cars196_triplet_sec", "retrieval/recall_at_1"
+    ask = {"recipe": recipe, "metric": metric, "paper": "sec", "table": 3}
+    composed = compose("metric_learning", [f"experiment={recipe}"])
+    params = flattened(to_values(from_values(RECIPES["metric_learning"].config, composed)))
+    for seed, missing in ((0, "evaluation.neighbours"), (1, "evaluation.neighbours"), (2, "constraint.eta")):
+        given = {key: value for key, value in params.items() if key != missing} | {"seed": seed}
+        store._run(recipe, "metric_learning", given, {metric: [80.0 + seed]}, "FINISHED", f"seed{seed}", {})
+    # SEC's weight has no default: a run that does not say it is none of the recipe's.
+    assert cell(store, **ask) == (80.5, "0 1", "")
+
+
 def test_each_row_of_a_table_may_measure_something_else(store):
     """NormFace, Table 1: one network by two similarities."""
     recipe, metric = "casia_softmax_center_wen", "face/lfw_accuracy_{}".format
