@@ -57,10 +57,11 @@ def panels_figure(panels: Sequence[Panel], title: str) -> Figure:
         for place, (arm, points) in enumerate(panel.arms.items()):
             colour, style = arm_look(place)
             ordered = sorted(points)
+            of_seeds = any(point.deviation is not None for point in ordered)
             axes.errorbar(
                 [point.x for point in ordered],
                 [point.mean for point in ordered],
-                yerr=[point.deviation or 0.0 for point in ordered],
+                yerr=[point.deviation or 0.0 for point in ordered] if of_seeds else None,
                 color=colour,
                 linestyle="none" if panel.categories else style,
                 marker="o^s"[place % 3],

@@ -77,7 +77,7 @@ def _draw_sweeps(archive: RunArchive, recipes: Sequence[str]) -> Report:
     levels = {f"without transform, batch size {batch}": baselines[batch] for batch in baselines if batch in shown}
     panels = [
         Panel("batch size (images)", "test Recall@1 (%)", by_batch, {}),
-        Panel(r"weight $\lambda$ of the generated rows", "test Recall@1 (%)", by_weight, levels),
+        Panel("weight λ of the generated rows", "test Recall@1 (%)", by_weight, levels),
     ]
     title = "sft, Fig. 5: other batch sizes and other weights"
     return _report("sft-figure-5", title, [panel for panel in panels if panel.arms], groups, left_out)
