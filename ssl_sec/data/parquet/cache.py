@@ -6,15 +6,14 @@ Arrow IPC file, which is mapped and not loaded.
 
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 
 from ssl_sec.data.parquet.reading import ParquetFiles, iterate_rows
-from ssl_sec.data.shards.locations import one_line, stamp
-from ssl_sec.locking import locked
+from ssl_sec.data.shards.cache_files import made_once
+from ssl_sec.data.shards.locations import stamp
 
 # Part of the cache's key; increase it when the columns change.
 CACHE_LAYOUT = 1
@@ -22,10 +21,6 @@ CACHE_LAYOUT = 1
 
 def cached_table(parquet_files: ParquetFiles, cache_folder: Path) -> Path:
     """The rows as an Arrow IPC file with the columns `name`, `encoded` and `label`, written if it is missing.
-
-    The file appears under its name only when it is whole and on the disk. Processes of one machine wait for
-    the one that makes it; those of several machines with a common folder may each make it, and one of
-    the equal copies stays.
 
     Args:
         parquet_files: what to copy.
@@ -37,15 +32,7 @@ def cached_table(parquet_files: ParquetFiles, cache_folder: Path) -> Path:
     Raises:
         DataError: a Parquet file is damaged, or the folder cannot be written.
     """
-    with one_line(f"cache folder {cache_folder}"):
-        path = cache_folder / f"{digest(parquet_files)}.arrow"
-        if path.exists():
-            return path
-        cache_folder.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_suffix(".lock")):
-            if not path.exists():
-                _write_table(parquet_files, path)
-    return path
+    return made_once(cache_folder / f"{digest(parquet_files)}.arrow", lambda file: _write_table(parquet_files, file))
 
 
 def digest(parquet_files: ParquetFiles) -> str:
@@ -57,24 +44,10 @@ def digest(parquet_files: ParquetFiles) -> str:
     return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
 
 
-def _write_table(parquet_files: ParquetFiles, path: Path) -> None:
+def _write_table(parquet_files: ParquetFiles, file: BinaryIO) -> None:
     schema = pa.schema({"name": pa.string(), "encoded": pa.large_binary(), "label": pa.int64()})
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            with pa.ipc.new_file(file, schema) as writer:
-                for rows in iterate_rows(parquet_files):
-                    writer.write_batch(
-                        pa.record_batch([pa.array(rows.names), rows.encoded, pa.array(rows.labels)], schema=schema)
-                    )
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with pa.ipc.new_file(file, schema) as writer:
+        for rows in iterate_rows(parquet_files):
+            writer.write_batch(
+                pa.record_batch([pa.array(rows.names), rows.encoded, pa.array(rows.labels)], schema=schema)
+            )

@@ -8,12 +8,11 @@ import hashlib
 import json
 import os
 import tarfile
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +23,9 @@ from torch import Tensor
 
 from ssl_sec.data.folders import EXTENSIONS
 from ssl_sec.data.image_set import MAX_CLASSES, UNLABELLED
+from ssl_sec.data.shards.cache_files import made_once
 from ssl_sec.data.shards.locations import File, one_line, stamp
 from ssl_sec.errors import DataError, printable
-from ssl_sec.locking import locked
 
 # Images of a block: a part of a shard, so that a window of blocks needs little memory.
 IMAGES_PER_BLOCK = 256
@@ -160,24 +159,14 @@ def _digest(file: File) -> str:
 
 
 def _index(file: File, digest: str, cache_folder: Path) -> pa.Table:
-    name = cache_folder / f"{digest}.index.arrow"
-    with one_line(f"cache folder {cache_folder}"):
-        cache_folder.mkdir(parents=True, exist_ok=True)
-        with locked(name.with_suffix(".lock")):
-            if not name.exists():
-                _write(_scan(file), name)
-        return pa.ipc.open_file(pa.memory_map(str(name))).read_all()
-
-
-def _write(table: pa.Table, path: Path) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+    def write(index: BinaryIO) -> None:
+        table = _scan(file)
+        with pa.ipc.new_file(index, table.schema) as writer:
             writer.write_table(table)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+
+    path = made_once(cache_folder / f"{digest}.index.arrow", write)
+    with one_line(str(path)):
+        return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
 def _scan(file: File) -> pa.Table:
