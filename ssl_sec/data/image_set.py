@@ -1,8 +1,9 @@
 """One split of a data set: resident in memory as pixels, or encoded in a store and decoded when read."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
@@ -31,6 +32,7 @@ UNLABELLED = -1
 
 Split = Literal["train", "test"]
 Locations = str | Path | Sequence[str | Path]
+Candidate = tuple[int, str, Callable[[], Path | bytes]]  # an image: index, name in errors, what gets its file or bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,21 +254,67 @@ class EncodedImages:
                 logger.warning("%s: image replaced by the next readable one: %s", self.name, reason)
 
     def _next_readable(self, index: int, draw: int | None, bad: dict[int, str]) -> tuple[Tensor, int]:
-        tries = min(len(self), MAX_BAD_IN_A_ROW)
-        for candidate in ((index + offset) % len(self) for offset in range(tries)):
-            row = candidate if self.rows is None else int(self.rows[candidate])
-            name = self.store.image_name(row)
-            try:
-                image = decode_image(self.store.source(row), name, self.image_shape[0], self.crop, draw)
-            except DataError as error:
-                if self.on_bad_image != "skip":
-                    raise unreadable(error, self.on_bad_image) from error.__cause__
-                bad[candidate] = str(error)
-            else:
-                # Outside of the `try`: a wrong size is a wrong setting, which a replacement cannot fix.
-                check_shape(image, self.image_shape, name)
-                return image, candidate
-        raise DataError(f"{self.name}: {tries} images in a row cannot be read, the first: {bad[index]}")
+        def candidates() -> Iterator[Candidate]:
+            for candidate in ((index + offset) % len(self) for offset in range(min(len(self), MAX_BAD_IN_A_ROW))):
+                row = candidate if self.rows is None else int(self.rows[candidate])
+                yield candidate, self.store.image_name(row), partial(self.store.source, row)
+
+        return first_readable(self, candidates(), draw, bad)
+
+
+@runtime_checkable
+class Decoded(Protocol):
+    """A set whose images are decoded when they are read: what decides how."""
+
+    @property
+    def name(self) -> str:
+        """Of the split."""
+        ...
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of each image."""
+        ...
+
+    @property
+    def crop(self) -> Crop | None:
+        """The crop of each image."""
+        ...
+
+    @property
+    def on_bad_image(self) -> OnBadImage | None:
+        """What to do about an unreadable image."""
+        ...
+
+
+def first_readable(
+    image_set: Decoded, candidates: Iterable[Candidate], draw: int | None, bad: dict[int, str]
+) -> tuple[UInt8[Tensor, "channels height width"], int]:
+    """The first of some images that can be read, and its index in the set.
+
+    Args:
+        image_set: decides whether images may be replaced, and how they become pixels.
+        candidates: an image and those that may replace it: index, name in errors, and what gets its file or bytes.
+        draw: random number for the crop.
+        bad: gets the reason of each unreadable one by its index.
+
+    Raises:
+        DataError: an image cannot be read and may not be replaced, or none can be read.
+    """
+    reasons: list[str] = []
+    for index, name, source in candidates:
+        try:
+            image = decode_image(source(), name, image_set.image_shape[0], image_set.crop, draw)
+        except DataError as error:
+            if image_set.on_bad_image != "skip":
+                raise unreadable(error, image_set.on_bad_image) from error.__cause__
+            bad[index] = str(error)
+            reasons.append(str(error))
+        else:
+            # Outside of the `try`: a wrong size is a wrong setting, which a replacement cannot fix.
+            check_shape(image, image_set.image_shape, name)
+            return image, index
+    raise DataError(f"{image_set.name}: {len(reasons)} images in a row cannot be read, the first: {reasons[0]}")
 
 
 def unreadable(error: DataError, on_bad_image: OnBadImage | None) -> DataError:

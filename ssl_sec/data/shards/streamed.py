@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Bool, Int64
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from ssl_sec.batch import Batch
 from ssl_sec.data.crops import Crop
-from ssl_sec.data.decode import Decoding, OnBadImage, decode_image
-from ssl_sec.data.image_set import MAX_BAD_IN_A_ROW, ImageSet, check_shape, unreadable
+from ssl_sec.data.decode import Decoding, OnBadImage
+from ssl_sec.data.image_set import MAX_BAD_IN_A_ROW, Candidate, ImageSet, first_readable
 from ssl_sec.data.samplers import Sampler, ShuffledBatches
 from ssl_sec.data.shards.blocks import BlockReader, Blocks
 from ssl_sec.data.shards.order import BlockShuffledBatches
-from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.errors import ConfigError
 from ssl_sec.seeding import derived_seed
 
 logger = logging.getLogger("ssl_sec.data")
@@ -158,6 +158,7 @@ class StreamedImages:
         return torch.searchsorted(self._ends, rows, right=True).unique().tolist()
 
     def _decode(self, indices: Tensor, draws: Tensor | None) -> Batch:
+        bad: dict[int, str] = {}
         images = torch.empty((len(indices), *self.image_shape), dtype=torch.uint8)
         read = indices.clone()
         rows = indices if self.rows is None else self.rows[indices]
@@ -165,39 +166,32 @@ class StreamedImages:
         each_draw = [None] * len(indices) if draws is None else draws.tolist()
         # Block by block: a block may leave the memory while another is waited for.
         for place in blocks.argsort(stable=True).tolist():
-            images[place], read[place] = self._next_readable(int(indices[place]), int(blocks[place]), each_draw[place])
+            index, block = int(indices[place]), int(blocks[place])
+            images[place], read[place] = self._next_readable(index, block, each_draw[place], bad)
+        self._record_bad(bad)
         return Batch(images=images, labels=self.labels[read], indices=read)
 
-    def _next_readable(self, index: int, block: int, draw: int | None) -> tuple[Tensor, int]:
-        encoded, first_row = self.reader[block], int(self._ends[block] - self.reader.blocks.sizes[block])
-        mine = range(first_row, first_row + len(encoded))  # of this block: the numbers, and their indices here
+    def _next_readable(self, index: int, block: int, draw: int | None, bad: dict[int, str]) -> tuple[Tensor, int]:
+        encoded, end = self.reader[block], int(self._ends[block])
+        numbers = torch.arange(end - len(encoded), end)  # of the block's images among those of all blocks
+        first_index = int(numbers[0])
         if self.rows is not None:
-            low, high = torch.searchsorted(self.rows, torch.tensor([mine.start, mine.stop])).tolist()
-            mine, first_index = self.rows[low:high].tolist(), low
-        else:
-            first_index = first_row
-        tries = min(len(mine), MAX_BAD_IN_A_ROW)
-        reason = ""
-        for offset in range(tries):
-            candidate = first_index + (index - first_index + offset) % len(mine)
-            row = mine[candidate - first_index] - first_row
-            name = self.reader.blocks.image_name(block, row)
-            try:
-                image = decode_image(encoded[row], name, self.image_shape[0], self.crop, draw)
-            except DataError as error:
-                if self.on_bad_image != "skip":
-                    raise unreadable(error, self.on_bad_image) from error.__cause__
-                reason = reason or str(error)
-                self._record_bad(candidate, str(error))
-            else:
-                check_shape(image, self.image_shape, name)
-                return image, candidate
-        raise DataError(f"{self.name}: {tries} images in a row cannot be read, the first: {reason}")
+            first_index, stop = torch.searchsorted(self.rows, torch.tensor([first_index, end])).tolist()
+            numbers = self.rows[first_index:stop]
 
-    def _record_bad(self, index: int, reason: str) -> None:
-        if index not in self.bad_indices:
-            self.bad_indices.add(index)
-            logger.warning("%s: image replaced by the next readable one of its block: %s", self.name, reason)
+        def candidates() -> Iterator[Candidate]:
+            for offset in range(min(len(numbers), MAX_BAD_IN_A_ROW)):
+                place = (index - first_index + offset) % len(numbers)
+                row = int(numbers[place]) - (end - len(encoded))
+                yield first_index + place, self.reader.blocks.image_name(block, row), partial(encoded.__getitem__, row)
+
+        return first_readable(self, candidates(), draw, bad)
+
+    def _record_bad(self, bad: dict[int, str]) -> None:
+        for index, reason in bad.items():
+            if index not in self.bad_indices:
+                self.bad_indices.add(index)
+                logger.warning("%s: image replaced by the next readable one of its block: %s", self.name, reason)
 
 
 def streamed(
