@@ -14,7 +14,7 @@ from ssl_sec.data.folders import open_folder
 from ssl_sec.data.image_set import CACHE_FOLDER, Columns, ImageSet
 from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
 from ssl_sec.data.retrieval_sets import RetrievalSet, open_retrieval_set
-from ssl_sec.data.shards.opening import open_webdataset
+from ssl_sec.data.shards.opening import open_webdataset, shard_class_names
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits, open_mnist
 from ssl_sec.data.stores import limit_images
 from ssl_sec.errors import ConfigError
@@ -269,9 +269,9 @@ class WebDatasetConfig(_ShardsConfig):
 
     def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
         self._require_test()
-        sets = {part: own_classes(self._open(part, crop)) for part in ("train", "test")}
-        require_disjoint(sets["train"].class_names, sets["test"].class_names, "webdataset")
-        return sets[split]
+        train, test = (shard_class_names(list(files), self.cache_folder) for files in (self.train, self.test or ()))
+        require_disjoint(train, test, "webdataset")
+        return own_classes(self._open(split, crop))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ssl_sec.data.decode import AS_THEY_ARE, Decoding
-from ssl_sec.data.image_set import CACHE_FOLDER, ImageSet, Locations, Split, check_num_classes
+from ssl_sec.data.image_set import CACHE_FOLDER, UNLABELLED, ImageSet, Locations, Split, check_num_classes
 from ssl_sec.data.shards.streamed import streamed
 from ssl_sec.data.stores import decode_all, first_shape, from_store
 from ssl_sec.errors import ConfigError, MissingDataError
@@ -68,6 +68,24 @@ def open_webdataset(
     return streamed(
         shards, labels, class_names, image_shape, name, description, decoding=decoding, window=shuffle_window
     )
+
+
+def shard_class_names(locations: Locations, cache_folder: str | Path = CACHE_FOLDER) -> tuple[str, ...]:
+    """Names of the classes that have images in tar files, in the order of their labels; none without labels.
+
+    Args:
+        locations: of the shards.
+        cache_folder: where the places and the labels of the images in the shards are kept.
+
+    Raises:
+        MissingDataError: a shard does not exist.
+        DataError: a shard is damaged, or a label is wrong or missing.
+    """
+    from ssl_sec.data.shards import tar
+    from ssl_sec.data.shards.locations import find_files
+
+    present = tar.open_shards(find_files(locations, "tar"), Path(cache_folder).expanduser()).labels.unique()
+    return tuple(map(str, present[present != UNLABELLED].tolist()))
 
 
 def _class_names(labels: Int64[Tensor, " images"], where: str) -> tuple[str, ...]:

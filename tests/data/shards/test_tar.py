@@ -5,6 +5,8 @@ import fsspec
 import pytest
 import torch
 
+from ssl_sec.data.config import WebDatasetConfig
+from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.decode import Decoding
 from ssl_sec.data.image_set import UNLABELLED, EncodedImages, ResidentImages
 from ssl_sec.data.shards import tar
@@ -12,6 +14,7 @@ from ssl_sec.data.shards.locations import find_files
 from ssl_sec.data.shards.opening import open_webdataset
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.errors import ConfigError, DataError, MissingDataError
+from ssl_sec.settings import from_values
 from tests.data.files import plain
 from tests.data.test_image_set import values
 from tests.data.test_sources import line
@@ -115,3 +118,21 @@ def test_a_shard_that_is_cut_off_is_named(tmp_path):
     path = write_tar(tmp_path / "a.tar", {f"{i}.png": plain(i) for i in range(9)})
     path.write_bytes(b"no tar file" * 200)
     assert line(lambda: opened(tmp_path, path)).startswith(f"{path}: cannot be read: ")
+
+
+def test_splits_with_classes_of_their_own(tmp_path):
+    for name, labels in (("train", (4, 2)), ("test", (7, 9)), ("both", (2, 9))):
+        members = {
+            f"{label}.{kind}": content
+            for label in labels
+            for kind, content in (("png", plain(label)), ("cls", b"%d" % label))
+        }
+        write_tar(tmp_path / f"{name}.tar", members)
+
+    def opened(split, test):
+        files = {"train": [str(tmp_path / "train.tar")], "test": [str(tmp_path / f"{test}.tar")]}
+        config = from_values(WebDatasetConfig, {**files, "cache_folder": str(tmp_path / "cache")})
+        return config.open_by_class(split, CentreCrop(short_side_px=8, size_px=8))
+
+    assert opened("train", "test").class_names == ("2", "4") and opened("test", "test").class_names == ("7", "9")
+    assert line(lambda: opened("train", "both")).startswith("webdataset: 1 classes are in both splits: 2;")
