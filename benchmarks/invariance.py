@@ -79,6 +79,9 @@ class TemporaryStore:
         self.encoder_path = folder / "encoder.safetensors"
         self.head_path = folder / "head.safetensors"
         self.features_path = folder / "features.pt"
+        self.views_path = folder / "views.pt"
+        self.examples_path = folder / "examples.pt"
+        self.check_path = folder / "check.json"
 
     def describe_data(self, image_set: ImageSet) -> None:
         """Does nothing: the set is known."""

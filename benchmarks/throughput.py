@@ -340,7 +340,7 @@ def measure_shares(recipe: Recipe, device: torch.device, steps: int = 2) -> dict
         views = views.contiguous(memory_format=recipe.computation.layout)
         end("augmentation")
         with autocast(device, recipe.computation.precision):
-            embeddings = recipe.model(views)
+            embeddings = recipe.model(views).embeddings
         end("forward")
         leaf = embeddings.detach().requires_grad_()
         recipe.objective(leaf, recipe.row_labels(batch, rows), step).total.backward()

@@ -8,12 +8,14 @@ with a single worker.
 
 import inspect
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+T = TypeVar("T")
 
 
 def world_size() -> int:
@@ -79,6 +81,14 @@ def highest_over_workers(value: Tensor) -> Tensor:
     if world_size() > 1:
         dist.all_reduce(highest, op=dist.ReduceOp.MAX)
     return highest
+
+
+def gather_objects(own: T) -> list[T]:
+    """The plain values of all workers in the order of their ranks, the same on every worker; they are pickled."""
+    gathered: list[Any] = [own] * world_size()
+    if world_size() > 1:
+        dist.all_gather_object(gathered, own)
+    return gathered
 
 
 def wait_for_workers() -> None:

@@ -361,11 +361,11 @@ def _member(options: tuple[Any, ...], value: Any, path: str) -> Any:
         if dataclasses.is_dataclass(member)
         for name in get_args(_hints(member)["name"])
     }
-    if isinstance(value, Mapping) and groups:
-        name = value.get("name")
-        if not isinstance(name, str) or name not in groups:
-            raise ConfigError(f"{_join(path, 'name')}: found {name!r}; {nearest(str(name), groups)}")
-        return from_values(cast(type[Any], groups[name]), value, path)
+    if groups and isinstance(value, Mapping | str):  # a name alone: with the defaults
+        values, key = ({"name": value}, path) if isinstance(value, str) else (value, _join(path, "name"))
+        if not isinstance(name := values.get("name"), str) or name not in groups:
+            raise ConfigError(f"{key}: found {name!r}; {nearest(str(name), groups)}")
+        return from_values(cast(type[Any], groups[name]), values, path)
     for member in members:
         if member not in groups.values():
             try:

@@ -58,6 +58,8 @@ class FakeStore:
     def __init__(self, folder: Path, state=None):
         self.encoder_path = folder / "encoder.safetensors"
         self.features_path = folder / "features.pt"
+        self.views_path = folder / "views.pt"
+        self.check_path = folder / "check.json"
         self.head_path = folder / "head.safetensors"
         self.examples_path = folder / "examples.pt"
         self.state = state

@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from ssl_sec.edges.commands import ablate, align, export, replay, report, run_recipe
+from ssl_sec.edges.commands import ablate, align, export, preview, replay, report, run_recipe
 
-__all__ = ["ablate", "align", "export", "face", "metric_learning", "pretrain", "probe", "replay", "report"]
+__all__ = ["ablate", "align", "export", "face", "metric_learning", "pretrain", "preview", "probe", "replay", "report"]
 
 pretrain = partial(run_recipe, "pretrain")
 probe = partial(run_recipe, "probe")

@@ -6,6 +6,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ssl_sec.collectives import (
     average_gradients,
     average_parameter_gradients,
+    gather_objects,
     gather_rows,
     highest_of_workers,
     own_rows,
@@ -22,6 +23,7 @@ def test_without_a_process_group_there_is_one_worker():
     rows = torch.ones(3, 2)
     assert (world_size(), rank()) == (1, 0)
     assert gather_rows(rows) is rows
+    assert gather_objects({"any": 3}) == [{"any": 3}]
     assert sum_over_workers(rows) is rows
     assert own_rows(7) == slice(0, 7)
     assert highest_of_workers(3, CPU) == 3
@@ -46,6 +48,7 @@ def everything():
         "sum": sum_over_workers(mine).tolist(),
         "own": own_rows(8),
         "highest": highest_of_workers(rank() + 1, CPU),
+        "objects": gather_objects({"rank": rank(), "bytes": bytes(rank())}),  # of different sizes
         "mine": mine.tolist(),
     }
 
@@ -64,6 +67,7 @@ def test_all_workers_hear_all_rows_in_the_order_of_ranks(tmp_path, num_workers):
         assert answers["sum"] == [[float(total)] * 3, [total + 0.5 * num_workers] * 3]
         assert answers["own"] == slice(number * share, (number + 1) * share)
         assert answers["highest"] == num_workers
+        assert answers["objects"] == [{"rank": r, "bytes": bytes(r)} for r in range(num_workers)]
         assert answers["mine"] == expected[2 * number : 2 * number + 2]
 
 

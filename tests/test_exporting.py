@@ -199,7 +199,8 @@ def test_timms_config_states_scaling_and_size(tmp_path):
     assert config["pretrained_cfg"]["mean"] == [0.5, 0.5, 0.5]
     assert config["pretrained_cfg"]["std"] == [0.25, 0.25, 0.25]
     assert config["pretrained_cfg"]["input_size"] == [3, 32, 32]
-    assert config["model_args"] == {"num_classes": 0, "in_chans": 3, "img_size": 32}
+    assert config["model_args"] == dict(timm_arguments("test_vit", 3, 32))
+    assert not config["pretrained_cfg"]["fixed_input_size"]
 
 
 @pytest.mark.parametrize(("stem", "width"), [("cifar", 1.0), ("imagenet", 0.5), ("cifar", 0.125)])

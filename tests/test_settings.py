@@ -194,8 +194,14 @@ def test_a_union_without_a_known_name_lists_the_names(value):
     assert told.endswith("allowed: circle, disc, square")
 
 
+def test_a_name_alone_stands_for_its_defaults():
+    assert build(shape="circle").shape == build(shape={"name": "circle"}).shape
+    assert message(shape="square") == "shape.side: missing; it has no default"
+    assert message(shape="circel") == "shape: found 'circel'; did you mean 'circle'? allowed: circle, disc, square"
+
+
 def test_a_union_of_groups_takes_nothing_else():
-    assert message(shape="circle").startswith("shape: found 'circle', must be ")
+    assert message(shape=3).startswith("shape: found 3, must be ")
     assert message(maybe=3).startswith("maybe: found 3, must be ")
 
 

@@ -14,6 +14,7 @@ from ssl_sec.augment.views import (
     why_not_fused,
 )
 from ssl_sec.data.crops import CentreCrop, RandomResizedCrop
+from ssl_sec.seeding import derived_seed
 from ssl_sec.settings import (
     Positive,
     Probability,
@@ -44,6 +45,12 @@ class AugmentConfig(Settings, key="augment"):
         solarise_probability: probability that pixels above one half are inverted (BYOL), in [0, 1].
         fused: whether one launch makes the views (Triton); null: wherever that is possible, for colour images in views
             of up to 64 pixels on a GPU, without blur and solarisation.
+        small_views: further views of each image, of a smaller size and from smaller crops (SwAV's multi-crop), ≥ 0;
+            SwAV has 6 beside 2 large ones.
+        small_view_size_px: side of the small views; null for 3/7 of that of the others, as SwAV's 96 of 224 pixels.
+        small_view_min_scale: smallest crop of a small view, as a share of the image's area, in (0, 1].
+        small_view_max_scale: largest crop of a small view, ≥ small_view_min_scale; min_scale at 0.14 separates the two
+            kinds, as in SwAV.
     """
 
     num_views: Annotated[int, Range(ge=2, le=64)] = 2
@@ -55,6 +62,28 @@ class AugmentConfig(Settings, key="augment"):
     blur_probability: Probability = 0.0
     solarise_probability: Probability = 0.0
     fused: bool | None = None
+    small_views: Annotated[int, Range(ge=0, le=64)] = 0
+    small_view_size_px: Side | None = None
+    small_view_min_scale: Share = 0.05
+    small_view_max_scale: Share = 0.14
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least = f"≥ augment.small_view_min_scale = {self.small_view_min_scale:g}"
+        in_order = self.small_view_max_scale >= self.small_view_min_scale
+        check(in_order, "augment.small_view_max_scale", self.small_view_max_scale, at_least)
+
+    def sizes_px(self, image_size_px: int) -> dict[str, int]:
+        """The sides of views that have another than the images, by the key that gives them."""
+        size_px = self._size_px(image_size_px)
+        small = {"augment.small_view_size_px": self._small_size_px(size_px)} if self.small_views else {}
+        return ({} if self.view_size_px is None else {"augment.view_size_px": size_px}) | small
+
+    def _size_px(self, image_size_px: int) -> int:
+        return image_size_px if self.view_size_px is None else self.view_size_px
+
+    def _small_size_px(self, size_px: int) -> int:
+        return max(1, round(size_px * 3 / 7)) if self.small_view_size_px is None else self.small_view_size_px
 
     def build(
         self,
@@ -78,20 +107,53 @@ class AugmentConfig(Settings, key="augment"):
         Raises:
             ConfigError: `fused` is true where it is not possible.
         """
-        size_px = image_size_px if self.view_size_px is None else self.view_size_px
+        return self._build(
+            device,
+            layout,
+            image_size_px=self._size_px(image_size_px),
+            num_channels=num_channels,
+            seed=seed,
+            num_views=self.num_views if num_views is None else num_views,
+            min_scale=self.min_scale,
+        )
+
+    def build_small(
+        self,
+        image_size_px: int,
+        num_channels: int,
+        seed: int,
+        device: torch.device = _CPU,
+        layout: torch.memory_format = torch.contiguous_format,
+    ) -> tuple[SimCLRAugmentation, ...]:
+        """The augmentation that makes the small views, if there are any; arguments as for `build`."""
+        if not self.small_views:
+            return ()
+        small = self._build(
+            device,
+            layout,
+            image_size_px=self._small_size_px(self._size_px(image_size_px)),
+            num_channels=num_channels,
+            seed=derived_seed(seed, "small views"),
+            num_views=self.small_views,
+            min_scale=self.small_view_min_scale,
+            max_scale=self.small_view_max_scale,
+        )
+        return (small,)
+
+    def _build(
+        self, device: torch.device, layout: torch.memory_format, image_size_px: int, num_channels: int, **options: Any
+    ) -> SimCLRAugmentation:
         settings: dict[str, Any] = {
-            "image_size_px": size_px,
+            **options,
+            "image_size_px": image_size_px,
             "num_channels": num_channels,
-            "seed": seed,
-            "num_views": self.num_views if num_views is None else num_views,
-            "min_scale": self.min_scale,
             "flip_probability": self.flip_probability,
             "colour_strength": self.colour_strength,
             "grey_probability": self.grey_probability,
             "blur_probability": self.blur_probability,
             "solarise_probability": self.solarise_probability,
         }
-        reason = why_not_fused(size_px, num_channels, device)
+        reason = why_not_fused(image_size_px, num_channels, device)
         if max(self.blur_probability, self.solarise_probability) > 0:
             reason = reason or "the kernel makes neither blur nor solarisation"
         if wherever_possible("augment.fused", self.fused, reason):

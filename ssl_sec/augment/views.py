@@ -3,7 +3,8 @@
 SimCLR's three (Chen et al. 2020, appendix A; SEC, appendix B.3): random crop and resize, random flip, colour
 distortion of strength s (brightness, contrast, saturation 0.8 s, hue 0.2 s, with probability 0.8; grey with
 probability 0.2), on ImageNet a blur as well (a Gaussian of σ in [0.1, 2] pixels and a kernel of a tenth of the side);
-BYOL's solarisation. Deep metric learning's two (SEC, appendix B.1): random crop and resize, random flip. The draws of a
+BYOL's solarisation. SwAV adds small views of small crops to two large ones (multi-crop, Caron et al. 2020, section
+3.3). Deep metric learning's two (SEC, appendix B.1): random crop and resize, random flip. The draws of a
 step are made on the CPU for the whole global batch from (seed, step, view) alone, and each worker applies its own rows
 of them on its device, so the views do not depend on the number of workers, and a GPU draws what a CPU draws.
 """
@@ -103,6 +104,7 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
         seed: the run's seed.
         num_views: views of each image, ≥ 1.
         min_scale: smallest crop, as a share of the image's area, in (0, 1].
+        max_scale: largest crop, in [min_scale, 1].
         flip_probability: of a horizontal flip, in [0, 1].
         colour_strength: s ≥ 0; 0.5 on CIFAR, 1.0 on ImageNet.
         grey_probability: that a colour image becomes grey, in [0, 1].
@@ -123,11 +125,12 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
         grey_probability: float = 0.2,
         blur_probability: float = 0.0,
         solarise_probability: float = 0.0,
+        max_scale: float = 1.0,
     ) -> None:
         from kornia.augmentation import ColorJitter, RandomGaussianBlur, RandomGrayscale, RandomSolarize
 
         self.image_size_px = image_size_px
-        transforms = _crop_and_flip(image_size_px, min_scale, (3 / 4, 4 / 3), flip_probability)
+        transforms = _crop_and_flip(image_size_px, (min_scale, max_scale), (3 / 4, 4 / 3), flip_probability)
         if colour_strength > 0:
             strong, weak = 0.8 * colour_strength, 0.2 * colour_strength
             if num_channels == 3:
@@ -234,12 +237,12 @@ class RetrievalAugmentation(_GlobalBatchAugmentation):
 
     def __init__(self, *, image_size_px: int, crop: RandomResizedCrop, seed: int) -> None:
         aspects = (crop.min_aspect, crop.max_aspect)
-        transforms = _crop_and_flip(image_size_px, crop.min_scale, aspects, crop.flip_probability)
+        transforms = _crop_and_flip(image_size_px, (crop.min_scale, 1.0), aspects, crop.flip_probability)
         super().__init__(transforms, seed, num_views=1)
 
 
 def _crop_and_flip(
-    image_size_px: int, min_scale: float, aspects: tuple[float, float], flip_probability: float
+    image_size_px: int, scales: tuple[float, float], aspects: tuple[float, float], flip_probability: float
 ) -> list[nn.Module]:
     from kornia.augmentation import RandomHorizontalFlip
     from kornia.augmentation import RandomResizedCrop as KorniaCrop
@@ -248,7 +251,7 @@ def _crop_and_flip(
     # in. Resampling is twice as fast as slicing.
     crop = KorniaCrop(
         (image_size_px, image_size_px),
-        scale=(min_scale, 1.0),
+        scale=scales,
         ratio=aspects,
         cropping_mode="resample",
         align_corners=False,
@@ -270,7 +273,7 @@ def _slice(data: dict[str, Tensor], rows: slice, num_rows: int) -> dict[str, Ten
 
 @runtime_checkable
 class Views(Protocol):
-    """A function from the images of a worker's rows to their views."""
+    """A function from the images of a worker's rows to their views, all of one size."""
 
     def __call__(self, images: Tensor, step: int, rows: slice, global_batch_size: int) -> Tensor:
         """The views of the rows, as a function of (seed, step) and the images."""

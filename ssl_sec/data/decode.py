@@ -135,7 +135,9 @@ def decode_image(
     if crop is not None:
         pixels = crop(pixels, draw)
     array = np.array(pixels)
-    return torch.from_numpy(array.reshape(*array.shape[:2], num_channels)).permute(2, 0, 1).contiguous()
+    # By NumPy: torch would start threads of its own in each thread that decodes.
+    in_order = array.reshape(*array.shape[:2], num_channels).transpose(2, 0, 1)
+    return torch.from_numpy(np.ascontiguousarray(in_order))
 
 
 def _orientation(image: Image.Image) -> int:

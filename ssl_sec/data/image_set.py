@@ -253,13 +253,15 @@ class EncodedImages:
                 self.bad_indices.add(index)
                 logger.warning("%s: image replaced by the next readable one: %s", self.name, reason)
 
-    def _next_readable(self, index: int, draw: int | None, bad: dict[int, str]) -> tuple[Tensor, int]:
-        def candidates() -> Iterator[Candidate]:
-            for candidate in ((index + offset) % len(self) for offset in range(min(len(self), MAX_BAD_IN_A_ROW))):
-                row = candidate if self.rows is None else int(self.rows[candidate])
-                yield candidate, self.store.image_name(row), partial(self.store.source, row)
+    def candidates(self, indices: Int64[Tensor, " chosen"]) -> Iterator[Candidate]:
+        """The encoded images at `indices` with their names."""
+        for index in indices.tolist():
+            row = index if self.rows is None else int(self.rows[index])
+            yield index, self.store.image_name(row), partial(self.store.source, row)
 
-        return first_readable(self, candidates(), draw, bad)
+    def _next_readable(self, index: int, draw: int | None, bad: dict[int, str]) -> tuple[Tensor, int]:
+        following = (index + torch.arange(min(len(self), MAX_BAD_IN_A_ROW))) % len(self)
+        return first_readable(self, self.candidates(following), draw, bad)
 
 
 @runtime_checkable
@@ -340,9 +342,8 @@ def check_num_classes(num_classes: int, num_images: int, where: str) -> None:
     """
     allowed = max(_MAX_EMPTY_CLASSES, 16 * num_images)
     if num_classes > allowed:
-        raise DataError(
-            f"{printable(where)}: classes up to {num_classes - 1} in {num_images} images; allowed: 0 to {allowed - 1}"
-        )
+        found = f"{printable(where)}: classes up to {num_classes - 1} in {num_images} images"
+        raise DataError(f"{found}; allowed: 0 to {allowed - 1}")
 
 
 def subset(image_set: ImageSet, indices: Int64[Tensor, " chosen"], which: str = "stated") -> ImageSet:
@@ -377,9 +378,8 @@ def require_labels(image_set: ImageSet, purpose: str) -> None:
         DataError: it has none.
     """
     if not image_set.class_names:
-        raise DataError(
-            f"{image_set.name}: {len(image_set):,} images without labels found; {purpose} needs the class of each image"
-        )
+        found = f"{image_set.name}: {len(image_set):,} images without labels found"
+        raise DataError(f"{found}; {purpose} needs the class of each image")
 
 
 def on_device(image_set: ImageSet, device: torch.device) -> ImageSet:

@@ -4,7 +4,7 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from ssl_sec.data.decode import Decoding, decode_image
+from ssl_sec.data.decode import Decoding, OnBadImage, decode_image
 from ssl_sec.data.image_set import (
     UNLABELLED,
     EncodedImages,
@@ -236,6 +236,24 @@ def first_shape(encoded: Iterator[Encoded], decoding: Decoding) -> tuple[list[En
     raise DataError(f"none of the {len(taken)} images can be read, the first being {taken[0][0]}")
 
 
+def unreadable_images(
+    reasons: Sequence[DataError], num_images: int, name: str, on_bad_image: OnBadImage | None
+) -> DataError:
+    """The error about unreadable images, with the option that skips them if there is one.
+
+    Args:
+        reasons: one or more.
+        num_images: that were decoded.
+        name: of the set.
+        on_bad_image: the option.
+    """
+    if len(reasons) == 1:
+        return unreadable(reasons[0], on_bad_image)
+    first = "; ".join(map(str, reasons[:3]))
+    some = DataError(f"{name}: {len(reasons):,} of {num_images:,} images cannot be read, first: {first}")
+    return unreadable(some, on_bad_image)
+
+
 def decode_all(
     encoded: Iterator[Encoded],
     num_images: int,
@@ -260,13 +278,13 @@ def decode_all(
         while items := list(itertools.islice(encoded, IMAGES_PER_TASK_LIST)):
             for (image_name, _, label), image in zip(items, pool.map(decode, items), strict=True):
                 if isinstance(image, DataError):
-                    if decoding.on_bad_image != "skip":
-                        raise unreadable(image, decoding.on_bad_image) from image.__cause__
                     reasons.append(image)
                     continue
                 check_shape(image, image_shape, image_name)
                 images[len(labels)] = image
                 labels.append(label)
+    if reasons and decoding.on_bad_image != "skip":
+        raise unreadable_images(reasons, num_images, name, decoding.on_bad_image)
     if reasons:
         first = "; ".join(map(str, reasons[:3]))
         logger.warning(

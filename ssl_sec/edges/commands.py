@@ -56,6 +56,18 @@ def ablate(overrides: Sequence[str]) -> str:
     return run_ablation(configs)
 
 
+def preview(overrides: Sequence[str]) -> str:
+    """Some images with their augmented views as one picture, without training."""
+    values = compose("preview", overrides)
+    from ssl_sec.edges.config import PreviewConfig
+
+    picture = from_values(PreviewConfig, {key: values.pop(key) for key in ("output", "num_images")})
+    config = from_values(RECIPES["pretrain"].config, values)
+    from ssl_sec.edges.preview import run_preview
+
+    return run_preview(picture, config)
+
+
 def report(overrides: Sequence[str]) -> str:
     """Results beside a paper's tables and figures, or two runs side by side."""
     from ssl_sec.edges.report.report import run_report
@@ -128,7 +140,7 @@ def pipeline(arguments: Sequence[str]) -> int:
 
 # Commands that are configured by `configs/<name>.yaml` and return what is to be printed.
 _JOBS: dict[str, Callable[[Sequence[str]], str]] = {
-    job.__name__: job for job in (ablate, export, align, report, replay)
+    job.__name__: job for job in (preview, ablate, export, align, report, replay)
 }
 # Commands with a command line of their own, which return the exit code.
 _OTHERS: dict[str, Callable[[Sequence[str]], int]] = {"submit": submit}

@@ -1,6 +1,7 @@
-"""The jobs without a registry row, as values read without torch: an ablation, an alignment, a replay, a report."""
+"""The jobs without a registry row, as values read without torch: an ablation, an alignment, a preview, and others."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 from ssl_sec.recipes.tracking import TrackingConfig
@@ -8,6 +9,7 @@ from ssl_sec.settings import (
     Local,
     NotEmpty,
     Processes,
+    Range,
     Seed,
     Settings,
     check,
@@ -43,6 +45,23 @@ class AlignConfig(Settings):
     landmarks: Local
     output: Local
     num_workers: Processes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreviewConfig(Settings):
+    """A picture of some images of a pretraining with their augmented views.
+
+    Attributes:
+        output: the PNG file; its folder is made if it is missing.
+        num_images: rows of the picture, at most a global batch.
+    """
+
+    output: Local = "preview.png"
+    num_images: Annotated[int, Range(ge=1, le=64)] = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(Path(self.output).suffix.lower() == ".png", "output", self.output, "a file named .png")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ Hydra accepts a value without quotes only if it has none of the characters that 
 accent, no `~`, `#`, `&`, `(` or `=`. We accept such a value literally.
 """
 
+import json
 from functools import cache
 from typing import Any
 
@@ -72,3 +73,14 @@ def _parses(override: str) -> bool:
 def in_quotes(value: str) -> str:
     """A quoted string in Hydra's grammar."""
     return QuotedString(text=value, quote=Quote.single).with_quotes()
+
+
+def in_grammar(value: Any) -> str:
+    """A plain nested value in Hydra's grammar."""
+    if isinstance(value, str):
+        return in_quotes(value)
+    if isinstance(value, list):
+        return f"[{','.join(map(in_grammar, value))}]"  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}: {in_grammar(item)}' for key, item in value.items())}}}"  # pyright: ignore[reportUnknownVariableType]
+    return json.dumps(value)

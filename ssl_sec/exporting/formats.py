@@ -275,7 +275,8 @@ class TimmFolder(Format):
             "model_args": dict(arguments),
             "pretrained_cfg": {
                 "input_size": list(exportable.image_shape),
-                "fixed_input_size": known.get("fixed_input_size", False),
+                "fixed_input_size": known.get("fixed_input_size", False)
+                and not arguments.get("dynamic_img_size", False),
                 "interpolation": "bilinear",
                 "crop_pct": 1.0,
                 "mean": exportable.mean,

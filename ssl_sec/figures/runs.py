@@ -28,11 +28,15 @@ class RunRecord(Protocol):
     Attributes:
         path: the run's folder, which has its name.
         features_path: features of some training images, or embeddings of the test images.
+        views_path: some images of the first step and their views; as soon as a pretraining run begins.
+        examples_path: some images and their neighbours.
         confusion_path: a probe's confusion matrix.
     """
 
     path: Path
     features_path: Path
+    views_path: Path
+    examples_path: Path
     confusion_path: Path
 
     def records(self) -> Sequence[dict[str, Any]]:

@@ -66,6 +66,7 @@ _AXIS_LABELS = {
     "train/agent_distortion": "distortion by agents (squared)",
     "train/agent_distortion_bound": "bound of the distortion (squared)",
     "val/knn_top1": "kNN top-1 accuracy (%)",
+    "val/probe_top1": "linear probe top-1 accuracy (%)",
     "val/recall_at_1": "validation Recall@1 (%)",
     "test/recall_at_1": "test Recall@1 (%)",
     "val/rankme": "effective rank (RankMe)",

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, log_one_plus_sum_exp, require_triplets
-from ssl_sec.losses.classes import can_look, classes_of, negative_pairs
+from ssl_sec.losses.classes import can_look, classes_of, negative_pairs, take_rows
 from ssl_sec.losses.geometry import directions
 from ssl_sec.losses.pair import NPairLoss
 from ssl_sec.settings import Range
@@ -49,7 +49,7 @@ class AngularLoss(Loss):
         require_triplets(type(self).__name__, classes)
         squared_tangent = math.tan(math.radians(self.alpha_degrees)) ** 2
         unit = directions(embeddings)
-        own, positives = unit[anchors], unit[classes.positive[anchors]]
+        own, positives = unit[anchors], take_rows(unit, classes.positive[anchors])
         negative = negative_pairs(labels, anchors)
         at_positives = (own * positives).sum(1, keepdim=True)
         exponents = 4 * squared_tangent * ((own + positives) @ unit.T) - 2 * (1 + squared_tangent) * at_positives

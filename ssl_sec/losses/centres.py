@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
-from ssl_sec.losses.classes import classes_of
+from ssl_sec.losses.classes import classes_of, sum_rows
 
 
 @torch.no_grad()
@@ -29,8 +29,8 @@ def move_centres(
     """
     classes = classes_of(labels)
     rows = embeddings.to(centres.dtype)
-    sums = torch.zeros_like(rows).index_add(0, classes.number, rows)[classes.number]
-    size = classes.size.unsqueeze(1)
+    number, size = classes.number, classes.size.unsqueeze(1)
+    sums = sum_rows(rows, number, len(rows))[number]
     own = centres[labels]
     # Rows of one class write the same value.
     centres.index_copy_(0, labels, own - (size * own - sums) / (1 + size))

@@ -7,7 +7,7 @@ objective can be captured.
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 
@@ -83,6 +83,23 @@ def positive_pairs(
 def negative_pairs(labels: Int64[Tensor, " batch"], anchors: slice = slice(None)) -> Bool[Tensor, "anchors batch"]:
     """Mask of the rows of another class than each anchor."""
     return labels[anchors].unsqueeze(1) != labels
+
+
+# What adds rows up in a fixed order differs by device: on a CPU `index_add`, and accumulating indexing, which threads
+# there do in any order, on a GPU. A sum of three numbers or more depends on their order.
+
+
+def take_rows(values: Float[Tensor, "values dim"], index: Int64[Tensor, " rows"]) -> Float[Tensor, "rows dim"]:
+    """The values at an index that may repeat; their gradient is bit-equal at every call."""
+    return values[index] if values.is_cuda else values.index_select(0, index)
+
+
+def sum_rows(
+    rows: Float[Tensor, "rows dim"], index: Int64[Tensor, " rows"], num_sums: int
+) -> Float[Tensor, "sums dim"]:
+    """The sums of the rows that have the same index < num_sums; bit-equal at every call."""
+    sums = rows.new_zeros((num_sums, rows.shape[1]))
+    return sums.index_put((index,), rows, accumulate=True) if rows.is_cuda else sums.index_add(0, index, rows)
 
 
 def can_look(labels: Tensor) -> bool:

@@ -15,7 +15,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar
-from ssl_sec.losses.classes import can_look, classes_of, positive_pairs
+from ssl_sec.losses.classes import can_look, classes_of, positive_pairs, sum_rows, take_rows
 from ssl_sec.losses.geometry import directions, squared_distances
 from ssl_sec.losses.tiles import log_sum_exp_of_others
 from ssl_sec.settings import Range
@@ -46,9 +46,9 @@ class NTXentLoss(Loss):
             )
         # ⟨r_i, r_j⟩ = s_ij / T
         rows = directions(embeddings) / self.temperature**0.5
-        class_sums = torch.zeros_like(rows).index_add(0, classes.number, rows)
-        own = rows[anchors]
-        at_positives = (own * (class_sums[classes.number[anchors]] - own)).sum(1) / classes.num_positives[anchors]
+        number, own = classes.number, rows[anchors]
+        positives = take_rows(sum_rows(rows, number, len(rows)), number[anchors]) - own
+        at_positives = (own * positives).sum(1) / classes.num_positives[anchors]
         others = log_sum_exp_of_others(rows, anchors, largest_logit=1 / self.temperature)
         return (others - at_positives).sum() / len(rows)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require
 from ssl_sec.losses.centres import move_centres, snapshot
-from ssl_sec.losses.classes import can_look
+from ssl_sec.losses.classes import can_look, take_rows
 from ssl_sec.losses.geometry import directions, in_full_precision
 from ssl_sec.losses.tiles import over_tiles, without_own
 from ssl_sec.settings import Range
@@ -154,7 +154,7 @@ class TemplateLoss(_ClassLoss):
     def _compare(self, embeddings: Float[Tensor, "rows dim"], labels: Int64[Tensor, " rows"]) -> Compared:
         rows, templates = self._of_rows(embeddings), in_full_precision(self.weight).to(embeddings.dtype)
         places, held = self._places(labels)
-        own_templates = self._of_templates(templates[places.clamp(0, len(templates) - 1)])
+        own_templates = self._of_templates(take_rows(templates, places.clamp(0, len(templates) - 1)))
         own = torch.where(held, (rows * own_templates).sum(1), 0.0)
         if self._parts is not None:
             own = self._parts.sum(own)

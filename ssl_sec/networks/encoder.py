@@ -1,10 +1,13 @@
-"""A backbone with the pixel scaling that its weights expect."""
+"""A backbone with the pixel scaling that its weights expect, and the network that is trained: with its head."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from ssl_sec.errors import ConfigError, first_line
 
 
 class Encoder(nn.Module):
@@ -40,3 +43,74 @@ class Encoder(nn.Module):
             images: pixels in [0, 1].
         """
         return self.backbone((images - self.mean) / self.std)
+
+
+class Embedded(NamedTuple):
+    """What a network computes from views.
+
+    Attributes:
+        features: the encoder's output.
+        embeddings: the head's.
+    """
+
+    features: Float[Tensor, "views features"]
+    embeddings: Float[Tensor, "views dim"]
+
+
+class Network(nn.Module):
+    """An encoder and its head: features = encoder(views), embeddings = head(features).
+
+    Views of several sizes are encoded size by size, and the head takes the features of all of them at once, as in SwAV
+    (Caron et al. 2020): batch norm in the encoder has the statistics of one size, batch norm in the head those of all.
+
+    Args:
+        encoder: views in [0, 1] -> features.
+        head: features -> raw embeddings.
+    """
+
+    def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+
+    def forward(
+        self, views: Float[Tensor, "views channels height width"], *others: Float[Tensor, "_ channels _ _"]
+    ) -> Embedded:
+        """Features and raw embeddings of the views, those of the first size before those of the others.
+
+        Args:
+            views: of one size.
+            others: views of other sizes, a batch for each.
+        """
+        of_each = [self.encoder(each) for each in (views, *others)]
+        features = torch.cat(of_each) if others else of_each[0]
+        return Embedded(features, self.head(features))
+
+
+@torch.no_grad()
+def why_not_taken(network: nn.Module, num_channels: int, image_size_px: int) -> str | None:
+    """Why a network cannot take images of a size; None if it can.
+
+    Args:
+        network: it is given one black image, in evaluation mode.
+        num_channels: of the images.
+        image_size_px: their side.
+    """
+    was_training = network.training
+    weight = next(network.parameters(), torch.zeros(()))
+    image = weight.new_zeros(1, num_channels, image_size_px, image_size_px)
+    try:
+        network.eval()(image)
+    except (ConfigError, ArithmeticError, AssertionError, RuntimeError, ValueError) as error:
+        return first_line(error)
+    finally:
+        network.train(was_training)
+    return None
+
+
+def check_size(key: str, network: nn.Module, num_channels: int, image_size_px: int) -> None:
+    """Raises a ConfigError that names the key if a network cannot take images of a size; arguments as above."""
+    reason = why_not_taken(network, num_channels, image_size_px)
+    if reason is not None:
+        allowed = "sizes that the encoder can take, or another encoder"
+        raise ConfigError(f"{key}: found {image_size_px}, which the encoder cannot take ({reason}); allowed: {allowed}")

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ssl_sec.errors import MissingDataError, StorageError, first_line
+from ssl_sec.networks.backbones.timm import resampled_weights
 
 # Keys that a backbone does not have: of a classifier, and of the batch norm after InsightFace's linear layer (whose
 # name, `features`, is elsewhere the prefix of whole backbones).
@@ -41,18 +42,16 @@ def save_weights(backbone: nn.Module, path: Path, metadata: dict[str, str] | Non
 def load_weights(backbone: nn.Module, path: Path) -> None:
     """Loads a backbone's weights from a .safetensors file or a state dict saved by torch; never unpickles code.
 
+    Position embeddings of a timm model for images of another size are interpolated.
+
     Raises:
         MissingDataError: if there is no such file.
         StorageError: if it cannot be read, or its names or shapes are not the backbone's.
     """
     tensors = _state_dict("encoder.weights", path)
     wanted = backbone.state_dict()
-    _load(
-        backbone,
-        {name: value for name, value in tensors.items() if name in wanted or not name.startswith(_CLASSIFIER_KEYS)},
-        "encoder.weights",
-        path,
-    )
+    kept = {name: value for name, value in tensors.items() if name in wanted or not name.startswith(_CLASSIFIER_KEYS)}
+    _load(backbone, resampled_weights(backbone, kept), "encoder.weights", path)
 
 
 def load_head_weights(head: nn.Module, path: Path) -> None:

@@ -15,9 +15,10 @@ from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import Sampler, worker_rows
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.losses import Loss, SphericalFeatureTransform
-from ssl_sec.networks import Encoder, save_weights
+from ssl_sec.networks import Encoder, Network, save_weights
 from ssl_sec.networks.batch_norm import globalise_batch_norm
 from ssl_sec.networks.convolutions import lay_out
+from ssl_sec.networks.recomputation import recompute_blocks
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.class_sharding import template_losses
@@ -34,11 +35,17 @@ class RunStore(Protocol):
         encoder_path: file for the encoder's weights.
         head_path: file for the head's weights, if it belongs to the trained network.
         features_path: file for features of some training images.
+        views_path: file for the views of some images of the first step.
+        examples_path: file for some images and their neighbours.
+        check_path: file for the numbers of duplicates and unreadable images.
     """
 
     encoder_path: Path
     head_path: Path
     features_path: Path
+    views_path: Path
+    examples_path: Path
+    check_path: Path
 
     def describe_data(self, image_set: ImageSet) -> None:
         """Records the description of the training set."""
@@ -153,6 +160,13 @@ def extractor(
     return partial(extract_features, network, device=runtime.device, batch_size=batch_size, num_loader_workers=loaders)
 
 
+def in_words(image_set: ImageSet) -> str:
+    """A set's name, and how many images of which shape and of how many classes it has."""
+    num_channels, height, width = image_set.image_shape
+    classes = f"{len(image_set.class_names):,} classes" if image_set.class_names else "no labels"
+    return f"{image_set.name}, {len(image_set):,} images of {num_channels} x {height} x {width}, {classes}"
+
+
 def save_network(recipe: Recipe, store: RunStore, with_head: bool) -> None:
     """Saves the trained weights in the store; one worker calls it."""
     assert isinstance(recipe.encoder.backbone, nn.Module)
@@ -164,9 +178,7 @@ def save_network(recipe: Recipe, store: RunStore, with_head: bool) -> None:
 def _initialise(config: TrainingConfig, image_set: ImageSet, runtime: Runtime) -> tuple[Encoder, nn.Module]:
     """The encoder and the head with the run's initial weights, equal on every worker."""
     num_channels, height, width = image_set.image_shape
-    classes = f"{len(image_set.class_names):,} classes" if image_set.class_names else "no labels"
-    size = f"{len(image_set):,} images of {num_channels} x {height} x {width}, {classes}"
-    log_once(runtime, "data: %s, %s", image_set.name, size)
+    log_once(runtime, "data: %s", in_words(image_set))
     worker_rows(config.global_batch_size, runtime.rank, runtime.world_size)
     torch.manual_seed(derived_seed(config.seed, "weights"))
     encoder = config.encoder.build(num_channels, min(height, width))
@@ -174,15 +186,17 @@ def _initialise(config: TrainingConfig, image_set: ImageSet, runtime: Runtime) -
 
 
 def _to_device(
-    encoder: nn.Module, head: nn.Module, objective: Objective, runtime: Runtime, computation: Computation
+    encoder: Encoder, head: nn.Module, objective: Objective, runtime: Runtime, computation: Computation
 ) -> nn.Module:
-    """head(encoder(images)) with batch norm and gradients of all workers; it and the objective are moved."""
+    """The network with batch norm and gradients of all workers; it and the objective are moved."""
     log_once(runtime, "computing in %s", computation)
-    network: nn.Module = nn.Sequential(encoder, head)
+    network: nn.Module = Network(encoder, head)
     if runtime.world_size > 1:
         network = globalise_batch_norm(network)
     network.to(runtime.device, computation.dtype)
     lay_out(network, runtime.device, computation.channels_last)
+    if computation.recomputed:
+        recompute_blocks(encoder.backbone)
     if computation.precision == "float64":
         objective.double()
     objective.to(runtime.device)

@@ -1,8 +1,9 @@
 """The table of all recipes, one row each: the edges know a recipe by its row and its package alone.
 
-A package has `config.CONFIG`, the dataclass of a run; `recipe.run`, which each worker calls; and `figures.draw`. If
-reports compare its runs by more than norms and a curve, `figures` has `measure` and `COMPARISONS`, too. They are
-imported when they are first used: this module itself imports neither torch nor matplotlib.
+A package has `config.CONFIG`, the dataclass of a run; `recipe.run`, which each worker calls; and `figures.draw`. If a
+run has figures as soon as it trains, `figures` has `draw_at_start`, too; if reports compare its runs by more than norms
+and a curve, `measure` and `COMPARISONS`. They are imported when they are first used: this module itself imports neither
+torch nor matplotlib.
 """
 
 from collections.abc import Mapping
@@ -69,6 +70,7 @@ class RecipeRow:
         hub_tags: of the model card.
         curves: the metrics of which reports draw a curve: the first that most of the runs have.
         compared: what else reports draw of several runs beside norms: the names of the package's `COMPARISONS`.
+        is_shown_at_start: whether the package's `draw_at_start` draws figures before the run has ended.
         is_probed: whether linear probes evaluate the encoder.
     """
 
@@ -90,6 +92,7 @@ class RecipeRow:
     hub_tags: tuple[str, ...] = ()
     curves: tuple[str, ...] = ()
     compared: tuple[str, ...] = ()
+    is_shown_at_start: bool = False
     is_probed: bool = False
 
     @property
@@ -118,6 +121,11 @@ class RecipeRow:
         return import_module(f"{self.package}.figures").draw
 
     @property
+    def draw_at_start(self) -> Draw:
+        """The function that draws those figures that a run has from its first step on; none before it."""
+        return import_module(f"{self.package}.figures").draw_at_start
+
+    @property
     def measure(self) -> Measure:
         """The function that computes the numbers behind the comparisons of a finished run."""
         return import_module(f"{self.package}.figures").measure
@@ -141,12 +149,13 @@ PRETRAIN = RecipeRow(
     ),
     score="val/knn_top1",
     score_without_labels="val/rankme",
-    figures=("probe/top1", "probe/knn_top1", "val/knn_top1", "val/rankme"),
+    figures=("probe/top1", "probe/knn_top1", "val/knn_top1", "val/probe_top1", "val/rankme"),
     tags=("probe.protocol",),
     paper_figure=("probe/top1", "top-1 %"),
     network="An image encoder, pretrained without labels by a contrastive loss; {} features an image.",
     hub_tags=("self-supervised-learning", "contrastive-learning"),
     curves=("val/knn_top1",),
+    is_shown_at_start=True,
     is_probed=True,
 )
 PROBE = RecipeRow(

@@ -194,6 +194,8 @@ class _RuntimeConfig(Settings, key="runtime"):
         compile: whether torch.compile compiles the network; None: on GPUs, if Triton and a C compiler are installed.
         graphs: whether the launches of a step are recorded once and replayed (CUDA graphs), in pretraining with one
             worker; None: wherever that is possible.
+        recompute: whether the backbone's blocks compute their activations again in the backward pass, which takes less
+            memory and one more forward pass; weights and gradients are the same.
         num_loader_workers: processes of each worker that decode a streamed set, ≥ 0.
     """
 
@@ -202,6 +204,7 @@ class _RuntimeConfig(Settings, key="runtime"):
     channels_last: bool | None = None
     compile: bool | None = None
     graphs: bool | None = None
+    recompute: bool = False
     num_loader_workers: Processes = 2
 
     def on(self, device: torch.device) -> Computation:
@@ -212,6 +215,7 @@ class _RuntimeConfig(Settings, key="runtime"):
             precision=self.precision or ("bfloat16" if has_bfloat16 else "float32"),
             channels_last=self.channels_last is not False,
             compiled=on_gpu and can_compile() if self.compile is None else self.compile,
+            recomputed=self.recompute,
             num_loader_workers=self.num_loader_workers,
         )
 
@@ -228,6 +232,8 @@ class _RuntimeConfig(Settings, key="runtime"):
             reason = "the precision is float64, and a recorded step has its learning rate in float32"
         elif world_size > 1:
             reason = f"there are {world_size} workers, and what they send each other is not recorded"
+        elif self.recompute:
+            reason = "runtime.recompute is true, and it reads the state of the random numbers, which is not recorded"
         return wherever_possible("runtime.graphs", self.graphs, reason)
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -29,17 +29,20 @@ class Computation:
         precision: of the forward pass; bfloat16 is autocast, with weights in float32.
         channels_last: whether activations are in the channels_last layout.
         compiled: whether the network is compiled by torch.compile.
+        recomputed: whether the backbone's blocks compute their activations again in the backward pass.
         num_loader_workers: processes that decode the images of a streamed set.
     """
 
     precision: Precision = "float32"
     channels_last: bool = False
     compiled: bool = False
+    recomputed: bool = False
     num_loader_workers: int = 0
 
     def __str__(self) -> str:
         layout = ["channels_last"] if self.channels_last else []
-        return ", ".join([self.precision, *layout, *(["compiled"] if self.compiled else [])])
+        recomputed = ["with recomputed blocks"] if self.recomputed else []
+        return ", ".join([self.precision, *layout, *(["compiled"] if self.compiled else []), *recomputed])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -62,6 +65,23 @@ def class_labels(batch: Batch, rows: slice) -> Int64[Tensor, " views"]:
     return batch.labels
 
 
+@runtime_checkable
+class FeatureObserver(Protocol):
+    """Learns from the features of every step, which it does not change; its state is saved with the run's."""
+
+    def update(self, features: Float[Tensor, "views dim"], batch: Batch) -> None:
+        """Learns from the features of the views of this worker's images; every worker calls it."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state."""
+        ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
+        """Restores a state."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """Everything that a run trains, and how.
@@ -69,19 +89,22 @@ class Recipe:
     Attributes:
         encoder: images in [0, 1] -> features.
         head: features -> raw embeddings.
-        model: head(encoder(images)), with the gradients of all workers averaged.
+        model: batches of views, one of each size -> features and embeddings (`Embedded`), with the gradients of all
+            workers averaged.
         objective: loss and constraint on the global batch.
         optimiser: over the parameters of all three.
         learning_rate: by global step.
         image_set: the training images.
         sampler: draws the images of step t.
         views: augments them.
+        more_views: makes further views of each image, of other sizes; one function for each size.
         total_steps: T.
         row_labels: labels of the views, from a batch and its rows in the global batch.
         computation: how the network computes.
         graphed: whether the launches of a step are recorded once and replayed (`ssl_sec.training.replaying`).
         draws: random numbers for the loader's crops, one for each row of a step's global batch; None if it draws
             nothing.
+        observer: learns from the features of every step; None if nothing does.
         more_figures: figures that this recipe reports beside those of every recipe.
     """
 
@@ -99,7 +122,9 @@ class Recipe:
     computation: Computation = Computation()
     graphed: bool = False
     draws: Callable[[int], Tensor] | None = None
+    observer: FeatureObserver | None = None
     more_figures: Callable[[], Mapping[str, float]] = dict
+    more_views: tuple[Views, ...] = ()
 
     def state(self, step: int) -> dict[str, Any]:
         """Everything that a resume after `step` steps needs.
@@ -125,6 +150,7 @@ class Recipe:
             "head": self.head.state_dict(),
             "objective": {**self.objective.state_dict(), **held},
             "optimiser": optimiser,
+            **({} if self.observer is None else {"observer": self.observer.state_dict()}),
         }
 
     @property
@@ -152,4 +178,6 @@ class Recipe:
             for theirs, own in zip(state["optimiser"]["param_groups"], self.optimiser.param_groups, strict=True)
         ]
         self.optimiser.load_state_dict({**state["optimiser"], "param_groups": groups})
+        if self.observer is not None and "observer" in state:  # its key may have changed: it begins anew
+            self.observer.load_state_dict(state["observer"])
         return int(state["step"])

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int64
@@ -94,8 +94,24 @@ class Cadence:
     monitor_every_steps: int
 
 
-# Takes a step: views, their labels and the step's number -> the terms of the objective before the update.
-TakeStep = Callable[[Tensor, Tensor, int], Terms]
+# The views of a step: a batch of one size, or a batch of each size.
+SizedViews = Float[Tensor, "views channels height width"] | tuple[Float[Tensor, "_ channels _ _"], ...]
+
+
+class Taken(NamedTuple):
+    """A step that was taken.
+
+    Attributes:
+        terms: of the objective, before the update.
+        features: of this worker's views, without a gradient.
+    """
+
+    terms: Terms
+    features: Float[Tensor, "all_views dim"]
+
+
+# Takes a step with views and their labels; the last argument is its number.
+TakeStep = Callable[[SizedViews, Tensor, int], Taken]
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
@@ -105,10 +121,10 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
 
 def train_step(
     recipe: Recipe,
-    views: Float[Tensor, "views channels height width"],
-    labels: Int64[Tensor, " views"],
+    views: SizedViews,
+    labels: Int64[Tensor, " all_views"],
     step: int,
-) -> Terms:
+) -> Taken:
     """One step of the optimiser on this worker's views of global step `step`."""
     set_learning_rate(recipe.optimiser, recipe.learning_rate(step))
     return update_weights(recipe, views, labels, step)
@@ -116,29 +132,33 @@ def train_step(
 
 def update_weights(
     recipe: Recipe,
-    views: Float[Tensor, "views channels height width"],
-    labels: Int64[Tensor, " views"],
+    views: SizedViews,
+    labels: Int64[Tensor, " all_views"],
     step: int,
     eta: Float[Tensor, ""] | None = None,
-) -> Terms:
+) -> Taken:
     """The part of a step that computes on the device alone, at the optimiser's current learning rate.
 
     Args:
         recipe: what is trained.
         views: of this worker's images.
-        labels: of the views.
+        labels: of the views, size by size.
         step: 0-based global step.
         eta: the constraint's weight; None takes that of the step.
     """
     recipe.optimiser.zero_grad(set_to_none=True)
-    with autocast(views.device, recipe.computation.precision):
-        embeddings = recipe.model(views)
+    with autocast(labels.device, recipe.computation.precision):
+        features, embeddings = recipe.model(*_by_size(views))
     embeddings = in_full_precision(embeddings)
     embeddings.retain_grad()
     terms = recipe.objective(embeddings, labels, step, eta)
     terms.total.backward()
     recipe.optimiser.step()
-    return terms
+    return Taken(terms, features.detach())
+
+
+def _by_size(views: SizedViews) -> tuple[Tensor, ...]:
+    return views if isinstance(views, tuple) else (views,)
 
 
 def choose_step(recipe: Recipe, device: torch.device) -> TakeStep:
@@ -163,19 +183,19 @@ class ReplayedSteps:
         for group in recipe.optimiser.param_groups:
             group["lr"] = number()
         self._update = Replayed(
-            lambda views, labels: update_weights(recipe, views, labels, step=0, eta=self._eta), graphs
+            lambda labels, *views: update_weights(recipe, views, labels, step=0, eta=self._eta), graphs
         )
 
     def __call__(
         self,
-        views: Float[Tensor, "views channels height width"],
-        labels: Int64[Tensor, " views"],
+        views: SizedViews,
+        labels: Int64[Tensor, " all_views"],
         step: int,
-    ) -> Terms:
-        """As for `train_step`; the terms hold until the next step."""
+    ) -> Taken:
+        """As for `train_step`; the result holds until the next step."""
         set_learning_rate(self._recipe.optimiser, self._recipe.learning_rate(step))
         self._eta.fill_(self._recipe.objective.eta(step))
-        return self._update(views, labels)
+        return self._update(labels, *_by_size(views))
 
 
 def train(
@@ -217,10 +237,15 @@ def train(
     recipe.objective.train()
     clock, clock_step, saved_step = time.perf_counter(), first_step, first_step
     for step, batch in zip(steps, loaded, strict=True):
-        views = recipe.views(batch.images, step, rows, sampler.global_batch_size)
-        views = views.to(dtype=dtype, memory_format=layout)
-        draw_dropout(recipe.head, step, rows, len(views) // len(batch.images), runtime.device)
-        terms = take_step(views, recipe.row_labels(batch, rows), step)
+        views = tuple(
+            make(batch.images, step, rows, sampler.global_batch_size).to(dtype=dtype, memory_format=layout)
+            for make in (recipe.views, *recipe.more_views)
+        )
+        num_views = sum(map(len, views)) // len(batch.images)
+        draw_dropout(recipe.head, step, rows, num_views, runtime.device)
+        terms, features = take_step(views, recipe.row_labels(batch, rows), step)
+        if recipe.observer is not None:
+            recipe.observer.update(features, batch)
         # On a CPU this check is free; on a GPU it waits until figures are reported.
         if runtime.device.type == "cpu" and not math.isfinite(float(terms.total.detach())):
             _require_finite(recipe, _terms_figures(recipe, terms), step)

@@ -5,7 +5,18 @@ import psutil
 import pytest
 import torch
 
-from benchmarks import communication, evaluation, growth, launchers, losses, measure, options, simclr, throughput
+from benchmarks import (
+    communication,
+    evaluation,
+    growth,
+    launchers,
+    loader,
+    losses,
+    measure,
+    options,
+    simclr,
+    throughput,
+)
 
 
 def test_functions_take_turns():
@@ -71,6 +82,27 @@ def test_every_part_of_the_evaluation_agrees_with_its_peer():
 
 
 SMALL = simclr.Setting(encoder="resnet18", batch=8, precision="float32", width=0.125)
+
+
+def test_loaders_read_the_same_images_and_ours_begins_anywhere(tmp_path, monkeypatch):
+    for name, value in {"NUM_IMAGES": 64, "NUM_SHARDS": 4, "BATCH": 8, "WINDOW": 16, "MIDDLE": 4}.items():
+        monkeypatch.setattr(loader, name, value)
+    monkeypatch.setattr("ssl_sec.data.shards.tar.IMAGES_PER_BLOCK", 8)
+    num_bytes = loader.write_images(loader.draw_jpegs(64), tmp_path)
+    assert num_bytes == sum(path.stat().st_size for path in (tmp_path / "files").iterdir())
+    local = loader.measure_local(tmp_path, 16, 0, rounds=1)
+    assert [row["loader"].partition(",")[0] for row in local] == ["ours", "webdataset", "DataLoader of files"]
+    shards = sorted(map(str, tmp_path.glob("*.tar")))
+    ours = loader.Ours(shards, 16, 0, tmp_path / "cache")
+    every, rest = list(ours()), list(ours(5))
+    assert all(torch.equal(one, other) for one, other in zip(every[5:], rest, strict=True))
+    assert len(every) == 8 and every[0].shape == (8, 3, 16, 16)
+    assert loader.count_images(loader.Webdataset(shards, 16, 0)()) == 64
+    # Of a server: once for the index, once an epoch, and a part of it up to the middle.
+    ours, *_ = loader.measure_remote(tmp_path, 16, 0, 0.001, num_bytes)
+    assert ours["bytes an epoch / all images"] == pytest.approx(1, abs=0.1)
+    assert ours["bytes with the index / all images"] < 2.1
+    assert 0 < ours["bytes to it / all images"] < 0.8
 
 
 def test_contenders_take_turns_at_training(monkeypatch):
@@ -145,7 +177,7 @@ def test_launchers_take_turns_and_leave_no_processes(monkeypatch):
 @pytest.mark.slow
 def test_workers_send_what_the_formulas_compute():
     figures = growth.measure_workers(2)  # asserts it in each worker
-    assert figures["calls"] == 5 + 2 * 21  # the head has a batch norm too
+    assert figures["calls"] == 6 + 2 * 21  # the head has a batch norm too
     assert figures["kib_without_gradients"] > 2 * 128 * 128 * 4 / 1024
 
 

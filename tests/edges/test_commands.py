@@ -12,7 +12,19 @@ from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from tests.jobs import pretrain
 
 ROOT = Path(__file__).parents[2]
-SHOWN = ["pretrain", "probe", "metric_learning", "face", "ablate", "export", "align", "report", "replay", "submit"]
+SHOWN = [
+    "pretrain",
+    "probe",
+    "metric_learning",
+    "face",
+    "preview",
+    "ablate",
+    "export",
+    "align",
+    "report",
+    "replay",
+    "submit",
+]
 
 
 def test_a_run_says_what_it_uses_and_what_it_is_doing(quick, caplog):

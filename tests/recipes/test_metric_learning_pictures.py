@@ -5,13 +5,8 @@ from matplotlib.colors import to_hex
 
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.feature_maps import FeatureMaps
-from ssl_sec.recipes.metric_learning.pictures import (
-    MappedImages,
-    Retrieved,
-    draw_feature_maps,
-    draw_retrieved,
-    retrieved_figure,
-)
+from ssl_sec.figures.images import Retrieved, retrieved_figure
+from ssl_sec.recipes.metric_learning.pictures import MappedImages, draw_feature_maps, draw_retrieved
 from tests.figures.test_training import rendered, texts
 
 

@@ -1,5 +1,6 @@
 import logging
 import math
+import re
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.image_set import UNLABELLED
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.data.stores import limit_images
-from ssl_sec.errors import ConfigError, Stopped
+from ssl_sec.errors import ConfigError, DataError, Stopped
+from ssl_sec.evaluation.features import extract_features
+from ssl_sec.evaluation.linear_probe import linear_probe
 from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.recipes.pretraining.monitor import Monitor
+from ssl_sec.recipes.pretraining.monitor import Monitor, monitored_images
 from ssl_sec.recipes.pretraining.recipe import build_recipe
 from ssl_sec.recipes.pretraining.recipe import run as pretrain
 from ssl_sec.seeding import derived_seed
@@ -102,6 +105,12 @@ def test_four_blurred_views_of_another_size_are_the_same_on_two_workers(tmp_path
         assert_the_same_curve(reports, [report[:2] for report in alone.reports])
 
 
+def test_a_run_that_recomputes_its_blocks_ends_bit_equal(tmp_path, whole):
+    recomputed, _ = run(tmp_path, runtime={**VALUES["runtime"], "recompute": True})
+    assert figures([r[:2] for r in recomputed.reports]) == figures([r[:2] for r in whole[0].reports])
+    assert_identical(recomputed.last_state(), whole[0].last_state())
+
+
 @pytest.mark.distributed
 def test_a_run_goes_on_with_another_number_of_workers(tmp_path, whole):
     expected = [(step, metrics) for step, metrics, _ in whole[0].reports]
@@ -147,6 +156,7 @@ def test_the_reported_names_are_those_of_the_design(whole):
         "train/images_per_s",
         "train/epoch",
         "val/knn_top1",
+        "val/probe_top1",
         *WITHOUT_LABELS,
     }
     assert list(whole[0].series("val/knn_top1")) == [4, 9]
@@ -169,14 +179,18 @@ def test_any_number_of_workers_monitors_the_same(tmp_path):
         assert figures == pytest.approx(alone, rel=1e-8)
 
 
+def without_labels(folder):
+    """The data of the runs as images in a flat folder."""
+    images = limit_images(open_digits("train"), 200, seed=0).read(torch.arange(200)).images
+    root = folder / "images"
+    root.mkdir()
+    for number, image in enumerate(images):
+        Image.fromarray(image[0].numpy()).save(root / f"{number:03d}.png")
+    return {"name": "folder", "root": str(root), "num_channels": 1}
+
+
 def test_images_without_labels_are_monitored_without_them(tmp_path, whole):
-    images = open_digits("train")
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for number, image in enumerate(limit_images(images, 200, seed=0).read(torch.arange(200)).images):
-        Image.fromarray(image[0].numpy()).save(folder / f"{number:03d}.png")
-    data = {"name": "folder", "root": str(folder), "num_channels": 1}
-    runtime, store = run(tmp_path, data=data)
+    runtime, store = run(tmp_path, data=without_labels(tmp_path))
     assert runtime.series("train/loss") == whole[0].series("train/loss")  # the images alone decide
     _, last, _ = runtime.reports[-1]
     assert set(last) == WITHOUT_LABELS
@@ -184,6 +198,68 @@ def test_images_without_labels_are_monitored_without_them(tmp_path, whole):
         assert runtime.series(name)[9] == pytest.approx(whole[0].series(name)[9])
     kept = torch.load(store.features_path, weights_only=True)
     assert kept["features"].shape == (200, 64) and kept["labels"].unique().tolist() == [UNLABELLED]
+
+
+def test_labels_of_another_set_rank_the_encoders_of_images_without_labels(tmp_path, whole):
+    monitor = {**VALUES["monitor"], "data": {"name": "digits", "max_images": 200}}
+    runtime, store = run(tmp_path, data=without_labels(tmp_path), monitor=monitor)
+    assert runtime.series("train/loss") == whole[0].series("train/loss")
+    assert runtime.series("val/knn_top1") == whole[0].series("val/knn_top1")  # the same images, with labels
+    assert torch.load(store.features_path, weights_only=True)["labels"].unique().tolist() == [UNLABELLED]
+    # The protocol of the run's own probe, on the images of the monitor.
+    settings = config(monitor=monitor)
+    recipe = build_recipe(settings, settings.data.open("train"), FakeRuntime())
+    recipe.encoder.load_state_dict(runtime.last_state()["encoder"])
+    chosen = monitored_images(recipe.image_set, settings.monitor.max_images)
+    features, labels = extract_features(recipe.encoder, chosen.image_set, chosen.indices)
+    bank, queries = ((features[rows], labels[rows]) for rows in (chosen.bank, chosen.queries))
+    expected = linear_probe(bank, queries).top1
+    assert runtime.series("val/probe_top1")[9] == pytest.approx(100 * expected) and expected > 0.2
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        ({}, DataError, "folder/train: 200 images without labels found; monitor.data needs the class of each image"),
+        (
+            {"image_size_px": 12, "labels": True},
+            ConfigError,
+            "monitor.data: found folder/train, images of 1 x 12 x 12, must have the shape of the run's own, 1 x 8 x 8",
+        ),
+    ],
+)
+def test_another_set_must_have_labels_and_the_shape_of_the_runs_own(tmp_path, data, error, message):
+    other = {**without_labels(tmp_path), **data}
+    if data:
+        root = tmp_path / "images"
+        for number, path in enumerate(sorted(root.glob("*.png"))):
+            (root / str(number % 2)).mkdir(exist_ok=True)
+            path.rename(root / str(number % 2) / path.name)
+    with pytest.raises(error, match=re.escape(message)):
+        run(tmp_path, monitor={"data": other})
+
+
+def test_the_online_probe_changes_nothing_else_and_can_be_left_out(tmp_path, whole):
+    runtime, store = run(tmp_path, monitor={**VALUES["monitor"], "online_probe": False})
+    assert not runtime.series("val/probe_top1") and list(whole[0].series("val/probe_top1")) == [4, 9]
+    without = [(step, {n: v for n, v in m.items() if n != "val/probe_top1"}) for step, m, _ in whole[0].reports]
+    assert figures([r[:2] for r in runtime.reports]) == figures(without)
+    assert_identical(load_file(store.encoder_path), load_file(whole[1].encoder_path))
+    # A state without it is resumed by a run with it, where it begins anew.
+    state = runtime.last_state()
+    assert "observer" not in state
+    resumed, _ = run(tmp_path, state=state)
+    assert resumed.reports == []
+
+
+def test_the_online_probe_is_trained_on_no_query(tmp_path):
+    settings = config()
+    images = settings.data.open("train")
+    recipe = build_recipe(settings, images, FakeRuntime())
+    probe = Monitor(settings, recipe, FakeRuntime()).online_probe
+    chosen = monitored_images(images, settings.monitor.max_images)
+    assert probe.left_out.tolist() == sorted(chosen.indices[chosen.queries].tolist())
+    assert len(probe.left_out) == 20
 
 
 def test_alignment_and_uniformity_are_those_of_the_embedded_views(tmp_path):

@@ -103,6 +103,7 @@ def test_steps_are_replayed_on_one_gpu(gpu):
         (LocalConfig(graphs=True), "cpu", 1, "the device is cpu"),
         (RayConfig(graphs=True), "cuda", 2, "there are 2 workers"),
         (LocalConfig(graphs=True, precision="float64"), "cuda", 1, "the precision is float64"),
+        (LocalConfig(graphs=True, recompute=True), "cuda", 1, "runtime.recompute is true"),
     ],
 )
 def test_replaying_is_refused_where_it_is_not_possible(options, device, world_size, reason):

@@ -38,7 +38,7 @@ def test_the_turns_are_those_of_sgd_on_the_embeddings():
     runtime = run(training)
     again = recipe()
     views = again.views(again.image_set.images[again.sampler.indices(0)], 0, slice(0, BATCH), BATCH).double()
-    embeddings = again.model(views).detach().requires_grad_()
+    embeddings = again.model(views).embeddings.detach().requires_grad_()
     NTXentLoss(0.5)(embeddings, torch.arange(BATCH).repeat(2)).backward()
     rate, radians = 1e-3, []
     for row, stepped in zip(embeddings.detach(), embeddings.detach() - rate * embeddings.grad, strict=True):

@@ -11,6 +11,7 @@ from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.data.samplers import ShuffledBatches
 from ssl_sec.errors import Stopped
 from ssl_sec.losses import MultiSimilarityLoss, NTXentLoss, SphericalConstraint, SphericalFeatureTransform, contrastive
+from ssl_sec.networks import Network
 from ssl_sec.training import step as training_module
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.optimisers import lars, parameter_groups, sgd
@@ -45,7 +46,7 @@ def recipe(**changes) -> Recipe:
     torch.manual_seed(0)
     images = torch.randint(0, 256, (NUM_IMAGES, 1, 3, 3), dtype=torch.uint8)
     encoder, head = nn.Sequential(nn.Flatten(), nn.Linear(9, 6), nn.BatchNorm1d(6), nn.ReLU()), nn.Linear(6, 4)
-    network = nn.Sequential(encoder, head).double()
+    network = Network(encoder, head).double()
     objective = Objective(NTXentLoss(0.5), SphericalConstraint(rho=0.5), LinearRamp(1.0, STEPS))
     settings = {
         "encoder": encoder,
@@ -91,11 +92,11 @@ def test_a_step_is_that_of_the_optimiser_on_the_objectives_gradient():
         momentum=0.9,
     )
     for step in range(3):
-        terms = train_step(ours, views, labels, step)
+        terms, _ = train_step(ours, views, labels, step)
         for group in optimiser.param_groups:
             group["lr"] = 0.1 * (1 + math.cos(math.pi * step / STEPS)) / 2
         optimiser.zero_grad()
-        embeddings = theirs.model(views)
+        embeddings = theirs.model(views).embeddings
         loss = NTXentLoss(0.5)(embeddings, labels) + step / STEPS * theirs.objective.constraint(embeddings)
         loss.backward()
         optimiser.step()
@@ -179,7 +180,7 @@ def test_the_monitor_leaves_the_network_in_training():
 
     train(training, FakeRuntime(), Cadence(log_every_steps=1, save_every_steps=18, monitor_every_steps=2), monitor)
     assert modes == [True] * 6
-    assert training.model[0][2].num_batches_tracked == STEPS
+    assert training.encoder[2].num_batches_tracked == STEPS
 
 
 @pytest.mark.parametrize("stop_at", [1, 4, 9])
@@ -302,7 +303,7 @@ def test_weights_that_are_not_finite_are_never_saved():
 
     training.head.weight.register_post_accumulate_grad_hook(spoil)
     cadence = Cadence(log_every_steps=1, save_every_steps=2, monitor_every_steps=200)
-    with pytest.raises(FloatingPointError, match=r"^1\.weight is not finite after step 3$"):
+    with pytest.raises(FloatingPointError, match=r"^head\.weight is not finite after step 3$"):
         run(training, cadence, runtime)
     assert [step for step, _ in runtime.saves] == [2]
 

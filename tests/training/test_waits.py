@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ssl_sec.data.image_set import ResidentImages
+from ssl_sec.recipes.pretraining.monitor import Monitor
 from ssl_sec.training.step import Cadence, train
 from tests.fakes import FakeRuntime
 from tests.recipes import test_metric_learning, test_pretraining
@@ -30,7 +31,8 @@ def pretraining(optimiser, runtime, images):
     config = test_pretraining.config(
         runtime=FLOAT32, augment={}, optimiser={"name": optimiser, "learning_rate": 0.1}, global_batch_size=40
     )
-    return test_pretraining.build_recipe(config, images, runtime)
+    recipe = test_pretraining.build_recipe(config, images, runtime)
+    return replace(recipe, observer=Monitor(config, recipe, runtime).online_probe)
 
 
 def metric_learning(optimiser, runtime, images):

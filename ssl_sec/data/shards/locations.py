@@ -34,8 +34,8 @@ def find_files(locations: Locations, kind: str) -> list[File]:
     for location in itertools.chain.from_iterable(_in_range(str(one)) for one in given):
         with one_line(location):
             file_system, path = fsspec.url_to_fs(location)
-            # A file may have the characters of a glob in its name.
-            is_glob = not file_system.exists(path) and any(c in path for c in "*?[")
+            # A file may have the characters of a glob in its name. Asking costs a request.
+            is_glob = any(c in path for c in "*?[") and not file_system.exists(path)
             paths = sorted(map(str, file_system.glob(path))) if is_glob else [path]
         if not paths:
             raise MissingDataError(f"no {kind} file matches {location}; set data.train and data.test")

@@ -99,6 +99,29 @@ class StreamedImages:
         self.reader.prefetch(self._blocks_of(indices))
         return self._decode(indices, draws)
 
+    def candidates(self, indices: Int64[Tensor, " chosen"]) -> Iterator[Candidate]:
+        """The encoded images at `indices`, ascending, with their names; the next block is read ahead.
+
+        Raises:
+            DataError: a block cannot be read.
+        """
+        blocks = self._blocks_of(indices)
+        for place, block in enumerate(blocks):
+            self.reader.prefetch(blocks[place : place + 2])
+            encoded, end = self.reader[block], int(self._ends[block])
+            rows = indices if self.rows is None else self.rows[indices]
+            is_here = (rows >= end - len(encoded)) & (rows < end)
+            for index, row in zip(
+                indices[is_here].tolist(), (rows[is_here] - end + len(encoded)).tolist(), strict=True
+            ):
+                yield index, self.reader.blocks.image_name(block, row), partial(encoded.__getitem__, row)
+
+    def image_name(self, index: int) -> str:
+        """What errors call an image."""
+        row = index if self.rows is None else int(self.rows[index])
+        block = int(torch.searchsorted(self._ends, row, right=True))
+        return self.reader.blocks.image_name(block, row - int(self._ends[block] - self.reader.blocks.sizes[block]))
+
     def stream(
         self,
         index_batches: Iterable[tuple[Tensor, Tensor | None]],
@@ -120,15 +143,18 @@ class StreamedImages:
         wanted = iter(index_batches)
         ahead: deque[tuple[Tensor, Tensor | None]] = deque()
         decoding: deque[Future[Batch]] = deque()
-        most_ahead = 1  # as many as need half a window, which is known from the first batch on
+        most_ahead = most_decoding = 1  # as many as half a window, and two, have; known from the first batch on
         pool = ThreadPoolExecutor(max(num_threads, 1), thread_name_prefix="decode")
         try:
             while True:
-                for indices, draws in itertools.islice(wanted, most_ahead - len(ahead)):
-                    most_ahead = max(1, min(_BATCHES_AHEAD, self.window // (2 * len(indices))))
-                    self.reader.prefetch(self._blocks_of(indices))
-                    ahead.append((indices, draws))
-                while ahead and len(decoding) < prefetch * max(num_threads, 1):
+                while len(decoding) < most_decoding:
+                    for indices, draws in itertools.islice(wanted, max(most_ahead - len(ahead), 0)):
+                        most_ahead = max(1, min(_BATCHES_AHEAD, self.window // (2 * len(indices))))
+                        most_decoding = max(1, min(prefetch * max(num_threads, 1), 2 * self.window // len(indices)))
+                        self.reader.prefetch(self._blocks_of(indices))
+                        ahead.append((indices, draws))
+                    if not ahead:
+                        break
                     decoding.append(pool.submit(self._decode, *ahead.popleft()))
                 if not decoding:
                     return
@@ -167,7 +193,8 @@ class StreamedImages:
         # Block by block: a block may leave the memory while another is waited for.
         for place in blocks.argsort(stable=True).tolist():
             index, block = int(indices[place]), int(blocks[place])
-            images[place], read[place] = self._next_readable(index, block, each_draw[place], bad)
+            image, read[place] = self._next_readable(index, block, each_draw[place], bad)
+            images.numpy()[place] = image  # torch would start threads of its own in each thread that decodes
         self._record_bad(bad)
         return Batch(images=images, labels=self.labels[read], indices=read)
 

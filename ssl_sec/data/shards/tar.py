@@ -9,6 +9,7 @@ import json
 import os
 import tarfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +30,9 @@ from ssl_sec.errors import DataError, printable
 
 # Images of a block: a part of a shard, so that a window of blocks needs little memory.
 IMAGES_PER_BLOCK = 256
+
+# Shards whose headers are read at a time.
+_SCANNERS = 8
 
 # Part of the index's name; increase it when its columns change.
 _LAYOUT = 1
@@ -140,8 +144,9 @@ def open_shards(files: Sequence[File], cache_folder: Path) -> Shards:
         DataError: a shard is damaged or has no images, labels are missing for some images alone, or the folder cannot
             be written.
     """
-    digests = [_digest(file) for file in files]
-    indices = tuple(_index(file, digest, cache_folder) for file, digest in zip(files, digests, strict=True))
+    with ThreadPoolExecutor(_SCANNERS, thread_name_prefix="scan-shards") as pool:  # storage answers late
+        digests = list(pool.map(_digest, files))
+        indices = tuple(pool.map(lambda file, digest: _index(file, digest, cache_folder), files, digests))
     whole = hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
     shards = Shards(files=tuple(files), digest=whole, indices=indices)
     without = [(index["label"].to_numpy() == UNLABELLED) for index in indices]
@@ -174,7 +179,8 @@ def _scan(file: File) -> pa.Table:
     file_system, path = file
     images: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, int] = {}
-    with one_line(path), file_system.open(path, "rb") as opened, _archive(opened) as archive:
+    # Remote files are read once, in order; other caches of fsspec would read parts of them twice.
+    with one_line(path), file_system.open(path, "rb", cache_type="readahead") as opened, _archive(opened) as archive:
         for member in archive:
             folder, _, base = member.name.rpartition("/")
             stem, _, extension = base.partition(".")

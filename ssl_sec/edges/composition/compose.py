@@ -18,9 +18,9 @@ from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 from ssl_sec.edges.composition.experiments import Experiment, as_typed, explanations, load
 from ssl_sec.edges.composition.hints import suggestion
 from ssl_sec.edges.composition.keys import keys_of, kind_of, misfit, unknown_keys
-from ssl_sec.edges.composition.mistakes import Choice, sweep_mistake, unknown_key
+from ssl_sec.edges.composition.mistakes import Choice, defaults_of_override, sweep_mistake, unknown_key
 from ssl_sec.edges.composition.options import EXPERIMENT, option, options, primary, usable, values_of
-from ssl_sec.edges.overrides import understood
+from ssl_sec.edges.overrides import in_grammar, understood
 from ssl_sec.errors import ConfigError, nearest, printable
 from ssl_sec.recipes.registry import trainings
 from ssl_sec.settings import flattened
@@ -181,7 +181,7 @@ def _with_hydra(job: str, given: Sequence[Override], choice: Choice) -> DictConf
         nodes[EXPERIMENT, _CHOSEN] = {"defaults": [*defaults, "_self_"], **choice.experiment.values}
     try:
         with _registered(nodes), hydra.initialize(None, version_base="1.3", job_name=job):
-            return hydra.compose(job, [_line(override) for override in given])
+            return hydra.compose(job, [line for override in given for line in _lines(job, override)])
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:  # no file can have that name
         raise ConfigError(unknown_key(job, given, choice) or _first_line(error)) from error
 
@@ -207,13 +207,17 @@ def _require_value(override: Override) -> None:
         raise ConfigError(f"{key}: settings of Hydra have no effect; output_dir=<folder> says where runs are kept")
 
 
-def _line(override: Override) -> str:
+def _lines(job: str, override: Override) -> list[str]:
+    """What Hydra is given for an override."""
     assert override.input_line is not None
-    if override.key_or_group == EXPERIMENT and override.value() is not None:
-        return f"{EXPERIMENT}={_CHOSEN}"
+    key = override.key_or_group
+    if (defaults := defaults_of_override(job, override)) is not None:
+        return [f"{key}=null", f"++{key}={in_grammar(defaults)}"]  # instead of the former value: Hydra merges groups
+    if key == EXPERIMENT and override.value() is not None:
+        return [f"{EXPERIMENT}={_CHOSEN}"]
     # Values by name may have other keys than those that they replace; from_values knows which are allowed.
     adds = isinstance(override.value(), dict) and not override.is_add() and not override.is_force_add()
-    return f"++{override.input_line}" if adds else override.input_line
+    return [f"++{override.input_line}" if adds else override.input_line]
 
 
 @contextmanager

@@ -25,6 +25,7 @@ _USAGES: Mapping[str, str] = {
     "ablate": "[group=option ...] [key=value ...]",
     "align": "images=<folder> landmarks=<csv> output=<folder>",
     "export": "run=<MLflow run id> format=<format> [key=value ...]",
+    "preview": "[group=option ...] [key=value ...]",
     "replay": "folder=<the run's folder>",
     "report": "table=<n> | figure=<n> | compare <run> <run> [...]",
 }
@@ -37,6 +38,11 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
     "export": (
         ("run=<id> format=safetensors", "weights, and the Python that loads them"),
         ("run=<id> format=onnx output=encoder", "an ONNX graph, in the folder encoder"),
+    ),
+    "preview": (
+        ("experiment=digits", "some digits with their views"),
+        ("data=folder data.root=<folder> data.image_size_px=64", "your images"),
+        ("data=folder data.root=<folder> data.image_size_px=64 augment.min_scale=0.5", "larger crops"),
     ),
     "replay": (("folder=runs/digits/<name>", "after an outage of the MLflow server"),),
     "report": (

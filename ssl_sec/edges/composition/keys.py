@@ -43,6 +43,9 @@ def kind_of(job: str) -> type[Any]:
     if job == "ablate":
         bases = (config.AblateConfig, PRETRAIN.config)
         return dataclasses.make_dataclass("Ablation", [], bases=bases, frozen=True, kw_only=True)
+    if job == "preview":
+        bases = (config.PreviewConfig, PRETRAIN.config)
+        return dataclasses.make_dataclass("Preview", [], bases=bases, frozen=True, kw_only=True)
     if job == "export":
         from ssl_sec.edges.export_config import ExportConfig  # with torch
 
@@ -112,6 +115,23 @@ def kinds_by_name(kind: type[Any], group: str) -> dict[str, type[Any]]:
     return {name: one for one in _dataclasses(_hints(kind).get(group)) for name in _names(one)}
 
 
+def defaults_by_name(job: str, key: str, name: str) -> dict[str, Any] | None:
+    """The defaults of a dataclass that a key below a group may be, by its name; None if there is none.
+
+    Args:
+        job: which.
+        key: dotted, for example `monitor.data`.
+        name: of the dataclass.
+    """
+    *groups, last = key.split(".")
+    kind: type[Any] | None = kind_of(job)
+    for group in groups:
+        kinds = [] if kind is None else _dataclasses(_hints(kind).get(group))
+        kind = kinds[0] if len(kinds) == 1 else None
+    found = None if kind is None or not groups else kinds_by_name(kind, last).get(name)
+    return None if found is None else {**defaults_of(found), "name": name}
+
+
 def misfit(job: str, group: str, values: Mapping[str, Any], is_whole: bool) -> str | None:
     """Why a job cannot use an option of a group.
 
@@ -160,7 +180,9 @@ def allowed_by(hint: Any) -> str:
         bounds = [_bounds(rule) for rule in options[1:]]
         return " ".join([allowed_by(options[0]), *filter(None, bounds)])
     if origin in (Union, types.UnionType):
-        words = [allowed_by(option) for option in options if option is not type(None)]
+        names = [name for option in options for one in _dataclasses(option) for name in _names(one)]
+        plain = [option for option in options if option is not type(None) and not (names and _dataclasses(option))]
+        words = [*([" | ".join(names)] if names else []), *map(allowed_by, plain)]
         return ", or ".join([*dict.fromkeys(words), *(["null"] if type(None) in options else [])])
     if origin is Literal:
         return " | ".join(_TYPES.get(type(option), "") and _literal(option) for option in options)

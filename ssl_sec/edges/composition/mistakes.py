@@ -8,7 +8,7 @@ from hydra.core.override_parser.types import Override
 
 from ssl_sec.edges.composition.experiments import Experiment, merged
 from ssl_sec.edges.composition.hints import in_words, is_plain, meant, suggestion, swept
-from ssl_sec.edges.composition.keys import keys_of, kind_of
+from ssl_sec.edges.composition.keys import defaults_by_name, keys_of, kind_of
 from ssl_sec.edges.composition.options import EXPERIMENT, is_in_files, options, primary, usable, values_of_option
 from ssl_sec.recipes.registry import trainings
 from ssl_sec.settings import flattened
@@ -39,6 +39,12 @@ class Choice:
     instead_of: Mapping[str, str]
 
 
+def defaults_of_override(job: str, override: Override) -> dict[str, Any] | None:
+    """The defaults of what an override chooses by its name below a group, as `monitor.data=digits`; None if nothing."""
+    key, value = override.key_or_group, None if override.is_sweep_override() else override.value()
+    return defaults_by_name(job, key, value) if "." in key and isinstance(value, str) else None
+
+
 def sweep_mistake(job: str, override: Override, choice: Choice) -> str:
     """The error about several values for a key."""
     assert override.input_line is not None
@@ -58,6 +64,11 @@ def unknown_key(job: str, given: Sequence[Override], choice: Choice, in_files: b
     """
     typed = [each.key_or_group for each in given if each.key_or_group not in choice.options and not each.is_add()]
     values = _values(job, choice, in_files) if typed else {}
+    for each in [] if in_files else given:
+        if (defaults := defaults_of_override(job, each)) is not None:
+            for part in reversed(each.key_or_group.split(".")):
+                defaults = {part: defaults}
+            values = merged(values, defaults)
     keys = {*flattened(values), *choice.options, *values, *_groups_of_keys(values)}
     for key in typed:
         group, _, rest = key.partition(".")

@@ -1,11 +1,13 @@
 """What a run's folder keeps as JSON: its identity in MLflow and the description of its data."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.masking import HIDDEN
+from ssl_sec.settings import from_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,9 @@ class DataDescription:
         image_shape: channels, height, width.
         class_names: by label.
         digest: fingerprint of the images; None in folders of old runs.
+        num_checked: images of which duplicates and unreadable ones were counted before the training.
+        num_duplicates: of these, those that repeat the bytes of another.
+        num_unreadable: those that cannot be decoded.
     """
 
     name: str
@@ -58,6 +63,9 @@ class DataDescription:
     image_shape: tuple[int, ...]
     class_names: tuple[str, ...]
     digest: str | None = None
+    num_checked: int = 0
+    num_duplicates: int = 0
+    num_unreadable: int = 0
 
     @classmethod
     def of(cls, image_set: ImageSet) -> "DataDescription":
@@ -71,3 +79,15 @@ class DataDescription:
             class_names=image_set.class_names,
             digest=fingerprint(image_set),
         )
+
+    @classmethod
+    def read(cls, described: str, checked: str) -> "DataDescription":
+        """The description of a run's data.
+
+        Args:
+            described: its JSON.
+            checked: JSON with the numbers of the check; empty if there was none.
+        """
+        numbers = json.loads(checked) if checked else {}
+        own = {key: numbers[key] for key in ("num_checked", "num_duplicates", "num_unreadable") if key in numbers}
+        return from_values(cls, {**json.loads(described), **own})

@@ -29,7 +29,6 @@ from ssl_sec.edges.folder.stored_config import training_config
 from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.errors import ConfigError, DataError, StorageError, UserError, first_line
 from ssl_sec.recipes.registry import PRETRAIN, RECIPES
-from ssl_sec.settings import from_values
 from ssl_sec.training.checkpoint import load_checkpoint, newest_checkpoint
 from ssl_sec.training.norms import NormHistogram
 
@@ -75,6 +74,7 @@ class RunFolder:
         self.failures_path = path / "failures.jsonl"  # errors of workers, with tracebacks
         self.stop_path = path / "stop"  # exists while a stop is requested
         self.save_path = path / "save"  # exists while a checkpoint is requested
+        self.check_path = path / "check.json"  # how many images are duplicates or unreadable
         self._launch_path = path / "launch"
         self._data_path = path / "data.json"  # the DataDescription
         self._outcome_path = path / "outcome"
@@ -85,7 +85,8 @@ class RunFolder:
         self.encoder_path = path / "encoder.safetensors"
         self.head_path = path / "head.safetensors"
         self.features_path = path / "features.pt"  # of some training images; of all test images for embeddings
-        self.examples_path = path / "examples.pt"  # some test images, their neighbours and their feature maps
+        self.views_path = path / "views.pt"  # of some images of the first step, before it
+        self.examples_path = path / "examples.pt"  # some images, their neighbours and their feature maps
         self.norms_path = path / "norms.json"  # histograms of the embeddings' norms
         self._test_sets_folder = path / "test_sets"
         self._watched_folder = path / "watched"
@@ -231,7 +232,7 @@ class RunFolder:
 
     def data(self) -> DataDescription:
         """The description of the data."""
-        return from_values(DataDescription, json.loads(self._data_path.read_text()))
+        return DataDescription.read(self._data_path.read_text(), _text(self.check_path))
 
     def write_launch_token(self) -> str:
         """Writes a random token, by which workers recognise this folder, and returns it."""

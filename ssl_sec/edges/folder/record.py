@@ -49,6 +49,12 @@ def data_set(data: DataDescription, title: str) -> Dataset:
         title: name of the data set.
     """
     profile = {"images": data.num_images, "bad_images": data.num_bad_images, "classes": len(data.class_names)}
+    if data.num_checked:
+        profile |= {
+            "checked": data.num_checked,
+            "duplicates": data.num_duplicates,
+            "unreadable": data.num_unreadable,
+        }
     return Dataset(
         name=f"{title}/{data.name.rpartition('/')[2]}",
         digest=data.digest or hashlib.sha256(f"{data.description}:{profile}".encode()).hexdigest()[:8],

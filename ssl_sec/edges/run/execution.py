@@ -57,7 +57,7 @@ class Execution:
                 logger.info(line.strip())
             closing.append(close_abandoned(folder, tracked.client, uri))
 
-        tracking.on_run = begin
+        tracking.on_run, tracking.on_records = begin, self._upload.upload_start
         logger.info("folder: %s", folder.path)
         logger.info("connecting to MLflow at %s", masked(uri))
         status, reason = "FAILED", None
@@ -142,6 +142,8 @@ class Execution:
             is_whole = patience.call(lambda: tracked.has_file(self._spec.recipe.last_artifact))
         if folder.status == "FINISHED" and not is_whole:
             self._upload.upload_results(tracked)
+        elif folder.status != "FINISHED":
+            patience.call(lambda: self._upload.upload_start(tracked))
         error = folder.error()
         self._upload.end(tracked, folder.status, None if error is None else first_line(error))
         if folder.status == "FINISHED":

@@ -12,7 +12,10 @@ from ssl_sec.recipes.registry import RecipeRow
 from ssl_sec.settings import flattened, from_values, to_values
 
 # Settings that a resume may change.
-_FREE_KEYS = ("runtime.", "tracking.", "resume", "output_dir", "log_every_steps", "checkpoint.", "monitor.", "probe.")
+_FREE_KEYS = (
+    *("runtime.", "tracking.", "checkpoint.", "monitor.", "probe."),
+    *("resume", "output_dir", "log_every_steps", "check_images"),
+)
 
 
 def resume_run(recipe: RecipeRow, folder: RunFolder, config: TrainingConfig) -> bool:

@@ -15,6 +15,7 @@ from ssl_sec.edges.tracking.pages import run_page, scores_page
 METRICS = {
     "train/loss": "last loss",
     "val/knn_top1": "kNN top-1 on held-out training images (%)",
+    "val/probe_top1": "linear probe top-1 on held-out training images (%)",
     "val/rankme": "RankMe",
     "val/recall_at_1": "Recall@1 on held-out training classes (%)",
     "train/recall_at_1": "Recall@1 on training classes (%)",

@@ -29,6 +29,7 @@ METRICS = {
     "probe/top5": "probe top-5 %",
     "probe/knn_top1": "kNN top-1 %",
     "val/knn_top1": "kNN top-1 % on held-out training images",
+    "val/probe_top1": "probe top-1 % on held-out training images",
     "retrieval/recall_at_1": "Recall@1 %",
     "retrieval/nmi": "NMI %",
     "val/recall_at_1": "Recall@1 % on held-out classes",

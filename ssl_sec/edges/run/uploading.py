@@ -2,9 +2,10 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ssl_sec.edges.folder.encoder import load_network
 from ssl_sec.edges.folder.record import data_set
@@ -25,6 +26,9 @@ from ssl_sec.figures import NUMBERS
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 logger = logging.getLogger("ssl_sec")
 
 
@@ -41,10 +45,22 @@ class Upload:
         self._errors: list[str] = []
         self.patience = Patience(ANSWER_S, tracking.ping)
         self.num_lost = 0
+        self._has_shown_start = not spec.recipe.is_shown_at_start
 
     def record_loss(self, count: int) -> None:
         """Records how many records of metrics MLflow did not take."""
         self.num_lost = count
+
+    def upload_start(self, tracked: TrackedRun) -> None:
+        """Draws and uploads, once, the plots that a run has before its end; the upload of the results repeats them."""
+        if self._has_shown_start or not (figures := self._spec.recipe.draw_at_start(self._spec.folder)):
+            return
+        self._has_shown_start = True
+        try:
+            for plot in save_figures(self._spec.folder.path, figures):
+                tracked.log_file(plot, "plots")
+        except Exception as error:  # metrics matter more
+            logger.warning("MLflow: %s", first_line(error))
 
     def upload_results(self, tracked: TrackedRun | None) -> None:
         """Draws the plots, and uploads all files of the run; the last one shows that the upload is complete."""
@@ -53,7 +69,7 @@ class Upload:
         if spec.recipe.compared:
             numbers = spec.recipe.measure(folder)
             (folder.path / NUMBERS).write_text(json.dumps(numbers))
-        plots = self._draw()
+        plots = save_figures(folder.path, spec.recipe.draw(folder))
         if tracked is None or self.num_lost:  # it does not even take metrics
             return
         logger.info("uploading plots and weights to MLflow")
@@ -72,16 +88,6 @@ class Upload:
                 network = load_network(spec.recipe, spec.config, shape, folder.path)
                 self._try(lambda: tracked.log_network(network.whole, shape, network.dim, name))
         self._try(lambda: tracked.log_file(folder.path / spec.recipe.last_artifact))
-
-    def _draw(self) -> list[Path]:
-        """Draws the plots of the run; returns the files."""
-        plots = self._spec.folder.path / "plots"
-        plots.mkdir(exist_ok=True)
-        paths: list[Path] = []
-        for name, figure in self._spec.recipe.draw(self._spec.folder).items():
-            paths.append(plots / f"{name}.png")
-            figure.savefig(paths[-1], dpi=110)
-        return paths
 
     def end(self, tracked: TrackedRun, status: str, reason: str | None) -> None:
         """Ends the run in MLflow; if it has finished, compares its encoder with others."""
@@ -102,6 +108,9 @@ class Upload:
         else:
             assert isinstance(config, TrainingConfig)
             title, context = config.data.title, "training"
+            if data.num_checked:
+                for what, number in (("duplicates", data.num_duplicates), ("unreadable", data.num_unreadable)):
+                    tracked.client.set_tag(tracked.run_id, f"data.{what}", f"{number:,} of {data.num_checked:,}")
         tracked.log_data(data_set(data, title), context)
 
     def _compare(self, tracked: TrackedRun) -> None:
@@ -134,3 +143,14 @@ class Upload:
         else:
             return
         logger.warning("%s: %s", what, replay_command(self._spec.folder))
+
+
+def save_figures(folder: Path, figures: "Mapping[str, Figure]") -> list[Path]:
+    """Saves the plots of a run in its folder; returns the files."""
+    plots = folder / "plots"
+    plots.mkdir(exist_ok=True)
+    paths: list[Path] = []
+    for name, figure in figures.items():
+        paths.append(plots / f"{name}.png")
+        figure.savefig(paths[-1], dpi=110)
+    return paths

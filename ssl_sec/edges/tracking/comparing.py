@@ -21,6 +21,7 @@ _FREE_KEYS = {
     "run_name",
     "resume",
     "log_every_steps",
+    "check_images",
     "data.download",
     "data.resident_limit_mib",
 }

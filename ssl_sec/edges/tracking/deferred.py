@@ -30,6 +30,7 @@ class DeferredRun:
     Attributes:
         run: None until it is connected.
         on_run: called once with the run.
+        on_records: called with the run whenever it has taken metrics.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class DeferredRun:
         self._connected = threading.Event()
         self.run: TrackedRun | None = None
         self.on_run: Callable[[TrackedRun], object] = lambda run: None
+        self.on_records: Callable[[TrackedRun], object] = lambda run: None
 
     def connect(self) -> TrackedRun:
         """Creates or reopens the run.
@@ -92,6 +94,8 @@ class DeferredRun:
             self._monitor = SystemMetricsMonitor(run.run_id, resume_logging=True, tracking_uri=uri)
             self._monitor.start()
         run(records)
+        if records:
+            self.on_records(run)
 
     def close(self) -> None:
         """Stops the logging of the machine's utilisation."""

@@ -139,6 +139,7 @@ _LINE_METRICS = {
     "train/lr": "lr {:.3g}",
     "train/images_per_s": "images/s {:.0f}",
     "val/knn_top1": "kNN % {:.2f}",
+    "val/probe_top1": "probe % {:.2f}",
     "val/rankme": "RankMe {:.1f}",
     "val/recall_at_1": "held-out R@1 % {:.2f}",
     "train/recall_at_1": "training R@1 % {:.2f}",

@@ -32,6 +32,15 @@ _ALIAS_TRIES = 5
 _HIGHEST_SCORE = 1e6
 # Settings of a data set that do not change its images.
 _PLACES = ("root", "download", "cache_folder", "resident_limit_mib")
+# The labelled set that rates encoders of other images.
+_OTHER_DATA = "monitor.data"
+# Keys of the monitor that do not change what the scores are measured on.
+_OF_NO_EFFECT = (
+    "monitor.every_epochs",
+    "monitor.online_probe",
+    _OTHER_DATA,  # a parameter of its own where there is none
+    *(f"{_OTHER_DATA}.{place}" for place in _PLACES),
+)
 
 
 def model_name(recipe: str) -> str:
@@ -235,14 +244,15 @@ def _scores(run: Run, probes: Sequence[Run]) -> list[Score]:
     monitor = ", ".join(
         f"{key} {value}"
         for key, value in sorted(run.data.params.items())
-        if key.startswith("monitor.") and not key.startswith("monitor.every_")
+        if key.startswith("monitor.") and key not in _OF_NO_EFFECT
     )
-    num_classes = _num_classes(run)
-    names = LABEL_FREE_SCORES if num_classes == 0 else SCORES
+    has_other_labels = f"{_OTHER_DATA}.name" in run.data.params
+    is_labelled = has_other_labels or _num_classes(run) != 0
     found += [
         Score(name=name, protocol=f"{name}, {monitor}", value=run.data.metrics[name])
-        for name in names
-        if name in run.data.metrics and (num_classes == 0 or (name not in LABEL_FREE_SCORES and _can_rank(run)))
+        for name in (SCORES if is_labelled else LABEL_FREE_SCORES)
+        if name in run.data.metrics
+        and (not is_labelled or (name not in LABEL_FREE_SCORES and (has_other_labels or _can_rank(run))))
     ]
     # MLflow stores infinity as a very large number.
     return [score for score in found if 0 <= score.value <= _HIGHEST_SCORE]

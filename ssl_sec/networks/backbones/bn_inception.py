@@ -93,9 +93,26 @@ class BNInception(nn.Module):
         maps = F.max_pool2d(self._layer("conv1_7x7_s2", images.flip(1)), 3, stride=2, ceil_mode=True)
         maps = self._layer("conv2_3x3", self._layer("conv2_3x3_reduce", maps))
         maps = F.max_pool2d(maps, 3, stride=2, ceil_mode=True)
-        for name, block in _BLOCKS.items():
-            maps = self._block(f"inception_{name}", block, maps)
+        for name in _BLOCKS:
+            maps = self.run_block(name, maps)
         return maps.mean((2, 3))
+
+    def run_block(self, name: str, maps: Tensor) -> Tensor:
+        """The maps after an Inception block.
+
+        Args:
+            name: of the block, as 3a.
+            maps: those before it.
+        """
+        block, name = _BLOCKS[name], f"inception_{name}"
+        single = [self._layer(f"{name}_1x1", maps)] if block.single is not None else []
+        triple = self._layer(f"{name}_3x3", self._layer(f"{name}_3x3_reduce", maps))
+        double = self._layer(f"{name}_double_3x3_1", self._layer(f"{name}_double_3x3_reduce", maps))
+        double = self._layer(f"{name}_double_3x3_2", double)
+        pooled = block.pool(maps)
+        if block.projection is not None:
+            pooled = self._layer(f"{name}_pool_proj", pooled)
+        return torch.cat([*single, triple, double, pooled], 1)
 
     def _add(self, name: str, inputs: int, outputs: int, size: int, stride: int = 1) -> None:
         self.add_module(name, nn.Conv2d(inputs, outputs, size, stride, padding=size // 2))
@@ -118,16 +135,6 @@ class BNInception(nn.Module):
         if block.projection is not None:
             self._add(f"{name}_pool_proj", inputs, block.projection, 1)
         return (block.single or 0) + block.triple[1] + block.double[1] + (block.projection or inputs)
-
-    def _block(self, name: str, block: _Block, maps: Tensor) -> Tensor:
-        single = [self._layer(f"{name}_1x1", maps)] if block.single is not None else []
-        triple = self._layer(f"{name}_3x3", self._layer(f"{name}_3x3_reduce", maps))
-        double = self._layer(f"{name}_double_3x3_1", self._layer(f"{name}_double_3x3_reduce", maps))
-        double = self._layer(f"{name}_double_3x3_2", double)
-        pooled = block.pool(maps)
-        if block.projection is not None:
-            pooled = self._layer(f"{name}_pool_proj", pooled)
-        return torch.cat([*single, triple, double, pooled], 1)
 
 
 def bn_inception(num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:

@@ -1,10 +1,19 @@
-"""Any image model of timm by its name."""
+"""Any image model of timm by its name, for images of any size that it can take.
 
+Vision transformers (ViT, DeiT, EVA) are built to interpolate their position embeddings to the size of each batch, and
+to pad images whose side is no multiple of their patches; Swin to cut windows from maps of any size. Convolutional
+networks take any size as they are. The others, such as BEiT and CaiT, take images of the size that they are built for.
+"""
+
+import sys
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.errors import ConfigError, first_line, nearest
+from ssl_sec.networks.encoder import why_not_taken
 
 
 def timm_backbone(model: str, pretrained: bool, num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
@@ -14,10 +23,10 @@ def timm_backbone(model: str, pretrained: bool, num_channels: int, image_size_px
         model: a name that `timm.list_models()` knows.
         pretrained: whether timm downloads its weights.
         num_channels: of the images.
-        image_size_px: of the images; models with a fixed input size are built for it.
+        image_size_px: of the images; the model is built for it, and takes others too if it can.
 
     Raises:
-        ConfigError: for a name that timm does not know, with its nearest ones.
+        ConfigError: for a name that timm does not know, with its nearest ones; for a size that the model cannot take.
     """
     backbone, _ = _create(model, pretrained, num_channels, image_size_px)
     # Some models, MobileNetV3 among them, widen their features once more after the pooling.
@@ -45,18 +54,78 @@ def timm_scaling(model: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(config.mean), tuple(config.std)
 
 
+def resampled_weights(backbone: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a timm model that was built for images of another size, for those of this one.
+
+    Position embeddings and tables of relative positions are interpolated, as timm does for its own weights.
+
+    Args:
+        backbone: a timm model; weights of other modules are returned as they are.
+        tensors: its state dict, of whatever size.
+    """
+    wanted = backbone.state_dict()
+    others = {name for name, value in tensors.items() if name in wanted and value.shape != wanted[name].shape}
+    module = sys.modules[type(backbone).__module__]
+    if not others or not module.__name__.startswith("timm.") or not hasattr(module, "checkpoint_filter_fn"):
+        return dict(tensors)
+    try:
+        filtered = module.checkpoint_filter_fn(dict(tensors), backbone)
+    except (AssertionError, IndexError, RuntimeError, ValueError):  # weights of another model; the caller says which
+        return dict(tensors)
+    fitting = {name: filtered[name] for name in others & filtered.keys() if filtered[name].shape == wanted[name].shape}
+    return {**tensors, **fitting}
+
+
+# What lets a model take other sizes than the one that it is built for, by the kind of model.
+_ANY_SIZE: tuple[dict[str, bool], ...] = (
+    {"dynamic_img_size": True, "dynamic_img_pad": True},  # vision transformers
+    {"strict_img_size": False},  # Swin
+    {},
+)
+
+
 def _create(model: str, pretrained: bool, num_channels: int, image_size_px: int) -> tuple[nn.Module, dict[str, Any]]:
     import timm  # its registry takes a second to import, and most runs do not need it
 
     _check_known(model)
-    arguments: dict[str, Any] = {"num_classes": 0, "in_chans": num_channels, "img_size": image_size_px}
-    try:
-        backbone = timm.create_model(model, pretrained=pretrained, **arguments)
-    except TypeError:  # convolutional models take any size and no such argument
-        del arguments["img_size"]
-        backbone = timm.create_model(model, pretrained=pretrained, **arguments)
-    assert isinstance(backbone, nn.Module)
-    return backbone, arguments
+    common: dict[str, Any] = {"num_classes": 0, "in_chans": num_channels}
+    # Convolutional networks have no size of their own.
+    for sizes in (*({"img_size": image_size_px, **any_size} for any_size in _ANY_SIZE), {}):
+        arguments = {**common, **sizes}
+        try:
+            if "dynamic_img_pad" in arguments:
+                arguments["img_size"] = _padded(model, arguments)
+            backbone = timm.create_model(model, pretrained=pretrained, **arguments)
+        except TypeError:  # an argument that this kind of model does not have
+            if not sizes:
+                raise
+            continue
+        except (ArithmeticError, AssertionError, RuntimeError) as error:
+            raise _refusal(model, image_size_px, first_line(error)) from error
+        assert isinstance(backbone, nn.Module)
+        reason = why_not_taken(backbone, num_channels, image_size_px)
+        if reason is not None:
+            raise _refusal(model, image_size_px, reason)
+        return backbone, arguments
+    raise AssertionError("the last arguments are those of every model")
+
+
+def _padded(model: str, arguments: Mapping[str, Any]) -> int:
+    """The size in whole patches to which images are padded."""
+    import timm
+
+    with torch.device("meta"):
+        without_weights = timm.create_model(model, **{**arguments, "img_size": None})
+    patch_size_px = without_weights.get_submodule("patch_embed").patch_size[0]  # pyright: ignore[reportIndexIssue]
+    return -(-arguments["img_size"] // patch_size_px) * patch_size_px
+
+
+def _refusal(model: str, image_size_px: int, reason: str) -> ConfigError:
+    return ConfigError(
+        f"encoder.model: found {model!r}, which cannot take images of {image_size_px} pixels ({reason}); allowed: "
+        "images of another size, as data.image_size_px=224, or another model: ViTs and most convolutional networks "
+        "take any size"
+    )
 
 
 def _check_known(model: str) -> None:

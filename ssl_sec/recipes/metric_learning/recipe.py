@@ -34,13 +34,7 @@ _CHANNELS = 6
 
 @runtime_checkable
 class EmbeddingStore(RunStore, Protocol):
-    """Stores the results of a run, including the data of its figures.
-
-    Attributes:
-        examples_path: file for some test images, their neighbours and their feature maps.
-    """
-
-    examples_path: Path
+    """Stores the results of a run, including the data of its figures."""
 
     def watched_path(self, steps_taken: int) -> Path:
         """File for the embeddings of the watched images after so many steps."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from ssl_sec.augment.config import AugmentConfig
+from ssl_sec.data.config import DataConfig
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.losses.config import PairLossConfig
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
@@ -18,16 +19,25 @@ from ssl_sec.training.config import OptimiserConfig
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorConfig(Settings, key="monitor"):
-    """Figures of the encoder on training images while it trains; the test set is not used.
+    """Figures of the encoder on training images while it trains; test images are not used.
 
-    With labels, kNN accuracy. Always RankMe and α-ReQ of the features, and alignment and uniformity of the embeddings.
+    With labels, the accuracies of kNN and of a linear probe. Always RankMe and α-ReQ of the features, and alignment and
+    uniformity of the embeddings.
 
     Attributes:
+        data: another data set, whose training images are labelled and have the size and the channels of the run's own;
+            kNN and a linear probe, with the settings of `probe`, are trained and measured on them. None for the run's
+            own images.
+        online_probe: whether a linear probe is trained on the features of every step, without a gradient to the
+            encoder, if the run's own images have labels and no other data set is given.
         every_epochs: epochs between two measurements, ≥ 1.
-        max_images: the largest number of training images to evaluate, ≥ 20; a tenth of them are the queries.
+        max_images: the largest number of training images to evaluate, ≥ 20; a tenth of them are the queries, on which
+            no probe is trained.
         neighbours: k of the kNN classifier, ≥ 1.
     """
 
+    data: DataConfig | None = None
+    online_probe: bool = True
     every_epochs: Count = 10
     max_images: Annotated[int, Range(ge=20)] = 10_000
     neighbours: Count = 200
@@ -39,12 +49,15 @@ class PretrainConfig(TrainingConfig):
 
     Attributes:
         epochs: passes over the training images; 0 keeps the encoder as it was initialised.
+        check_images: how many images of your files are read before the training, to count duplicates and unreadable
+            ones; of a set that is read by blocks, at most a window; 0 for none.
     """
 
     augment: AugmentConfig
     loss: PairLossConfig
     optimiser: OptimiserConfig
     epochs: CountOrZero
+    check_images: CountOrZero = 100_000
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     probe: ProbeConfig = field(default_factory=ProbeConfig)

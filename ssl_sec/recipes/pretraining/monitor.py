@@ -1,17 +1,26 @@
-"""The figures of an encoder while it trains, on training images: kNN with labels, and figures that need none."""
+"""The figures of an encoder while it trains: with labels the accuracy of kNN and of a probe; others need no labels."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor, nn
 
 from ssl_sec.collectives import gather_rows
+from ssl_sec.data.config import DataConfig
+from ssl_sec.data.image_set import ImageSet, on_device, require_labels
 from ssl_sec.data.loading import batches
 from ssl_sec.data.shards.streamed import StreamedImages
+from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.knn import knn_top1
+from ssl_sec.evaluation.linear_probe import linear_probe
+from ssl_sec.evaluation.online_probe import OnlineProbe
 from ssl_sec.evaluation.rank import alpha_req, rankme
 from ssl_sec.evaluation.splits import stratified_sample, stratified_split
 from ssl_sec.evaluation.uniformity import alignment, uniformity
+from ssl_sec.networks import Encoder
 from ssl_sec.recipes.assembly import extractor
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.seeding import derived_seed
@@ -23,69 +32,123 @@ _VIEWED_IMAGES = 1024
 _CHUNK = 256
 
 
-class Monitor:
-    """Figures of the encoder and its head on images of the training set.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MonitoredImages:
+    """Some images of a set; with labels, a tenth of each class are the queries and the others the bank.
 
-    The same images at every call, and the same views of them. With labels, a tenth of the images are the queries of a
-    kNN classifier of the others.
+    Attributes:
+        image_set: the set.
+        indices: of the images in the set, ascending.
+        bank: rows of `indices`.
+        queries: the other rows.
+    """
+
+    image_set: ImageSet
+    indices: Int64[Tensor, " images"]
+    bank: Int64[Tensor, " bank"]
+    queries: Int64[Tensor, " queries"]
+
+
+def monitored_images(image_set: ImageSet, num_images: int) -> MonitoredImages:
+    """About `num_images` images of a set, the same at every call."""
+    if isinstance(image_set, StreamedImages):
+        image_set, indices = image_set.apart(), image_set.sample(num_images, seed=0)
+    else:
+        indices = stratified_sample(image_set.labels, num_images, seed=0)
+    bank, queries = stratified_split(image_set.labels[indices], 0.1, seed=0)
+    return MonitoredImages(image_set=image_set, indices=indices, bank=bank, queries=queries)
+
+
+class Monitor:
+    """Figures of the encoder and its head on images of the training set, and on labelled ones of another set.
+
+    The same images at every call, and the same views of them.
 
     Args:
         config: of the run.
         recipe: what is trained.
         runtime: this worker's.
+
+    Attributes:
+        online_probe: observes the features of the training, if the configuration wants it; on every worker.
+
+    Raises:
+        ConfigError: the images of the other set have another size, or other channels.
+        DataError: they have no labels.
     """
 
+    online_probe: OnlineProbe | None = None
+
     def __init__(self, config: PretrainConfig, recipe: Recipe, runtime: Runtime) -> None:
-        image_set, most = recipe.image_set, config.monitor.max_images
-        if isinstance(image_set, StreamedImages):
-            self._image_set, self._images = image_set.apart(), image_set.sample(most, seed=0)
-        else:
-            self._image_set, self._images = image_set, stratified_sample(image_set.labels, most, seed=0)
-        self._bank, self._queries = stratified_split(image_set.labels[self._images], 0.1, seed=0)
-        self._neighbours = config.monitor.neighbours
+        monitor, device = config.monitor, runtime.device
+        self._own = monitored_images(recipe.image_set, monitor.max_images)
+        self._labelled = self._own if recipe.image_set.class_names else None
+        if monitor.data is not None:
+            other = _open_labelled(monitor.data, recipe.image_set.image_shape, device)
+            self._labelled = monitored_images(other, monitor.max_images)
+        elif self._labelled is not None and monitor.online_probe and len(self._own.queries):
+            left_out = self._own.indices[self._own.queries].sort().values
+            num_features = cast(Encoder, recipe.encoder).num_features
+            probe = OnlineProbe(num_features, len(recipe.image_set.class_names), left_out)
+            self.online_probe = probe.to(device, recipe.computation.dtype)
+        self._probe_settings = vars(config.probe)
+        self._neighbours = monitor.neighbours
         self._extract = extractor(recipe.encoder, recipe.computation, runtime, batch_size=512)
         self._network = nn.Sequential(recipe.encoder, recipe.head)
         self._dtype = recipe.computation.dtype
-        num_channels, height, width = self._image_set.image_shape
+        num_channels, height, width = recipe.image_set.image_shape
         seed = derived_seed(config.seed, "monitored views")
-        self._views = config.augment.build(min(height, width), num_channels, seed, 2, runtime.device)
-        order = torch.randperm(len(self._images), generator=torch.Generator().manual_seed(seed))
+        self._views = config.augment.build(min(height, width), num_channels, seed, 2, device)
+        order = torch.randperm(self.num_images, generator=torch.Generator().manual_seed(seed))
         num_viewed = min(len(order), _VIEWED_IMAGES)
         # Chunks of one size: each is a batch of its own for the draws.
-        self._viewed = self._images[order[: max(num_viewed // _CHUNK * _CHUNK, min(num_viewed, _CHUNK))]]
+        self._viewed = self._own.indices[order[: max(num_viewed // _CHUNK * _CHUNK, min(num_viewed, _CHUNK))]]
         self._num_loaders = recipe.computation.num_loader_workers
         self._runtime = runtime
 
     @property
     def num_images(self) -> int:
-        """How many images it measures."""
-        return len(self._images)
+        """How many images of the training set it measures."""
+        return len(self._own.indices)
+
+    @property
+    def measured(self) -> tuple[ImageSet, Int64[Tensor, " images"]]:
+        """The set that it reads, and the positions in it of the images that it measures."""
+        return self._own.image_set, self._own.indices
 
     def __call__(self, steps_taken: int) -> Mapping[str, float]:
         """The figures after some steps; every worker calls it."""
-        is_labelled = bool(self._image_set.class_names)
-        what = "kNN and RankMe" if is_labelled else "RankMe and uniformity"
+        what = "RankMe and uniformity" if self._labelled is None else "kNN and RankMe"
         log_once(self._runtime, "measuring %s on %s images", what, f"{self.num_images:,}")
         features, labels = self.features()
-        figures = {"val/rankme": rankme(features), "val/alpha_req": alpha_req(features)}
         first, second = self._embedded_views()
-        figures |= {"val/alignment": alignment(first, second), "val/uniformity": uniformity(first)}
-        if not is_labelled:
-            return figures
-        bank, queries = self._bank.to(features.device), self._queries.to(features.device)
-        accuracy = knn_top1(
-            features[bank],
-            labels[bank],
-            features[queries],
-            labels[queries],
-            num_classes=len(self._image_set.class_names),
-            k=self._neighbours,
-        )
-        return {"val/knn_top1": 100 * accuracy, **figures}
+        return {
+            **self._accuracies(features, labels, steps_taken),
+            "val/rankme": rankme(features),
+            "val/alpha_req": alpha_req(features),
+            "val/alignment": alignment(first, second),
+            "val/uniformity": uniformity(first),
+        }
 
     def features(self) -> tuple[Tensor, Tensor]:
-        """Features and labels of the images."""
-        return self._extract(self._image_set, self._images)
+        """Features and labels of the images of the training set."""
+        return self._extract(self._own.image_set, self._own.indices)
+
+    def _accuracies(self, features: Tensor, labels: Tensor, steps_taken: int) -> dict[str, float]:
+        """Of kNN and a linear probe, in percent; none without labels."""
+        labelled = self._labelled
+        if labelled is None:
+            return {}
+        if labelled is not self._own:
+            features, labels = self._extract(labelled.image_set, labelled.indices)
+        bank, queries = ((features[rows], labels[rows]) for rows in (labelled.bank, labelled.queries))
+        num_classes = len(labelled.image_set.class_names)
+        found = {"val/knn_top1": 100 * knn_top1(*bank, *queries, num_classes=num_classes, k=self._neighbours)}
+        if labelled is not self._own:
+            found["val/probe_top1"] = 100 * linear_probe(bank, queries, **self._probe_settings).top1
+        elif self.online_probe is not None and steps_taken > 0:
+            found["val/probe_top1"] = 100 * self.online_probe.top1(*queries, others=bank[0])
+        return found
 
     @torch.no_grad()
     def _embedded_views(self) -> tuple[Tensor, Tensor]:
@@ -94,7 +157,7 @@ class Monitor:
         chunks = list(self._viewed.split(_CHUNK))
         turns = -(-len(chunks) // runtime.world_size)
         own = [(turn * runtime.world_size + runtime.rank) % len(chunks) for turn in range(turns)]
-        loaded = batches(self._image_set, [chunks[number] for number in own], runtime.device, self._num_loaders)
+        loaded = batches(self._own.image_set, [chunks[number] for number in own], runtime.device, self._num_loaders)
         self._network.eval()
         embedded: list[Tensor] = []
         for number, batch in zip(own, loaded, strict=True):
@@ -106,3 +169,15 @@ class Monitor:
         in_order = gathered.transpose(0, 1).flatten(0, 1)[: len(chunks)]
         first, second = in_order.unflatten(1, (2, -1)).unbind(1)
         return first.flatten(0, 1), second.flatten(0, 1)
+
+
+def _open_labelled(data: DataConfig, image_shape: tuple[int, int, int], device: torch.device) -> ImageSet:
+    """The training images of a labelled set, of the shape that the encoder is trained on."""
+    image_set = on_device(data.open("train"), device)
+    require_labels(image_set, "monitor.data")
+    if image_set.image_shape != image_shape:
+        found, allowed = (" x ".join(map(str, shape)) for shape in (image_set.image_shape, image_shape))
+        raise ConfigError(
+            f"monitor.data: found {image_set.name}, images of {found}, must have the shape of the run's own, {allowed}"
+        )
+    return image_set

@@ -1,13 +1,17 @@
 """Contrastive pretraining from a config, on one worker of any runtime."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from ssl_sec.data.image_set import ImageSet, on_device
 from ssl_sec.data.shards.streamed import shuffled_batches
+from ssl_sec.networks.encoder import Network, check_size
 from ssl_sec.recipes.assembly import RunStore, assemble, save_network, train_recipe
+from ssl_sec.recipes.pretraining.checking import check_images
 from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.pretraining.examples import neighbours, save_first_views
 from ssl_sec.recipes.pretraining.monitor import Monitor
 from ssl_sec.training.recipe import Recipe, image_labels
 from ssl_sec.training.step import Runtime, log_once
@@ -25,6 +29,12 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
     image_set = on_device(config.data.open("train"), runtime.device)
     recipe = build_recipe(config, image_set, runtime)
     monitor = Monitor(config, recipe, runtime)
+    recipe = replace(recipe, observer=monitor.online_probe)
+    check_images(config, image_set, runtime, store.check_path)
+    if runtime.rank == 0:
+        save_first_views(
+            image_set, recipe.sampler, (recipe.views, *recipe.more_views), runtime.device, store.views_path
+        )
     monitor_every = config.monitor.every_epochs * recipe.sampler.steps_per_epoch
     train_recipe(config, recipe, runtime, store, monitor, monitor_every)
     if recipe.total_steps == 0:
@@ -34,21 +44,31 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
     if runtime.rank == 0:
         save_network(recipe, store, with_head=False)
         torch.save({"features": features.cpu(), "labels": labels.cpu()}, store.features_path)
+        torch.save(neighbours(*monitor.measured, features), store.examples_path)
 
 
 def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
-    """Everything that the run trains, on the runtime's device; equal on every worker."""
+    """Everything that the run trains, on the runtime's device; equal on every worker.
+
+    Raises:
+        ConfigError: if the encoder cannot take views of their size.
+    """
     num_channels, height, width = image_set.image_shape
     sampler = shuffled_batches(image_set, config.global_batch_size, config.seed)
-    layout = config.runtime.on(runtime.device).layout
-    return assemble(
+    size_px, augment = min(height, width), config.augment
+    options = {"device": runtime.device, "layout": config.runtime.on(runtime.device).layout}
+    recipe = assemble(
         config,
         image_set,
         runtime,
         sampler=sampler,
         total_steps=config.epochs * sampler.steps_per_epoch,
         loss=config.loss.build(),
-        views=config.augment.build(min(height, width), num_channels, config.seed, device=runtime.device, layout=layout),
-        row_labels=partial(image_labels, num_views=config.augment.num_views),
+        views=augment.build(size_px, num_channels, config.seed, **options),
+        more_views=augment.build_small(size_px, num_channels, config.seed, **options),
+        row_labels=partial(image_labels, num_views=augment.num_views + augment.small_views),
         graphed=config.runtime.replays_steps(runtime.device, runtime.world_size),
     )
+    for key, view_size_px in augment.sizes_px(size_px).items():
+        check_size(key, Network(recipe.encoder, recipe.head), num_channels, view_size_px)
+    return recipe

@@ -63,6 +63,20 @@ def test_an_epoch_reads_every_block_once():
     assert sorted(source.reads) == sorted(set(source.reads)) and len(source.reads) <= 25
 
 
+def test_threads_decode_several_batches_at_a_time(monkeypatch):
+    """Also where a window has no more than two batches, so that few blocks are read ahead."""
+    _, images = made([8] * 25, window=32)
+    sampler = shuffled_batches(images, 16, seed=0)
+    decode, both = StreamedImages._decode, threading.Barrier(2, timeout=30)
+
+    def together(self, indices, draws):
+        both.wait()  # breaks unless another batch is decoded meanwhile
+        return decode(self, indices, draws)
+
+    monkeypatch.setattr(StreamedImages, "_decode", together)
+    assert epoch(images, sampler, threads=2) == [sampler.indices(step).tolist() for step in range(12)]
+
+
 @pytest.mark.parametrize("num_workers", [2, 4])
 def test_workers_divide_the_blocks(num_workers):
     reads = 0

@@ -10,6 +10,7 @@ from typing import get_args
 
 import pytest
 
+from ssl_sec.data.config import DigitsConfig, FolderConfig
 from ssl_sec.edges.composition.compose import compose, composed_yaml, experiments, job_of
 from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER
 from ssl_sec.edges.composition.experiments import explanations
@@ -56,6 +57,8 @@ def given_for(name: str) -> list[str]:
     """What an experiment needs from the command line."""
     if name in ("cifar10_cpu", "cars196_cpu", "lfw_cpu"):
         return REQUIRED["parquet"]
+    if name in ("photos_cpu", "photos_simclr"):
+        return REQUIRED["folder"]
     if name in ("digits_plane", "mnist_plane"):
         return []
     if job_of(name) == "face":
@@ -103,6 +106,37 @@ def test_the_keys_of_every_config_are_those_of_its_dataclass(job, kind):
     for overrides in [*together(job), *([f"experiment={name}", *given_for(name)] for name in some)]:
         values = composed(job, *overrides)
         assert spelt_out(to_values(from_values(kind, values))) == spelt_out(values), overrides
+
+
+def test_a_set_of_the_monitor_is_chosen_by_its_name_and_has_its_own_keys():
+    assert compose("pretrain", [])["monitor"]["data"] is None
+    chosen = compose("pretrain", ["monitor.data=folder", "monitor.data.root=x", "monitor.data.image_size_px=8"])
+    data = from_values(PretrainConfig, chosen).monitor.data
+    assert data == FolderConfig(root="x", image_size_px=8)
+    replaced = compose("pretrain", ["monitor.data={name: folder, root: x}", "monitor.data=digits"])
+    assert from_values(PretrainConfig, replaced).monitor.data == DigitsConfig()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["monitor.data=folder"], "monitor.data.root: missing; give it as monitor.data.root=<value>"),
+        (["monitor.data=digits", "monitor.data.root=x"], "monitor.data.root: unknown key; "),
+        (["monitor.data.root=x"], "monitor.data.root: unknown key; "),
+        (
+            ["monitor.data=folder", "monitor.data.rot=x"],
+            "monitor.data.rot: unknown key; did you mean 'monitor.data.root'",
+        ),
+    ],
+)
+def test_a_key_that_a_set_of_the_monitor_lacks_is_named(given, message):
+    with pytest.raises(ConfigError, match="^" + re.escape(message)):
+        compose("pretrain", given)
+
+
+def test_an_unknown_set_of_the_monitor_lists_the_known_ones():
+    with pytest.raises(ConfigError, match="^monitor.data: found 'digit'; did you mean 'digits'?"):
+        from_values(PretrainConfig, compose("pretrain", ["monitor.data=digit"]))
 
 
 def test_a_loss_of_a_combined_one_has_other_values_than_its_own():
@@ -155,7 +189,7 @@ def test_overrides_win_over_the_experiment():
         (["optimiser.momentm=0.9"], "optimiser.momentm: unknown key; did you mean 'optimiser.momentum'"),
         (["experiment=digits", "constraint.etta=1"], "constraint.etta: unknown key; did you mean 'constraint.eta'"),
         (["epoch=3"], "epoch: unknown key; did you mean 'epochs'"),
-        (["table=5"], "table: unknown key; allowed: augment, checkpoint, "),
+        (["table=5"], "table: unknown key; allowed: augment, check_images, checkpoint, "),
         (["lr=0.1"], "lr: unknown key; did you mean 'optimiser.learning_rate'?"),
         (["learning_rate=0.1"], "learning_rate: unknown key; did you mean 'optimiser.learning_rate'?"),
         (["optimizer.lr=0.1"], "optimizer.lr: unknown key; did you mean 'optimiser.learning_rate'?"),

@@ -290,3 +290,18 @@ def test_what_is_sent_to_a_cluster_are_ones_own_files(own):
     assert chooses_own("pretrain", ["experiment=mine"])
     assert chooses_own("pretrain", ["experiment=digits", "data=photos"])
     assert not chooses_own("pretrain", ["experiment=digits"])
+
+
+def test_photos_simclr_is_simclrs_imagenet_recipe():
+    """Chen et al. 2020, section 2.1 and appendix A."""
+    config = from_values(PretrainConfig, compose("pretrain", ["experiment=photos_simclr", "data.root=x"]))
+    optimiser, augment = config.optimiser, config.augment
+    assert (config.epochs, config.global_batch_size) == (100, 4096)
+    assert (optimiser.name, optimiser.learning_rate) == ("lars", pytest.approx(0.3 * 4096 / 256))
+    assert (optimiser.warmup_epochs, optimiser.weight_decay, optimiser.momentum) == (10, 1e-6, 0.9)
+    assert (config.encoder.name, config.encoder.stem, config.encoder.width) == ("resnet50", "imagenet", 1.0)
+    assert (config.loss.name, config.loss.temperature) == ("ntxent", 0.1)
+    assert (config.head.name, config.head.dim, config.head.num_layers) == ("mlp", 128, 2)
+    assert (augment.num_views, augment.view_size_px, augment.min_scale) == (2, 224, 0.08)
+    assert (augment.colour_strength, augment.grey_probability, augment.blur_probability) == (1.0, 0.2, 0.5)
+    assert config.constraint.name == "none"

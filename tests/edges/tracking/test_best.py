@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from mlflow.entities import Dataset, DatasetInput
+from mlflow.entities import Dataset, DatasetInput, Param
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.tracking.scores import child_probes, describe_versions, mark_best
@@ -23,10 +23,13 @@ def log_data(client, run_id, digest, classes):
     client.log_inputs(run_id, [DatasetInput(data, [])])
 
 
-def add_version(client, recipe, knn=None, *, digest="d1", classes=10, neighbours=20, rankme=None):
+def add_version(client, recipe, knn=None, *, digest="d1", classes=10, neighbours=20, rankme=None, other=None):
     """A run with its registered encoder; its id."""
     run_id = client.create_run("0", tags={"job": "pretrain", "recipe": recipe, "constraint": "sec"}).info.run_id
     client.log_param(run_id, "monitor.neighbours", neighbours)
+    client.log_param(run_id, "monitor.data", None) if other is None else client.log_batch(
+        run_id, params=[Param(f"monitor.data.{key}", value) for key, value in other.items()]
+    )
     if digest is not None:
         log_data(client, run_id, digest, classes)
     if knn is not None:
@@ -152,6 +155,17 @@ def test_monitors_with_other_settings_are_not_compared(client):
     for knn in (60.0, 61.0):
         add_version(client, "watched", knn)
     assert best(client, "watched") == "3"
+
+
+def test_labels_of_another_set_compare_encoders_of_images_without_labels(client):
+    other = {"name": "cifar10", "root": "/data"}
+    for knn, rankme in ((60.0, 9.0), (70.0, 5.0)):
+        add_version(client, "lent", knn, classes=0, rankme=rankme, other=other)
+    assert best(client, "lent") == "2"
+    add_version(client, "lent", 65.0, classes=0, rankme=9.5, other={**other, "root": "/elsewhere"})
+    assert best(client, "lent") == "2"
+    add_version(client, "lent", 80.0, classes=0, rankme=1.0, other={"name": "cifar100"})  # the only one of its set
+    assert best(client, "lent") == "2"
 
 
 def test_a_version_says_its_data_its_score_and_its_run(client):

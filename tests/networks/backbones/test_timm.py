@@ -2,8 +2,8 @@ import pytest
 import timm
 import torch
 
-from ssl_sec.errors import ConfigError
-from ssl_sec.networks import timm_backbone
+from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.networks import load_weights, save_weights, timm_backbone
 from ssl_sec.networks.backbones.timm import timm_scaling
 
 
@@ -46,3 +46,79 @@ def test_weights_that_timm_has_not_are_refused(model):
 def test_the_scaling_of_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(ConfigError, match=r"^encoder.model: timm knows no 'resnet51'; did you mean"):
         timm_scaling("resnet51")
+
+
+VITS = ["test_vit", "test_vit3", "deit_tiny_patch16_224", "eva02_tiny_patch14_224"]
+
+
+@pytest.mark.parametrize("model", [*VITS, "swin_tiny_patch4_window7_224", "test_resnet"])
+def test_a_model_takes_images_of_other_sizes_than_its_own(model):
+    backbone, num_features = timm_backbone(model, pretrained=False, num_channels=3, image_size_px=32)
+    for size_px in (16, 32, 64, 96):
+        assert backbone.eval()(torch.randn(2, 3, size_px, size_px)).shape == (2, num_features)
+
+
+@pytest.mark.parametrize("size_px", [8, 20, 50])
+def test_images_are_padded_to_whole_patches(size_px):
+    backbone, _ = timm_backbone("test_vit", pretrained=False, num_channels=3, image_size_px=size_px)
+    images = torch.randn(2, 3, size_px, size_px)
+    whole = -(-size_px // 16) * 16
+    padded = torch.nn.functional.pad(images, (0, whole - size_px, 0, whole - size_px))
+    features = backbone.eval()(images)
+    assert torch.equal(features, backbone(padded))
+    if size_px > 16:  # what timm builds by default has no place for the last patches
+        assert not torch.allclose(features, backbone(images[..., : whole - 16, : whole - 16]))
+    assert backbone.pos_embed.shape[1] == 1 + (whole // 16) ** 2
+
+
+def test_the_initial_weights_are_those_that_timm_draws():
+    torch.manual_seed(0)
+    ours, _ = timm_backbone("test_vit", pretrained=False, num_channels=3, image_size_px=32)
+    torch.manual_seed(0)
+    theirs = timm.create_model("test_vit", img_size=32, num_classes=0)
+    torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("model", "size_px"), [("beit_base_patch16_224", 8), ("test_maxvit", 28), ("test_convnext", 8)]
+)
+def test_a_size_that_a_model_cannot_take_is_refused_in_one_line(model, size_px):
+    refused = f"^encoder.model: found '{model}', which cannot take .* {size_px} pixels"
+    with pytest.raises(ConfigError, match=refused) as error:
+        timm_backbone(model, pretrained=False, num_channels=3, image_size_px=size_px)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("model", "others"), [("test_vit", {"pos_embed"}), ("swinv2_cr_tiny_224", set())])
+def test_weights_of_another_size_are_interpolated(model, others, tmp_path):
+    """timm's own interpolation of position embeddings; all other weights are as they were."""
+    trained, _ = timm_backbone(model, pretrained=False, num_channels=3, image_size_px=64)
+    save_weights(trained, tmp_path / "encoder.safetensors")
+    loaded, _ = timm_backbone(model, pretrained=False, num_channels=3, image_size_px=32)
+    load_weights(loaded, tmp_path / "encoder.safetensors")
+    found, saved = loaded.state_dict(), trained.state_dict()
+    assert {name for name in saved if not torch.equal(saved[name], found[name])} == others
+    for name in others:
+        expected = timm.layers.resample_abs_pos_embed(saved[name], new_size=(2, 2), num_prefix_tokens=1)
+        torch.testing.assert_close(found[name], expected, rtol=0, atol=0)
+
+
+def test_a_table_of_relative_positions_is_interpolated(tmp_path):
+    trained, _ = timm_backbone("beit_base_patch16_224", pretrained=False, num_channels=3, image_size_px=64)
+    for block in trained.blocks:
+        torch.nn.init.constant_(block.attn.relative_position_bias_table, 3.0)
+    save_weights(trained, tmp_path / "encoder.safetensors")
+    loaded, _ = timm_backbone("beit_base_patch16_224", pretrained=False, num_channels=3, image_size_px=32)
+    load_weights(loaded, tmp_path / "encoder.safetensors")
+    table = "blocks.0.attn.relative_position_bias_table"
+    assert loaded.state_dict()[table].shape != trained.state_dict()[table].shape
+    found = loaded.state_dict()[table]
+    torch.testing.assert_close(found, torch.full_like(found, 3.0))
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    small, _ = timm_backbone("test_vit", pretrained=False, num_channels=3, image_size_px=32)
+    save_weights(small, tmp_path / "encoder.safetensors")
+    large, _ = timm_backbone("test_vit3", pretrained=False, num_channels=3, image_size_px=64)
+    with pytest.raises(StorageError, match=r"^encoder.weights: .* does not fit the encoder: "):
+        load_weights(large, tmp_path / "encoder.safetensors")

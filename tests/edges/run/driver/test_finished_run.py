@@ -19,7 +19,7 @@ from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config import ReplayConfig
 from ssl_sec.edges.folder.finding import trained_folder
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.run import worker
+from ssl_sec.edges.run import uploading, worker
 from ssl_sec.edges.run.driver import run_probe, run_replay, run_training
 from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.summary import summary
@@ -102,6 +102,50 @@ def test_the_use_of_the_machine_is_followed_while_a_run_trains(quick, tmp_path: 
     assert client.get_run(run.run_id).info.status == "FINISHED"
 
 
+def waits_for_the_views(monkeypatch, tmp_path: Path, seen: list[bytes]):
+    """Lets a run named `it` go on from its fifth step when its page has the picture of the views."""
+    folder, client = RunFolder(tmp_path / "runs/digits/it"), MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+    report = worker.FolderRuntime.report
+
+    def waiting(self, step, metrics, norms=None):
+        report(self, step, metrics, norms)
+        deadline = time.monotonic() + 120
+        while step == 5 and not seen:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+            if folder.run_id_path.is_file() and client.list_artifacts(folder.run_id_path.read_text(), "plots"):
+                path = client.download_artifacts(folder.run_id_path.read_text(), "plots/views.png", str(tmp_path))
+                seen.append(Path(path).read_bytes())
+
+    monkeypatch.setattr(worker.FolderRuntime, "report", waiting)
+
+
+def test_the_views_are_on_the_page_of_a_run_while_it_trains(quick, tmp_path: Path, monkeypatch):
+    seen: list[bytes] = []
+    waits_for_the_views(monkeypatch, tmp_path, seen)
+    finished = run_training(PRETRAIN, pretrain_config([*quick, "run_name=it", "log_every_steps=1"]))
+    assert seen[0].startswith(b"\x89PNG") and len(seen[0]) > 1000
+    assert (finished.folder.path / "plots" / "views.png").stat().st_size > 1000
+
+
+def test_views_that_cannot_be_drawn_cost_no_metrics(quick, tmp_path: Path, monkeypatch, caplog):
+    def refused(folder: Path, figures: object):
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(uploading, "save_figures", refused)
+        patch.setattr(uploading.Upload, "upload_results", lambda self, tracked: None)
+        finished = run_training(PRETRAIN, pretrain_config([*quick, "run_name=it", "log_every_steps=1"]))
+    assert caplog.messages.count("MLflow: no space left") == 1
+    history = MlflowClient(finished.uri).get_metric_history(finished.run_id, "train/loss")
+    assert [point.step for point in history] == list(range(10))
+    # Sent later, they are there even if the run has not finished.
+    finished.folder.write_outcome("stopped")
+    run_replay(ReplayConfig(folder=str(finished.folder.path)))
+    (plot,) = MlflowClient(finished.uri).list_artifacts(finished.run_id, "plots")
+    assert plot.path == "plots/views.png"
+
+
 def test_every_figure_is_in_mlflow_once(finished, client):
     expected = {}
     for record in finished.folder.records():
@@ -119,7 +163,7 @@ def test_the_artifacts_are_there(finished, client, tmp_path: Path):
     names = {item.path for item in client.list_artifacts(finished.run_id)}
     assert {"config.yaml", "encoder.safetensors", "norms.json", "plots", "packages.txt"} <= names
     plots = {item.path for item in client.list_artifacts(finished.run_id, "plots")}
-    assert plots == {"plots/curves.png", "plots/norms.png", "plots/features.png"}
+    assert plots == {f"plots/{name}.png" for name in ("curves", "norms", "features", "views", "neighbours")}
     path = client.download_artifacts(finished.run_id, "config.yaml", str(tmp_path))
     assert yaml.safe_load(Path(path).read_text())["epochs"] == 2
 
@@ -313,3 +357,22 @@ def test_without_a_recipe_the_data_set_names_experiment_folder_and_model(tmp_pat
     assert client.get_experiment(finished.experiment_id).name == "my-flowers"
     assert run.data.params["recipe"] == run.data.tags["recipe"] == "my-flowers"
     assert [model.name for model in client.search_registered_models()] == ["my-flowers-encoder"]
+
+
+def test_mlflow_knows_how_many_images_are_duplicates_or_unreadable(tmp_path: Path):
+    for number in range(16):
+        write_image(tmp_path / "flowers" / f"{number:02d}.png", number % 10)
+    (tmp_path / "flowers" / "99.png").write_bytes(b"no image")
+    where = ["data=folder", f"data.root={tmp_path / 'flowers'}", f"output_dir={tmp_path / 'runs'}"]
+    skipping = ["data.on_bad_image=skip", "epochs=0", "tracking.register_model=false"]
+    finished = run_training(PRETRAIN, pretrain_config([*where, *SMALL, *skipping]))
+    run = MlflowClient(finished.uri).get_run(finished.run_id)
+    assert run.data.tags["data.duplicates"] == "6 of 17"
+    assert run.data.tags["data.unreadable"] == "1 of 17"
+    profile = json.loads(run.inputs.dataset_inputs[0].dataset.profile)
+    assert profile == {"images": 16, "bad_images": 1, "classes": 0, "checked": 17, "duplicates": 6, "unreadable": 1}
+    data = finished.folder.data()
+    assert (data.num_images, data.num_checked, data.num_duplicates, data.num_unreadable) == (16, 17, 6, 1)
+    # A folder of before there was a check.
+    finished.folder.check_path.unlink()
+    assert finished.folder.data().num_checked == 0

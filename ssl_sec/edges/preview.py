@@ -1,0 +1,45 @@
+"""Draws the images and the views of a pretraining."""
+
+from pathlib import Path
+
+from ssl_sec.edges.config import PreviewConfig
+from ssl_sec.errors import StorageError, first_line
+from ssl_sec.figures.images import views_figure
+from ssl_sec.recipes.assembly import in_words
+from ssl_sec.recipes.config import RunConfig
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.pretraining.preview import preview
+from ssl_sec.settings import check
+
+
+def run_preview(picture: PreviewConfig, config: RunConfig) -> str:
+    """Draws some images with the views of the first step; returns what it has drawn, in words.
+
+    Args:
+        picture: what is drawn, and where to.
+        config: of the pretraining.
+
+    Raises:
+        ConfigError: more images are asked for than a global batch has, or the set has fewer than that.
+        DataError: the images cannot be read.
+        StorageError: the file cannot be written.
+    """
+    assert isinstance(config, PretrainConfig)
+    at_most = f"≤ global_batch_size = {config.global_batch_size}"
+    check(picture.num_images <= config.global_batch_size, "num_images", picture.num_images, at_most)
+    found = preview(config, picture.num_images)
+    images, views = found.pictures["images"], found.pictures["views"]
+    path = Path(picture.output).expanduser().resolve()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        views_figure(images, views).savefig(path, dpi=110)
+    except OSError as error:
+        raise StorageError(f"output: {path} cannot be written: {first_line(error)}") from error
+    sizes = sorted({f"{width} x {height}" for height, width in (each.shape[2:] for each in views)})
+    return "\n".join(
+        [
+            f"data: {in_words(found.image_set)}",
+            f"shown: {len(images)} images of the first step, {len(views)} views of each, {', '.join(sizes)} pixels",
+            f"picture: {path}",
+        ]
+    )

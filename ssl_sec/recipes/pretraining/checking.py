@@ -1,0 +1,231 @@
+"""Counts, before a training, the images of a user's files that repeat others and those that cannot be read.
+
+Two images are duplicates if their encoded bytes are equal. Of each image 16 bytes are kept. The workers share the
+images.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from ssl_sec.collectives import gather_objects, highest_of_workers, own_rows
+from ssl_sec.data.config import ParquetConfig, WebDatasetConfig
+from ssl_sec.data.decode import decode_image
+from ssl_sec.data.image_set import Candidate, EncodedImages, ImageSet, ResidentImages, check_shape
+from ssl_sec.data.shards.cache_files import made_once
+from ssl_sec.data.shards.streamed import StreamedImages
+from ssl_sec.data.stores import IMAGES_PER_TASK_LIST, unreadable_images
+from ssl_sec.errors import DataError, first_line, printable
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.pretraining.opening import open_encoded
+from ssl_sec.settings import from_values
+from ssl_sec.training.step import Runtime, log_once
+
+logger = logging.getLogger("ssl_sec.data")
+
+_DIGEST_BYTES = 16
+_NOTHING = bytes(_DIGEST_BYTES)  # of an image without bytes, which repeats no other
+_NAMED = 3
+_CACHE_LAYOUT = 1  # increase it when the fields of a check, or what is counted, change
+_TELL_EVERY_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageCheck:
+    """What was found in the files of a training set.
+
+    Attributes:
+        num_images: of the set.
+        num_checked: how many of them were looked at.
+        num_duplicates: of these, those whose bytes are the bytes of one before them.
+        num_unreadable: images that cannot be decoded.
+        duplicates: the first few, each with the image that it repeats.
+        unreadable: why the first few cannot be decoded.
+    """
+
+    num_images: int
+    num_checked: int
+    num_duplicates: int
+    num_unreadable: int
+    duplicates: tuple[tuple[str, ...], ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        part = "" if self.num_checked == self.num_images else f" of {self.num_images:,}"
+        some = "; ".join(f"{printable(name)} repeats {printable(other)}" for name, other in self.duplicates)
+        repeated = f"{self.num_duplicates:,} duplicates{f', first: {some}' if some else ''}"
+        why = f", first: {'; '.join(self.unreadable)}" if self.unreadable else ""
+        return f"checked {self.num_checked:,}{part} images: {repeated}; {self.num_unreadable:,} unreadable{why}"
+
+
+def check_images(config: PretrainConfig, image_set: ImageSet, runtime: Runtime, path: Path) -> None:
+    """Logs what `check` finds and writes it to a file, once for a run; every worker calls it.
+
+    Args:
+        config: of the run.
+        image_set: the training set.
+        runtime: this worker's.
+        path: of the file; a resumed run has it already.
+
+    Raises:
+        DataError: images cannot be decoded, and the data set's option is not to skip them.
+    """
+    is_done = highest_of_workers(int(runtime.rank == 0 and path.exists()), runtime.device)
+    found = None if is_done or not config.check_images else check(config, image_set, runtime)
+    if found is None or runtime.rank > 0:
+        return
+    is_fine = found.num_duplicates == found.num_unreadable == 0
+    logger.log(logging.INFO if is_fine else logging.WARNING, "%s: %s", image_set.name, found)
+    path.write_text(json.dumps(asdict(found)))
+
+
+def check(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) -> ImageCheck | None:
+    """Reads the images of a user's files, at most `config.check_images` of them; None for a published set.
+
+    More images are represented by some at equal distances; of a set that is read by blocks, by those of a window.
+
+    Raises:
+        DataError: images cannot be decoded, and the data set's option is not to skip them.
+    """
+    # The pixels of a set in memory were decoded, so that only its duplicates are to be found.
+    is_decoded = isinstance(image_set, ResidentImages)
+    encoded = open_encoded(config.data) if is_decoded else image_set
+    if encoded is None:
+        return None
+    assert isinstance(encoded, EncodedImages | StreamedImages)
+    num_checked = min(config.check_images, len(encoded))
+    if isinstance(encoded, StreamedImages) and not is_decoded:
+        encoded = encoded.apart()
+        indices = encoded.sample(min(num_checked, encoded.window), seed=0)
+    else:
+        indices = torch.arange(num_checked) * len(encoded) // num_checked
+    cache = None if is_decoded else _cache_path(config, encoded)
+    known = gather_objects(_read(cache) if runtime.rank == 0 else None)[0]
+    if known is not None and (not known.num_unreadable or encoded.on_bad_image == "skip"):
+        return known
+    log_once(runtime, "looking for duplicates and unreadable images among %s", f"{len(indices):,}")
+    shares = gather_objects(_look_at(encoded, indices[own_rows(len(indices))], not is_decoded, runtime))
+    reasons = [reason for _, own in shares for reason in own]
+    if reasons and encoded.on_bad_image != "skip":
+        raise unreadable_images(reasons, len(indices), encoded.name, encoded.on_bad_image)
+    repeated = _repeated(b"".join(digests for digests, _ in shares))
+    first = sorted(repeated)[:_NAMED]
+    found = ImageCheck(
+        num_images=len(encoded),
+        num_checked=len(indices),
+        num_duplicates=len(repeated),
+        num_unreadable=image_set.num_bad_images if is_decoded else len(reasons),
+        duplicates=tuple(
+            (_name(encoded, int(indices[place])), _name(encoded, int(indices[repeated[place]]))) for place in first
+        ),
+        unreadable=tuple(map(str, reasons[:_NAMED])),
+    )
+    if cache is not None and runtime.rank == 0:
+        _keep(found, cache)
+    return found
+
+
+def _cache_path(config: PretrainConfig, image_set: EncodedImages | StreamedImages) -> Path | None:
+    """Where what was found in a set is kept for later runs; None for folders, whose files may change unnoticed."""
+    if not isinstance(config.data, ParquetConfig | WebDatasetConfig):
+        return None
+    # The description has a digest of the names, sizes and times of change of the files.
+    key = (_CACHE_LAYOUT, image_set.description, image_set.image_shape[0], config.check_images)
+    name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+    return Path(config.data.cache_folder).expanduser() / f"{name}.check.json"
+
+
+def _keep(found: ImageCheck, path: Path) -> None:
+    """Keeps what was found for later runs; not where the folder cannot be written, which nothing else may need."""
+
+    def write(file: BinaryIO) -> None:
+        file.write(json.dumps(asdict(found)).encode())
+
+    with contextlib.suppress(DataError):
+        made_once(path, write)
+
+
+def _read(path: Path | None) -> ImageCheck | None:
+    """What was found earlier; None if that is not known."""
+    try:
+        return None if path is None else from_values(ImageCheck, json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return None
+
+
+def _name(image_set: EncodedImages | StreamedImages, index: int) -> str:
+    """What errors call an image."""
+    if isinstance(image_set, StreamedImages):
+        return image_set.image_name(index)
+    return image_set.store.image_name(index if image_set.rows is None else int(image_set.rows[index]))
+
+
+def _look_at(
+    image_set: EncodedImages | StreamedImages, indices: Int64[Tensor, " own"], decodes: bool, runtime: Runtime
+) -> tuple[bytes, list[DataError]]:
+    """The digests of some images, one after the other, and why those are unreadable that are."""
+    digests, reasons = bytearray(), list[DataError]()
+    candidates, told = image_set.candidates(indices), time.monotonic()
+    look = partial(_look, image_set, decodes)
+    with ThreadPoolExecutor() as pool:
+        while chunk := list(itertools.islice(candidates, IMAGES_PER_TASK_LIST)):
+            for digest, reason in pool.map(look, chunk):
+                digests += digest
+                reasons += [] if reason is None else [reason]
+            if time.monotonic() - told > _TELL_EVERY_S:
+                told = time.monotonic()
+                share = f"{len(digests) // _DIGEST_BYTES:,} of {len(indices):,}"
+                log_once(runtime, "looked at %s images of this worker", share)
+    return bytes(digests), reasons
+
+
+def _look(
+    image_set: EncodedImages | StreamedImages, decodes: bool, candidate: Candidate
+) -> tuple[bytes, DataError | None]:
+    """The digest of an image, and why it is unreadable if it is.
+
+    Raises:
+        DataError: it has not the size of the others, and they are not resized.
+    """
+    _, name, source = candidate
+    try:
+        found = source()
+        content = found.read_bytes() if isinstance(found, Path) else found
+    except DataError as error:
+        return _NOTHING, error
+    except OSError as error:
+        return _NOTHING, DataError(f"{printable(name)}: cannot be read: {first_line(error)}")
+    digest = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest() if content else _NOTHING
+    if not decodes:
+        return digest, None
+    try:
+        image = decode_image(content, name, image_set.image_shape[0])
+    except DataError as error:
+        return digest, error
+    if image_set.crop is None:
+        check_shape(image, image_set.image_shape, name)
+    return digest, None
+
+
+def _repeated(digests: bytes) -> dict[int, int]:
+    """The places of digests that stand before them already, and the first place of each."""
+    numbers = np.frombuffer(digests, np.uint64).reshape(-1, _DIGEST_BYTES // 8)
+    order = np.lexsort(numbers.T)  # stable: of equal ones, the first comes first
+    ordered = numbers[order]
+    is_repeated = np.zeros(len(order), bool)
+    is_repeated[1:] = (ordered[1:] == ordered[:-1]).all(1) & ordered[1:].any(1)
+    firsts = np.maximum.accumulate(np.where(is_repeated, 0, np.arange(len(order))))
+    return dict(zip(order[is_repeated].tolist(), order[firsts[is_repeated]].tolist(), strict=True))

@@ -1,0 +1,94 @@
+"""Images that a run shows: some of its first step with their views, and the nearest neighbours of some others."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from ssl_sec.augment.views import Views, unit_range
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.samplers import Sampler
+from ssl_sec.evaluation.retrieval import nearest
+from ssl_sec.seeding import derived_seed
+
+NUM_EXAMPLES = 8
+NUM_NEIGHBOURS = 6
+
+# The longest side of a stored image: larger ones are shown smaller anyway.
+_LONGEST_SIDE_PX = 256
+
+
+def first_views(
+    image_set: ImageSet, sampler: Sampler, views: Sequence[Views], device: torch.device, num_images: int = NUM_EXAMPLES
+) -> dict[str, Any]:
+    """The first images of step 0 and their views of that step; draws nothing from torch's generators.
+
+    Args:
+        image_set: the training images.
+        sampler: draws the images of step 0.
+        views: augment them; one function for each size of the views.
+        device: where the views are made.
+        num_images: how many; at most a global batch.
+
+    Returns:
+        `images`, uint8 [images, channels, height, width], and `views`, a list of the same for each view: before the
+        encoder's normalisation.
+    """
+    chosen = sampler.indices(0)[:num_images]
+    images = image_set.read(chosen).to(device).images
+    made = [make(images, 0, slice(0, len(chosen)), sampler.global_batch_size) for make in views]
+    each_view = [_stored(view) for of_a_size in made for view in of_a_size.split(len(chosen))]
+    return {"images": _stored(unit_range(images)), "views": each_view}
+
+
+def save_first_views(
+    image_set: ImageSet, sampler: Sampler, views: Sequence[Views], device: torch.device, path: Path
+) -> None:
+    """Writes `first_views`, whole or not at all: it is read while the run trains. A resumed run keeps those it has."""
+    if not path.exists():
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        torch.save(first_views(image_set, sampler, views, device), temporary)
+        os.replace(temporary, path)
+
+
+def neighbours(
+    image_set: ImageSet, images: Int64[Tensor, " rows"], features: Float[Tensor, "rows dim"]
+) -> Mapping[str, Tensor]:
+    """Some images and those with the nearest features among the others, by cosine.
+
+    Args:
+        image_set: the images.
+        images: the positions in it that have features, two or more.
+        features: of these images.
+
+    Returns:
+        `queries`, uint8 [queries, channels, height, width]; `neighbours`, uint8 [queries, k, channels, height, width],
+        nearest first; and, of images with labels, `correct`, bool [queries, k]: whether they have the query's class.
+    """
+    generator = torch.Generator().manual_seed(derived_seed(0, "examples"))
+    chosen = torch.randperm(len(images), generator=generator)[:NUM_EXAMPLES]
+    found = nearest(features, chosen, min(NUM_NEIGHBOURS, len(images) - 1)).cpu()
+    asking, answers = image_set.read(images[chosen]), image_set.read(images[found.flatten()])
+    shown = {
+        "queries": _stored(unit_range(asking.images)),
+        "neighbours": _stored(unit_range(answers.images)).unflatten(0, found.shape),
+    }
+    if not image_set.class_names:
+        return shown
+    return {**shown, "correct": (answers.labels.unflatten(0, found.shape) == asking.labels.unsqueeze(1)).cpu()}
+
+
+def _stored(
+    pixels: Float[Tensor, "images channels height width"],
+) -> UInt8[Tensor, "images channels stored_height stored_width"]:
+    """Pixels in [0, 1] as bytes on the CPU, with a longest side of at most 256 pixels."""
+    longest = max(pixels.shape[2:])
+    if longest > _LONGEST_SIDE_PX:
+        size = [max(1, round(side * _LONGEST_SIDE_PX / longest)) for side in pixels.shape[2:]]
+        pixels = interpolate(pixels.float(), size, mode="bilinear", antialias=True)
+    return (pixels.float() * 255).round().clamp(0, 255).to(torch.uint8).contiguous().cpu()

@@ -1,0 +1,61 @@
+"""The images and the views of a pretraining, without a network and without decoding the whole set."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ssl_sec.data.config import ParquetConfig, WebDatasetConfig
+from ssl_sec.data.decode import Decoding
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.samplers import Sampler, ShuffledBatches
+from ssl_sec.data.shards.streamed import StreamedImages
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.pretraining.examples import first_views
+from ssl_sec.recipes.pretraining.opening import open_encoded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preview:
+    """What a pretraining would be shown.
+
+    Attributes:
+        image_set: the training set, of which only the shown images were decoded.
+        pictures: as of `first_views`.
+    """
+
+    image_set: ImageSet
+    pictures: dict[str, Any]
+
+
+def preview(config: PretrainConfig, num_images: int) -> Preview:
+    """The first images of step 0 and their views.
+
+    They are those that the run shows, unless it drops unreadable images when it loads the set into memory.
+
+    Args:
+        config: of the run; its network, runtime and length have no effect.
+        num_images: how many; at most a global batch.
+
+    Raises:
+        ConfigError: the set has fewer images than a global batch.
+        DataError: as the data set's opener says, or one of the shown images cannot be read.
+    """
+    image_set = open_encoded(config.data) or config.data.open("train")
+    num_channels, height, width = image_set.image_shape
+    # Where one launch makes the views, they are the same up to rounding; here the CPU makes them.
+    augment, size_px = replace(config.augment, fused=None), min(height, width)
+    views = augment.build(size_px, num_channels, config.seed), *augment.build_small(size_px, num_channels, config.seed)
+    pictures = first_views(image_set, _sampler(config, image_set), views, torch.device("cpu"), num_images)
+    return Preview(image_set=image_set, pictures=pictures)
+
+
+def _sampler(config: PretrainConfig, image_set: ImageSet) -> Sampler:
+    """The sampler of the run, which reads by blocks only what does not fit into memory, and only if it is told to."""
+    data = config.data
+    if isinstance(data, ParquetConfig | WebDatasetConfig) and isinstance(image_set, StreamedImages):
+        num_stored = int(image_set.reader.blocks.sizes.sum())
+        fits = Decoding(resident_limit_mib=data.resident_limit_mib).is_resident(num_stored, image_set.image_shape)
+        if data.shuffle_window is not None and not fits:
+            return image_set.batches(config.global_batch_size, config.seed)
+    return ShuffledBatches(num_images=len(image_set), global_batch_size=config.global_batch_size, seed=config.seed)

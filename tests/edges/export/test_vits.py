@@ -1,0 +1,37 @@
+"""A vision transformer from pretraining to its export, on images smaller than a patch."""
+
+import pytest
+
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.export.export import run_export
+from ssl_sec.edges.export_config import ExportConfig
+from ssl_sec.edges.run.driver import run_training
+from ssl_sec.exporting import FORMATS
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.registry import PRETRAIN
+from ssl_sec.settings import from_values
+from tests.edges.conftest import QUICK
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory):
+    """A probed run with views of another size than the images."""
+    quick = [each for each in QUICK if not each.startswith("encoder.")]
+    vit = ["encoder=timm", "encoder.model=test_vit", "augment.view_size_px=24", "epochs=1"]
+    more = ["runtime=local", "probe.enabled=true", f"output_dir={tmp_path_factory.mktemp('runs')}"]
+    return run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", [*quick, *vit, *more])))
+
+
+def test_its_probe_has_features_to_tell_digits_apart(finished):
+    assert finished.metrics["probe/knn_top1"] > 30  # of ten classes; the linear probe has ten steps
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_it_is_read_back_elsewhere_in_every_format(finished, name):
+    output_dir = finished.folder.path.parent.parent
+    overrides = [f"run={finished.run_id}", f"format={name}", f"output_dir={output_dir}"]
+    exported = run_export(from_values(ExportConfig, compose("export", overrides)))
+    assert exported.check.largest_difference <= exported.check.allowed
+    assert exported.check.largest_value > 0
+    if name == "safetensors":
+        assert "img_size=16, dynamic_img_size=True, dynamic_img_pad=True" in str(exported)

@@ -1,0 +1,281 @@
+import json
+import logging
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssl_sec.collectives import rank, world_size
+from ssl_sec.data.standard_sets import open_digits
+from ssl_sec.errors import DataError
+from ssl_sec.recipes.pretraining import checking
+from ssl_sec.recipes.pretraining.checking import check, check_images
+from tests.data.files import plain, write_folder, write_parquet
+from tests.data.shards.test_tar import write_tar
+from tests.fakes import FakeRuntime, assert_identical
+from tests.recipes.test_pretraining import config, figures, run
+from tests.workers import on_workers
+
+BAD = (b"no image", plain(7)[:40], b"")
+
+
+def contents(choices: list[int]) -> list[bytes]:
+    """Images of a grey value each; those below 0 are damaged."""
+    return [BAD[-1 - choice] if choice < 0 else plain(choice) for choice in choices]
+
+
+def written(folder: Path, kind: str, images: list[bytes], **more: object) -> dict[str, object]:
+    """The configuration of a set of these images in files."""
+    names = [f"{number:03d}.png" for number in range(len(images))]
+    data = {"name": kind, "on_bad_image": "skip", **more}
+    if kind == "folder":
+        return {**data, "root": str(write_folder(folder / "images", dict(zip(names, images, strict=True))))}
+    if kind == "parquet":
+        file = write_parquet(folder / "train.parquet", list(images), [0] * len(images))
+    else:
+        file = write_tar(folder / "train.tar", dict(zip(names, images, strict=True)))
+    return {**data, "train": [str(file)], "cache_folder": str(folder / "cache")}
+
+
+def checked(data: dict[str, object], **changes: object):
+    one = config(data=data, global_batch_size=2, **changes)
+    return check(one, one.data.open("train"), FakeRuntime(rank(), world_size()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("folder", {}),
+        ("folder", {"resident_limit_mib": 0}),
+        ("parquet", {}),
+        ("parquet", {"resident_limit_mib": 0}),
+        ("parquet", {"resident_limit_mib": 0, "shuffle_window": 100}),
+        ("webdataset", {"resident_limit_mib": 0}),
+        ("webdataset", {"resident_limit_mib": 0, "shuffle_window": 100}),
+    ],
+)
+@settings(max_examples=12)
+@given(choices=st.lists(st.integers(-3, 4), min_size=1, max_size=24), max_images=st.none() | st.integers(1, 24))
+def test_duplicates_and_unreadable_images_are_counted(kind, more, choices, max_images):
+    choices = [3, *choices]  # the first one tells the size
+    if more:  # a subset of a set in memory is drawn from the readable images alone
+        more = {**more, "max_images": max_images}
+    with tempfile.TemporaryDirectory() as folder:
+        data = written(Path(folder), kind, contents(choices), **more)
+        found = checked(data)
+        one = config(data=data, global_batch_size=2).data.open("train")
+    assert found is not None
+    rows = range(len(choices)) if not more or one.rows is None else one.rows.tolist()
+    chosen = [choices[row] for row in rows]
+    with_bytes = [choice for choice in chosen if choice != -3]
+    assert (found.num_images, found.num_checked) == (len(chosen), len(chosen))
+    assert found.num_duplicates == len(with_bytes) - len(set(with_bytes))
+    assert found.num_unreadable == sum(choice < 0 for choice in chosen)
+    assert len(found.duplicates) == min(found.num_duplicates, 3)
+    for name, other in found.duplicates:
+        assert choices[place_of(name)] == choices[place_of(other)] and place_of(other) < place_of(name)
+
+
+def place_of(name: str) -> int:
+    """Where an image stands in its set, by its name in errors; row groups have four rows."""
+    if name.endswith(".png"):
+        return int(name[-7:-4])
+    *_, group, row = name.split(" row ")
+    return int(row) + (4 * int(group.removeprefix("group ")) if group.startswith("group ") else 0)
+
+
+def test_what_is_found_is_logged_and_kept(tmp_path, caplog):
+    data = written(tmp_path, "folder", contents([1, 2, 1, 3, -1, 2, 1, 4]), resident_limit_mib=0)
+    root = tmp_path / "images"
+    _, store = run(tmp_path, data=data, global_batch_size=4, epochs=0)
+    (record,) = [each for each in caplog.records if "checked" in each.getMessage()]
+    assert record.levelno == logging.WARNING
+    assert record.getMessage() == (
+        f"folder/train: checked 8 images: 3 duplicates, first: {root}/002.png repeats {root}/000.png; "
+        f"{root}/005.png repeats {root}/001.png; {root}/006.png repeats {root}/000.png; "
+        f"1 unreadable, first: {root}/004.png: not an image; allowed: BMP, GIF, JPEG, PNG, PPM, TIFF, WEBP"
+    )
+    kept = json.loads(store.check_path.read_text())
+    assert (kept["num_images"], kept["num_checked"]) == (8, 8)
+    assert (kept["num_duplicates"], kept["num_unreadable"]) == (3, 1)
+
+
+def test_a_clean_set_is_no_warning(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    run(tmp_path, data=written(tmp_path, "folder", contents([1, 2, 3, 4])), global_batch_size=4, epochs=0)
+    (record,) = [each for each in caplog.records if "checked" in each.getMessage()]
+    assert record.levelno == logging.INFO
+    assert record.getMessage() == "folder/train: checked 4 images: 0 duplicates; 0 unreadable"
+
+
+@pytest.mark.parametrize("more", [{}, {"resident_limit_mib": 0}])
+def test_unreadable_images_are_an_error_before_the_training(tmp_path, more):
+    choices = [1, 2, -1, 3, -2, 4, -1, -1, 5, 6]
+    data = {**written(tmp_path, "folder", contents(choices), **more), "on_bad_image": "raise"}
+    runtime = FakeRuntime()
+    with pytest.raises(DataError) as raised:
+        run(tmp_path, runtime, data=data, global_batch_size=2)
+    told, root = str(raised.value), tmp_path / "images"
+    assert told.startswith(f"folder/train: 4 of 10 images cannot be read, first: {root}/002.png: not an image; ")
+    assert f"{root}/004.png: " in told and f"{root}/006.png: " in told and f"{root}/007.png" not in told
+    assert told.endswith("; data.on_bad_image=skip leaves such images out")
+    assert runtime.reports == [] and not (tmp_path / "check.json").exists() and not (tmp_path / "views.pt").exists()
+
+
+@pytest.mark.parametrize("more", [{}, {"resident_limit_mib": 0}])
+def test_a_single_unreadable_image_is_named_alone(tmp_path, more):
+    data = {**written(tmp_path, "folder", contents([1, 2, -1, 3]), **more), "on_bad_image": "raise"}
+    with pytest.raises(DataError, match=r"^\S+/002\.png: not an image; .*on_bad_image=skip leaves such images out$"):
+        run(tmp_path, data=data, global_batch_size=2)
+
+
+def test_an_image_of_another_size_is_named_before_the_training(tmp_path):
+    images = [plain(1), plain(2), plain(3, width=9), plain(4)]
+    data = written(tmp_path, "folder", images, resident_limit_mib=0)
+    runtime = FakeRuntime()
+    with pytest.raises(DataError, match=r"002\.png: 9 x 8 pixels found, but the first image has 8 x 8"):
+        run(tmp_path, runtime, data=data, global_batch_size=2)
+    assert runtime.reports == []
+
+
+def test_of_a_set_that_is_read_by_blocks_a_window_is_read(tmp_path):
+    data = written(tmp_path, "parquet", contents([*range(40), *range(40)]), resident_limit_mib=0, shuffle_window=12)
+    one = config(data=data, global_batch_size=4)
+    image_set = one.data.open("train")
+    found = check(one, image_set, FakeRuntime())
+    assert found is not None and (found.num_images, found.num_checked) == (80, 12)
+    assert str(found).startswith("checked 12 of 80 images: ")
+    assert image_set.reader.num_read == 0  # those that the training reads stay its own
+
+
+@pytest.mark.parametrize(("most", "expected"), [(5, 5), (20, 20), (30, 20)])
+def test_no_more_images_than_asked_for_are_read(tmp_path, monkeypatch, most, expected):
+    data = written(tmp_path, "folder", contents(list(range(20))), resident_limit_mib=0)
+    seen = []
+    decode = checking.decode_image
+    monkeypatch.setattr(checking, "decode_image", lambda *given: seen.append(given[1]) or decode(*given))
+    found = checked(data, check_images=most)
+    assert found is not None and found.num_checked == len(set(seen)) == expected
+    if most == 5:
+        assert sorted(Path(name).stem for name in seen) == ["000", "004", "008", "012", "016"]
+
+
+def test_nothing_is_read_of_published_sets_or_where_it_is_not_asked_for(tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    one = config()
+    assert check(one, open_digits("train"), FakeRuntime()) is None
+    data = written(tmp_path, "folder", contents([1, 1, 2, 3]))
+    _, store = run(tmp_path, data=data, global_batch_size=4, epochs=0, check_images=0)
+    assert "duplicates" not in caplog.text and not store.check_path.exists()
+
+
+def test_a_resumed_run_does_not_check_again(tmp_path, monkeypatch):
+    data = written(tmp_path, "folder", contents([1, 1, 2, 3]))
+    _, store = run(tmp_path, data=data, global_batch_size=4, epochs=0)
+    before = store.check_path.read_text()
+    monkeypatch.setattr(checking, "check", lambda *given: pytest.fail("checked again"))
+    run(tmp_path, data=data, global_batch_size=4, epochs=0)
+    assert store.check_path.read_text() == before
+
+
+def test_the_check_does_not_change_the_run(tmp_path):
+    data = written(tmp_path, "folder", contents([*range(12), 3, -1, -2, 5]), resident_limit_mib=0)
+    (tmp_path / "one").mkdir(), (tmp_path / "other").mkdir()
+    with_check, _ = run(tmp_path / "one", data=data, global_batch_size=4)
+    without, _ = run(tmp_path / "other", data=data, global_batch_size=4, check_images=0)
+    assert figures([each[:2] for each in with_check.reports]) == figures([each[:2] for each in without.reports])
+    assert_identical(with_check.last_state(), without.last_state())
+
+
+def test_a_long_check_says_how_far_it_is(tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(checking, "_TELL_EVERY_S", -1.0)
+    monkeypatch.setattr(checking, "IMAGES_PER_TASK_LIST", 4)
+    checked(written(tmp_path, "folder", contents(list(range(10)))))
+    told = [message for message in caplog.messages if message.startswith("looked at")]
+    assert told == [f"looked at {done} of 10 images of this worker" for done in (4, 8, 10)]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "webdataset"])
+def test_what_was_found_in_a_file_is_kept_until_the_file_changes(tmp_path, monkeypatch, kind):
+    images = contents([1, 2, 1, -1, 3])
+    data = written(tmp_path, kind, images, resident_limit_mib=0, shuffle_window=100)
+    first = checked(data)
+    look, looked = checking._look, []
+    monkeypatch.setattr(checking, "_look", lambda *given: looked.append(given) or look(*given))
+    assert checked(data) == first and not looked
+    with pytest.raises(DataError, match="not an image"):  # another option, whose error names the images
+        checked({**data, "on_bad_image": "raise"})
+    assert len(looked) == 5
+    assert checked(data, check_images=3).num_checked == 3 and len(looked) == 8
+    (kept,) = [
+        path for path in (tmp_path / "cache").glob("*.check.json") if json.loads(path.read_text())["num_checked"] == 5
+    ]
+    kept.write_text("{")  # a damaged file is as none
+    assert checked(data) == first and len(looked) == 13
+    written(tmp_path, kind, [*images, plain(4)])
+    assert checked(data).num_checked == 6 and len(looked) == 19
+
+
+def test_a_cache_that_cannot_be_written_does_not_matter(tmp_path):
+    data = written(tmp_path, "parquet", contents([1, 2, 1]), resident_limit_mib=0, shuffle_window=100)
+    (tmp_path / "cache").write_text("no folder")
+    assert checked(data).num_duplicates == 1
+
+
+def checked_by_this_worker(data, folder):
+    one = config(data=data, global_batch_size=4)
+    runtime = FakeRuntime(rank(), world_size())
+    found = check(one, one.data.open("train"), runtime)
+    path = folder / f"{rank()}.json"
+    check_images(one, one.data.open("train"), runtime, path)
+    return asdict(found), path.exists()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", ["folder", "parquet"])
+def test_any_number_of_workers_finds_the_same(tmp_path, kind):
+    more = {"shuffle_window": 100} if kind == "parquet" else {}
+    images = contents([*range(9), -1, 4, 4, -2, 0, *range(20, 29)])
+    data = written(tmp_path, kind, images, resident_limit_mib=0, **more)
+    (tmp_path / "alone").mkdir()
+    alone, is_kept = checked_by_this_worker(data, tmp_path / "alone")
+    assert (alone["num_duplicates"], alone["num_unreadable"], is_kept) == (3, 2, True)
+    for place, (found, is_kept) in enumerate(on_workers(3, tmp_path, checked_by_this_worker, data, tmp_path)):
+        assert found == alone and is_kept == (place == 0)
+
+
+def refused_on_this_worker(data):
+    try:
+        checked(data)
+    except DataError as error:
+        return str(error)
+
+
+@pytest.mark.distributed
+def test_every_worker_refuses_the_same_images(tmp_path):
+    data = written(tmp_path, "folder", contents([1, -1, 2, 3, -2, 4]), resident_limit_mib=0)
+    first, second = on_workers(2, tmp_path, refused_on_this_worker, {**data, "on_bad_image": "raise"})
+    assert first == second and "2 of 6 images cannot be read" in first
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(0, 5), max_size=40))
+def test_repeated_digests_are_found_with_their_first(numbers):
+    digests = b"".join(bytes(16) if number == 0 else bytes([number, *range(15)]) for number in numbers)
+    expected = {
+        place: numbers.index(number) for place, number in enumerate(numbers) if number and numbers.index(number) < place
+    }
+    assert checking._repeated(digests) == expected
+
+
+def test_many_digests():
+    torch.manual_seed(0)
+    digests = torch.randint(256, (200_000, 16), dtype=torch.uint8)
+    digests[150_000:] = digests[:50_000]
+    found = checking._repeated(digests.numpy().tobytes())
+    assert len(found) == 50_000 and found[150_123] == 123

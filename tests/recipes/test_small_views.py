@@ -1,0 +1,134 @@
+"""Pretraining with further views of another size (multi-crop)."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from ssl_sec.data.standard_sets import open_digits
+from ssl_sec.errors import ConfigError, Stopped
+from ssl_sec.losses import NTXentLoss, contrastive
+from ssl_sec.networks.encoder import Network
+from ssl_sec.recipes.pretraining.recipe import build_recipe
+from ssl_sec.training import step as training_module
+from ssl_sec.training.optimisers import parameter_groups
+from ssl_sec.training.recipe import image_labels
+from ssl_sec.training.replaying import WARM_UP_CALLS
+from ssl_sec.training.step import train_step
+from tests.fakes import FakeRuntime, assert_identical
+from tests.recipes.test_pretraining import assert_the_same_curve, config, figures, on_a_worker, run
+from tests.training.pretend_graphs import PretendGraphs
+from tests.training.test_step import Noise, fused_sgd
+from tests.training.test_step import recipe as small_recipe
+from tests.training.test_step import run as train_recipe
+from tests.workers import on_workers
+
+AUGMENT = {"min_scale": 0.4, "small_views": 3, "small_view_size_px": 5, "small_view_max_scale": 0.4}
+# Batch norm and dropout in the head, too.
+CHANGES = {"augment": AUGMENT, "epochs": 1, "head": {"name": "fc_bn", "dim": 16, "dropout": 0.3}}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """An uninterrupted run of five steps on one worker."""
+    return run(tmp_path_factory.mktemp("alone"), **CHANGES)[0]
+
+
+def test_all_views_of_an_image_are_positives(alone):
+    # Without training each of the 5 x 40 views has 4 positives among the 199 others.
+    assert 3 < alone.series("train/metric_loss")[0] < 2 * math.log(199)
+    plain = {**CHANGES, "augment": {"min_scale": 0.4}}
+    made = build_recipe(config(**plain), open_digits("train"), FakeRuntime())
+    assert made.more_views == ()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_any_number_of_workers_gives_the_same_run(alone, num_workers, tmp_path):
+    for reports, state in on_workers(num_workers, tmp_path, on_a_worker, tmp_path, CHANGES):
+        assert_the_same_curve(reports, [report[:2] for report in alone.reports])
+        torch.testing.assert_close(state, alone.last_state(), rtol=1e-7, atol=1e-9)
+
+
+def test_a_stopped_and_resumed_run_ends_bit_equal(alone, tmp_path):
+    runtime = FakeRuntime(stop_at=2)
+    with pytest.raises(Stopped):
+        run(tmp_path, runtime, **CHANGES)
+    torch.manual_seed(99)
+    resumed, _ = run(tmp_path, state=runtime.last_state(), **CHANGES)
+    assert figures([r[:2] for r in runtime.reports + resumed.reports]) == figures([r[:2] for r in alone.reports])
+    assert_identical(resumed.last_state(), alone.last_state())
+
+
+def test_a_run_that_recomputes_its_blocks_ends_bit_equal(alone, tmp_path):
+    runtime = {"name": "local", "device": "cpu", "precision": "float64", "recompute": True}
+    recomputed, _ = run(tmp_path, **CHANGES, runtime=runtime)
+    assert_identical(recomputed.last_state(), alone.last_state())
+
+
+def test_a_step_is_that_of_the_objective_of_all_views():
+    recipe = build_recipe(config(**CHANGES, constraint={"name": "none"}), open_digits("train"), FakeRuntime())
+    batch = recipe.image_set.read(torch.arange(40))
+    rows = slice(0, 40)
+    views = tuple(make(batch.images, 0, rows, 40).double() for make in (recipe.views, *recipe.more_views))
+    assert [tuple(each.shape) for each in views] == [(80, 1, 8, 8), (120, 1, 5, 5)]
+    assert recipe.row_labels(batch, rows).tolist() == 5 * list(range(40))
+    training_module.draw_dropout(recipe.head, 0, rows, 5, torch.device("cpu"))
+    features = torch.cat([recipe.encoder(each) for each in views])
+    loss = NTXentLoss(0.5)(recipe.head(features), torch.arange(40).repeat(5))
+    trained = [weight for weight in recipe.model.parameters() if weight.requires_grad]
+    expected = torch.autograd.grad(loss, trained)
+    terms, computed = train_step(recipe, views, recipe.row_labels(batch, rows), 0)
+    torch.testing.assert_close(computed, features.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(terms.total, loss.detach(), rtol=1e-12, atol=0, check_dtype=False)
+    for weight, gradient in zip(trained, expected, strict=True):
+        torch.testing.assert_close(weight.grad, gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_the_head_takes_the_features_of_all_sizes_at_once():
+    torch.manual_seed(0)
+    encoder, head = nn.AdaptiveAvgPool2d(1), nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3))
+    large, small = torch.rand(4, 3, 8, 8), torch.rand(6, 3, 5, 5)
+    embeddings = Network(encoder, head)(large, small).embeddings
+    expected = nn.functional.batch_norm(torch.cat([large.mean((2, 3)), small.mean((2, 3))]), None, None, training=True)
+    torch.testing.assert_close(embeddings, expected)
+    torch.testing.assert_close(Network(encoder, head)(large).embeddings, head(encoder(large)))
+
+
+def test_replayed_steps_are_those_that_are_called(monkeypatch):
+    graphs = PretendGraphs()
+    monkeypatch.setattr(training_module, "CUDAGraphs", lambda device: graphs)
+    monkeypatch.setattr(contrastive, "can_look", lambda labels: False)  # as on a GPU
+
+    def trained(**changes):
+        labels = {"row_labels": lambda batch, rows: image_labels(batch, rows, 4)}
+        made = small_recipe(**labels, **changes)
+        # The encoder of that recipe takes nine pixels, in whatever shape.
+        more = (lambda *images: Noise()(*images).flatten(2).unsqueeze(2) * 0.5,)
+        optimiser = fused_sgd(parameter_groups([made.model], 1e-3))
+        model = Network(made.encoder, made.head)
+        runtime = train_recipe(replace(made, more_views=more, optimiser=optimiser, model=model))
+        return runtime.series("train/loss"), runtime.last_state()
+
+    losses, state = trained(graphed=True)
+    expected_losses, expected = trained()
+    assert graphs.replays == len(losses) - WARM_UP_CALLS > 0
+    assert losses == pytest.approx(expected_losses, rel=1e-12)
+    torch.testing.assert_close(state, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "size_px"),
+    [
+        ({"name": "ir18", "width": 0.0625}, 24),  # built for one size
+        ({"name": "bn_inception", "mean": [0.0], "std": [1.0]}, 3),  # too small for it
+        ({"name": "pixels"}, 5),  # the head's size depends on it
+    ],
+)
+def test_small_views_that_an_encoder_cannot_take_are_refused_in_one_line(encoder, size_px, tmp_path):
+    changes = {**CHANGES, "encoder": encoder, "augment": {**AUGMENT, "small_view_size_px": size_px}}
+    with pytest.raises(ConfigError, match=f"^augment.small_view_size_px: found {size_px}, .* cannot take") as error:
+        run(tmp_path, **changes)
+    assert "\n" not in str(error.value)
