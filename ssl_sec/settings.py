@@ -124,8 +124,7 @@ class LocalPath:
         """Raises a ConfigError that names the key, unless the value is such a path."""
         if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", value):
             raise ConfigError(
-                f"{key}: found {printable(value)!r}, a URL; object storage is not supported yet: must be a path, "
-                "on a cluster one that all nodes see"
+                f"{key}: found {printable(value)!r}, a URL; must be a path, on a cluster one that all nodes see"
             )
         check(value.strip() != "" and "\0" not in value, key, value, "a path")
         encoded = os.fsencode(value)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from ssl_sec.recipes.tracking import TrackingConfig
+from ssl_sec.recipes.tracking import OutputDir, TrackingConfig
 from ssl_sec.settings import (
     Local,
     NotEmpty,
@@ -74,9 +74,9 @@ class ReplayConfig(Settings):
         output_dir: folder of the runs' folders, where a name or an id is looked for.
     """
 
-    folder: Local
+    folder: OutputDir
     uri: str | None = None
-    output_dir: str = "runs"
+    output_dir: OutputDir = "runs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class ReportConfig(Settings):
     all: bool = False
     recipes: Annotated[tuple[str, ...], NotEmpty()] | None = None
     output: Local = "report"
-    output_dir: Local = "runs"
+    output_dir: OutputDir = "runs"
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from ssl_sec.data.config import DataConfig
 from ssl_sec.exporting import FormatName
-from ssl_sec.recipes.tracking import TrackingConfig
+from ssl_sec.recipes.tracking import OutputDir, TrackingConfig
 from ssl_sec.settings import Local, Settings
 
 
@@ -15,7 +15,7 @@ class ExportConfig(Settings):
     Attributes:
         run: the training's MLflow run id, its name, a prefix of one, or its folder.
         format: of the files; see `ssl_sec.exporting`.
-        output: a new folder; None makes one in output_dir/exports.
+        output: a new folder; None makes one in output_dir/exports, or in runs/exports if that is a URL.
         overwrite: whether an existing export is replaced.
         data: where the images of the check come from; None takes the data set of the run.
         output_dir: of the run, with MLflow's sqlite file unless tracking names a store.
@@ -26,5 +26,5 @@ class ExportConfig(Settings):
     output: Local | None = None
     overwrite: bool = False
     data: DataConfig | None = None
-    output_dir: Local = "runs"
+    output_dir: OutputDir = "runs"
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

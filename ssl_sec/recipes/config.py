@@ -13,10 +13,9 @@ from ssl_sec.losses import PAIR_LOSSES, Loss
 from ssl_sec.losses.angular import DisjointLoss
 from ssl_sec.losses.config import ClassLossConfig, PairLossConfig
 from ssl_sec.networks.config import EncoderConfig, HeadConfig
-from ssl_sec.recipes.tracking import TrackingConfig
+from ssl_sec.recipes.tracking import OutputDir, TrackingConfig
 from ssl_sec.settings import (
     Count,
-    Local,
     Name,
     Range,
     Seed,
@@ -65,7 +64,7 @@ class RunConfig(Settings, is_base=True):
     Attributes:
         runtime: where it runs.
         run_name: name of the run and its folder; None for a generated one.
-        output_dir: folder in which run folders are created.
+        output_dir: folder in which run folders are created, or a URL of object storage, such as s3://bucket/runs.
         tracking: where metrics are logged.
     """
 
@@ -93,7 +92,7 @@ class TrainingConfig(RunConfig, is_base=True):
         recipe: names the experiment in MLflow, the folder of its runs and the registered model; None takes the name of
             the data set.
         run_name: name of the run and its folder; None for one made of data set, encoder, constraint and seed.
-        output_dir: folder in which run folders are created.
+        output_dir: folder in which run folders are created, or a URL of object storage, such as s3://bucket/runs.
         resume: true resumes the run of this name where it stopped; auto starts it if there is none. On a command
             line, resume=<folder, name or id> takes the run's own configuration.
         seed: seed of weights, order and augmentation, ≥ 0.
@@ -114,7 +113,7 @@ class TrainingConfig(RunConfig, is_base=True):
     global_batch_size: Annotated[int, Range(ge=2, le=2**20)]
     seed: Seed = 0
     run_name: Name | None = None
-    output_dir: Local = "runs"
+    output_dir: OutputDir = "runs"
     resume: bool | Literal["auto"] = False
     log_every_steps: Count | None = None
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

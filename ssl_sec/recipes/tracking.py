@@ -1,9 +1,14 @@
-"""The options of tracking; importing them needs no torch."""
+"""Where runs are kept and tracked; importing these options needs no torch."""
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
-from ssl_sec.settings import check
+from ssl_sec.errors import ConfigError, printable
+from ssl_sec.settings import LocalPath, check
+
+# Kinds of object storage: S3, Google Cloud Storage and Azure.
+STORAGE_SCHEMES = ("s3", "gs", "az", "abfs", "abfss")
 
 # The tags that a run sets itself, and `tracking.tags` may not.
 RUN_TAGS = (
@@ -12,12 +17,31 @@ RUN_TAGS = (
 )  # fmt: skip
 
 
+class OutputPlace(LocalPath):
+    """A folder, or a URL of object storage, such as s3://bucket/runs."""
+
+    def check(self, key: str, value: str) -> None:
+        """Raises a ConfigError that names the key, unless the value is such a place."""
+        scheme, sign, rest = value.partition("://")
+        if not sign or "/" in scheme:
+            super().check(key, value)
+        elif scheme == "file":
+            super().check(key, rest)
+        elif scheme not in STORAGE_SCHEMES or not rest.strip("/"):
+            allowed = ", ".join(f"{scheme}://…" for scheme in STORAGE_SCHEMES)
+            raise ConfigError(f"{key}: found {printable(value)!r}, must be a folder, or a URL: {allowed}")
+
+
+OutputDir = Annotated[str, OutputPlace()]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
     """Where metrics are logged.
 
     Attributes:
-        uri: of the MLflow server; None takes MLFLOW_TRACKING_URI, or sqlite in the output folder.
+        uri: of the MLflow server; None takes MLFLOW_TRACKING_URI, or sqlite in the output folder; in the folder
+            `runs` if runs are kept in object storage.
         experiment: in MLflow; None takes the recipe's name, or the data set's if it has none.
         register_model: whether the encoder becomes a registered model.
         system_metrics: whether the use of the driver's machine (processor, memory, disk, network, GPUs) is logged.

@@ -10,6 +10,7 @@ Tensors whose rows are sharded over the workers are in files of their own: befor
 the rows that it holds, and a resume reads the rows that it needs, whatever the number of workers was.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -28,8 +29,10 @@ from torch import Tensor
 from ssl_sec.errors import StorageError
 from ssl_sec.training.class_sharding import HeldRows
 
+# What a checkpoint has once it is whole: the step, the score, and the sizes and hashes of its files.
+MANIFEST = "manifest.json"
+
 _STATE = "state.pt"
-_MANIFEST = "manifest.json"
 _PARTS = "rows-*.safetensors"
 # In a part's metadata: the index of its first row among all rows.
 _FIRST = "first"
@@ -65,8 +68,8 @@ def save_checkpoint(
     Raises:
         StorageError: if it cannot be written; the checkpoints before it are untouched.
     """
-    final = folder / f"step-{step:09d}"
-    if _defect(final) is None:  # the state after a step is always the same
+    final = folder / checkpoint_name(step)
+    if defect_of(final) is None:  # the state after a step is always the same
         return final
     temporary = folder / f".{final.name}.{os.getpid()}"
     try:
@@ -81,9 +84,10 @@ def save_checkpoint(
         for part in _parts_folder(folder, step).glob(_PARTS):
             part.rename(temporary / part.name)
         files = {
-            file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in sorted(temporary.iterdir())
+            file.name: {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
+            for file in sorted(temporary.iterdir())
         }
-        with (temporary / _MANIFEST).open("w") as file:
+        with (temporary / MANIFEST).open("w") as file:
             json.dump({"step": step, "score": score, "files": files}, file)
             file.flush()
             os.fsync(file.fileno())
@@ -107,6 +111,11 @@ def save_checkpoint(
     return final
 
 
+def checkpoint_name(step: int) -> str:
+    """The name of the checkpoint after `step` steps; names are sorted by step."""
+    return f"step-{step:09d}"
+
+
 def without_held_rows(state: Any, path: tuple[str | int, ...] = ()) -> tuple[Any, dict[str, HeldRows]]:
     """The state that all workers have in common, and the rows that this one holds, by their places in the state."""
     if not isinstance(state, Mapping):
@@ -122,13 +131,16 @@ def without_held_rows(state: Any, path: tuple[str | int, ...] = ()) -> tuple[Any
     return common, held
 
 
-def save_part(folder: Path, step: int, held: Mapping[str, HeldRows]) -> None:
+def save_part(folder: Path, step: int, held: Mapping[str, HeldRows]) -> Path:
     """Writes the rows that this worker holds, before one worker saves the state after `step` steps.
 
     Args:
         folder: the folder of the run's checkpoints.
         step: steps taken so far, ≥ 0.
         held: the rows from `without_held_rows`; all begin at the same row.
+
+    Returns:
+        The file.
 
     Raises:
         StorageError: if they cannot be written.
@@ -148,6 +160,7 @@ def save_part(folder: Path, step: int, held: Mapping[str, HeldRows]) -> None:
         temporary.rename(final)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise StorageError(f"checkpoint of step {step}: cannot be written to {folder}: {error}") from error
+    return final
 
 
 class CheckpointWriter:
@@ -159,11 +172,15 @@ class CheckpointWriter:
     Args:
         folder: the folder of the run's checkpoints.
         keep_last: how many to keep, ≥ 1.
+        on_written: called in the thread with each checkpoint.
     """
 
-    def __init__(self, folder: Path, keep_last: int) -> None:
+    def __init__(
+        self, folder: Path, keep_last: int, on_written: Callable[[Path], object] = lambda checkpoint: None
+    ) -> None:
         self._folder = folder
         self._keep_last = keep_last
+        self._on_written = on_written
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._stream: torch.cuda.Stream | None = None
@@ -208,7 +225,7 @@ class CheckpointWriter:
     def _write(self, step: int, state: Mapping[str, Any], wait: Callable[[], None], score: float | None) -> None:
         try:
             wait()
-            save_checkpoint(self._folder, step, state, self._keep_last, score)
+            self._on_written(save_checkpoint(self._folder, step, state, self._keep_last, score))
         except BaseException as error:
             self._failure = error
 
@@ -217,7 +234,7 @@ def newest_checkpoint(folder: Path) -> Found:
     """The newest whole checkpoint in `folder`, and why newer ones were skipped."""
     skipped: list[str] = []
     for path in sorted(folder.glob("step-*"), reverse=True):
-        reason = _defect(path)
+        reason = defect_of(path)
         if reason is None:
             return Found(path=path, skipped=tuple(skipped))
         skipped.append(f"{path.name}: {reason}")
@@ -235,7 +252,7 @@ def load_checkpoint(path: Path, device: torch.device, held: slice | None = None)
     Raises:
         StorageError: if a file is not whole, or rows are missing.
     """
-    reason = _defect(path)
+    reason = defect_of(path)
     if reason is not None:
         raise StorageError(f"checkpoint {path}: {reason}")
     state: dict[str, Any] = torch.load(path / _STATE, map_location=device, weights_only=True)
@@ -268,10 +285,10 @@ def _held_rows(path: Path, held: slice) -> dict[str, Tensor]:
     return whole
 
 
-def _defect(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None if it is whole."""
+def defect_of(path: Path) -> str | None:
+    """What is wrong with the checkpoint in a folder, or None if it is whole."""
     try:
-        listed = json.loads((path / _MANIFEST).read_text())["files"]
+        listed = json.loads((path / MANIFEST).read_text())["files"]
         expected = {str(name): (about["bytes"], about["sha256"]) for name, about in {_STATE: None, **listed}.items()}
     except FileNotFoundError:
         return "no manifest"
@@ -283,7 +300,7 @@ def _defect(path: Path) -> str | None:
             return f"{name} is missing"
         if file.stat().st_size != num_bytes:
             return f"{name} has {file.stat().st_size} bytes instead of {num_bytes}"
-        if _sha256(file) != sha256:
+        if file_sha256(file) != sha256:
             return f"{name} does not match its hash"
     return None
 
@@ -292,7 +309,8 @@ def _parts_folder(folder: Path, step: int) -> Path:
     return folder / f".parts-{step:09d}"
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -333,14 +351,29 @@ def _check_space(folder: Path, state: Mapping[str, Any]) -> None:
         raise OSError(f"it needs {needed >> 20} MiB, and {free >> 20} MiB are free")
 
 
+def score_of(manifest: bytes) -> float | None:
+    """The score in a manifest; None if there is none, or the manifest cannot be read."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        score = json.loads(manifest)["score"]
+        return float(score) if isinstance(score, float | int) else None
+    return None
+
+
+def best_of(scores: Mapping[str, float | None]) -> str | None:
+    """The checkpoint with the highest score, the newest if several have it; None if none has a score.
+
+    Args:
+        scores: name of a checkpoint -> its score.
+    """
+    scored = [(score, name) for name, score in scores.items() if score is not None]
+    return max(scored)[1] if scored else None
+
+
 def _best(paths: Iterable[Path]) -> Path | None:
-    """The checkpoint with the highest score, the newest if several have it; None if none has a score."""
-    scored: list[tuple[float, str, Path]] = []
+    """The best checkpoint of a folder; see `best_of`."""
+    scores: dict[str, float | None] = {}
     for path in paths:
-        try:
-            score = json.loads((path / _MANIFEST).read_text())["score"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if isinstance(score, float | int):
-            scored.append((score, path.name, path))
-    return max(scored)[2] if scored else None
+        with contextlib.suppress(OSError):
+            scores[path.name] = score_of((path / MANIFEST).read_bytes())
+    best = best_of(scores)
+    return next((path for path in paths if path.name == best), None)

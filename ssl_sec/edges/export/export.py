@@ -25,6 +25,7 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.record import run_record
 from ssl_sec.edges.folder.stored_config import training_config
 from ssl_sec.edges.patience import ANSWER_S, Patience
+from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.edges.tracking.runs import RunArchive, beside, find_run
 from ssl_sec.edges.tracking.scores import child_probes
 from ssl_sec.edges.tracking.store import store_errors
@@ -84,7 +85,8 @@ def run_export(config: ExportConfig) -> Exported:
     require_packages(form)
     with _find(config) as source:
         trained = source.config
-        default = f"{config.output_dir}/exports/{trained.recipe_name}-{source.short_name}-{form.name}"
+        near = "runs" if is_remote(config.output_dir) else config.output_dir
+        default = f"{near}/exports/{trained.recipe_name}-{source.short_name}-{form.name}"
         output = Path(config.output or default).expanduser().resolve()
         _require_replaceable(output, config.overwrite)
         image_set = trained.open_evaluated(config.data or trained.data)
@@ -158,12 +160,12 @@ def _in_folder(folder: RunFolder, config: ExportConfig) -> _Source:
     run, probes = run_record(folder, trained.data.title), None
     if run_id is not None:
         try:
-            tracking = replace(beside(str(folder.path), config.tracking), experiment=None)
+            tracking = replace(beside(folder.location, config.tracking), experiment=None)
             store = RunArchive.open(tracking, config.output_dir)
             with store_errors(store.client.tracking_uri):
                 run, probes = Patience(ANSWER_S).call(lambda: _with_probes(store.client, run_id))
         except UserError as error:
-            logger.warning("%s; the model card has only what is in %s", first_line(error), folder.path)
+            logger.warning("%s; the model card has only what is in %s", first_line(error), folder.location)
     short_name = folder.path.name if run_id is None else run_id[:8]
     return _Source(recipe=recipe, files=folder.path, config=trained, short_name=short_name, run=run, probes=probes)
 

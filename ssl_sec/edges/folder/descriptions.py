@@ -1,12 +1,18 @@
 """What a run's folder keeps as JSON: its identity in MLflow and the description of its data."""
 
 import json
+import os
+import socket
+import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.masking import HIDDEN
+from ssl_sec.errors import first_line
 from ssl_sec.settings import from_values
 
 
@@ -91,3 +97,24 @@ class DataDescription:
         numbers = json.loads(checked) if checked else {}
         own = {key: numbers[key] for key in ("num_checked", "num_duplicates", "num_unreadable") if key in numbers}
         return from_values(cls, {**json.loads(described), **own})
+
+
+def about_worker(rank: int, world_size: int, node: str) -> dict[str, Any]:
+    """What is kept about the start of this worker process."""
+    return {"rank": rank, "world_size": world_size, "node": node, "pid": os.getpid(), "started": _now()}
+
+
+def about_failure(rank: int, error: BaseException) -> dict[str, Any]:
+    """What is kept about the error of this process."""
+    return {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "time": _now(),
+        "error": first_line(error),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from torch import nn
 
-from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.folder.finding import folder_at
 from ssl_sec.errors import ConfigError
 from ssl_sec.networks import Encoder
 from ssl_sec.networks.config import EncoderConfig
@@ -47,14 +47,15 @@ def load_encoder(run: str | os.PathLike[str]) -> Encoder:
     """The encoder that a run of pretraining, metric learning or face recognition trained, in evaluation mode.
 
     Args:
-        run: the folder that the job printed.
+        run: the folder, or its URL, that the job printed.
 
     Raises:
         ConfigError: if it holds no run that has ended.
+        StorageError: if the storage of a URL cannot be used.
     """
-    folder = RunFolder(Path(run).expanduser().resolve())
-    if not (folder.holds_run and folder.encoder_path.is_file()):
-        raise ConfigError(f"run: found {folder.path}, which holds no trained encoder; allowed: the folder of a run")
+    folder = folder_at(os.fspath(run))
+    if folder is None or not folder.encoder_path.is_file():
+        raise ConfigError(f"run: found {run}, which holds no trained encoder; allowed: the folder of a run")
     values = yaml.safe_load(folder.config_path.read_text())
     trained = from_values(_Trained, {"encoder": values["encoder"]})
     return _encoder(trained.encoder, folder.data().image_shape, folder.encoder_path)

@@ -1,12 +1,24 @@
 """Finds the run that a user names by its id, its name, a prefix of one, or its folder."""
 
+import atexit
+import functools
+import os
+import shutil
+import uuid
 from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.folder.stored import StoredFolder
+from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.edges.storage.places import is_remote, local_folder, split_url
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.registry import RECIPES
+
+# The files that say which run a folder holds.
+_NAMING = frozenset({"config.yaml", "mlflow.json", "mlflow_run_id"})
 
 
 @runtime_checkable
@@ -62,9 +74,39 @@ def match_run(key: str, word: str, runs: Iterable[N], where: str, prefers: Calla
 
 
 def folder_at(word: str) -> RunFolder | None:
-    """The run folder at a path; None if it holds no run."""
-    folder = RunFolder(Path(word).expanduser().resolve())
+    """The run at a path or a URL; None if there is none.
+
+    Raises:
+        ConfigError: if the URL cannot be used.
+        StorageError: if the storage cannot be used.
+    """
+    if is_remote(word):
+        folder = downloaded(word)
+    else:
+        folder = RunFolder(Path(word.removeprefix("file://")).expanduser().resolve())
     return folder if word and folder.holds_run else None
+
+
+@functools.cache
+def downloaded(url: str, only: frozenset[str] | None = None) -> RunFolder:
+    """A copy of a run in object storage, without its checkpoints; this process removes it at its end.
+
+    The run may be active, so its staging folder is left alone.
+
+    Args:
+        url: of the run.
+        only: names of the files that are needed; None for all.
+
+    Raises:
+        ConfigError: if the URL cannot be used.
+        StorageError: if the storage cannot be used.
+    """
+    output_dir, recipe, name = split_url(url)
+    copies = local_folder(output_dir, "copies", f"{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    atexit.register(shutil.rmtree, copies, ignore_errors=True)
+    folder = StoredFolder(copies / recipe / name, Bucket(url))
+    folder.refresh(only)
+    return folder
 
 
 def trained_folder(word: str, jobs: Sequence[str]) -> RunFolder | None:
@@ -107,7 +149,22 @@ def find_folder(key: str, word: str, output_dir: str, job: str | None = None) ->
     if named is not None:
         return named
     if "/" in word:
-        raise ConfigError(f"{key}: {Path(word).expanduser().resolve()} holds no run; allowed: a run's folder")
-    output = Path(output_dir).expanduser().resolve()
-    runs = [RunFolder(path.parent) for path in sorted(output.glob("*/*/config.yaml"))]
-    return match_run(key, word, runs, f"output_dir={output}", prefers=lambda run: job in (None, run.identity.job))
+        place = word if is_remote(word) else Path(word).expanduser().resolve()
+        raise ConfigError(f"{key}: {place} holds no run; allowed: a run's folder")
+    output = output_dir if is_remote(output_dir) else local_folder(output_dir)
+    where, prefers = f"output_dir={output}", lambda run: job in (None, run.identity.job)
+    found = match_run(key, word, _runs_in(output_dir), where, prefers)
+    return downloaded(found.location) if is_remote(output_dir) else found
+
+
+def _runs_in(output_dir: str) -> list[RunFolder]:
+    """The runs of an output folder, sorted by recipe and name; those in object storage have only what names them.
+
+    Raises:
+        StorageError: if the storage cannot be used.
+    """
+    if not is_remote(output_dir):
+        return [RunFolder(path.parent) for path in sorted(local_folder(output_dir).glob("*/*/config.yaml"))]
+    bucket = Bucket(output_dir)
+    names = sorted(name.removesuffix("/config.yaml") for name in bucket.files() if fnmatch(name, "*/*/config.yaml"))
+    return [downloaded(f"{bucket.url}/{name}", _NAMING) for name in names if name.count("/") == 1]

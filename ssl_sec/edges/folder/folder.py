@@ -7,15 +7,13 @@ All workers and the driver see the same folder, so on a cluster it must be on sh
 import contextlib
 import json
 import logging
-import os
 import shlex
 import shutil
 import signal
 import socket
 import time
-import traceback
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +22,14 @@ import torch
 import yaml
 
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.edges.folder.descriptions import DataDescription, RunIdentity
+from ssl_sec.edges.folder.descriptions import DataDescription, RunIdentity, about_failure, about_worker
 from ssl_sec.edges.folder.stored_config import training_config
+from ssl_sec.edges.folder.text import append_json, json_lines, text_of, write_whole
 from ssl_sec.edges.masking import masked, masked_values
-from ssl_sec.errors import ConfigError, DataError, StorageError, UserError, first_line
+from ssl_sec.edges.storage.checkpoints import CheckpointUpload
+from ssl_sec.errors import ConfigError, DataError, StorageError, UserError
 from ssl_sec.recipes.registry import PRETRAIN, RECIPES
-from ssl_sec.training.checkpoint import load_checkpoint, newest_checkpoint
+from ssl_sec.training.checkpoint import Found, load_checkpoint, newest_checkpoint
 from ssl_sec.training.norms import NormHistogram
 
 if TYPE_CHECKING:
@@ -122,6 +122,11 @@ class RunFolder:
         return training_config(PRETRAIN, self.probed_config_path)
 
     @property
+    def location(self) -> str:
+        """Where users find the run."""
+        return str(self.path)
+
+    @property
     def holds_run(self) -> bool:
         """Whether a run was started here."""
         return self.config_path.is_file()
@@ -135,8 +140,8 @@ class RunFolder:
         """
         if self.holds_run:
             raise ConfigError(
-                f"run_name: {self.path} already holds a run; allowed: another run_name, or "
-                f"{shlex.quote(f'resume={self.path}')} to resume it"
+                f"run_name: {self.location} already holds a run; allowed: another run_name, or "
+                f"{shlex.quote(f'resume={self.location}')} to resume it"
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -156,12 +161,12 @@ class RunFolder:
                 left_over.unlink(missing_ok=True)
         except OSError as error:
             raise StorageError(f"output_dir: {self.path} cannot be written: {error.strerror}") from error
-        for defect in newest_checkpoint(self.checkpoints_path).skipped:
+        for defect in self.find_incomplete():
             logger.warning("skipped an incomplete checkpoint: %s", defect)
 
     def _write_config(self, values: Mapping[str, Any]) -> None:
         self._unclosed_path.touch()
-        _write_whole(self.config_path, yaml.safe_dump(masked_values(values), sort_keys=False))
+        write_whole(self.config_path, yaml.safe_dump(masked_values(values), sort_keys=False))
 
     @property
     def identity(self) -> RunIdentity:
@@ -177,7 +182,7 @@ class RunFolder:
     @property
     def run_id(self) -> str | None:
         """The run's id in MLflow; None if it is not known."""
-        return _text(self.run_id_path).strip() or None
+        return text_of(self.run_id_path).strip() or None
 
     @property
     def is_complete(self) -> bool:
@@ -195,11 +200,18 @@ class RunFolder:
             "starts the run again"
         )
 
+    def refresh(self) -> None:
+        """Takes over what other machines have written."""
+
+    def remove(self) -> None:
+        """Removes the run."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
     def discard_unstarted(self) -> None:
         """Removes the folder of a run that ended without metrics or warnings, so that its name is free again."""
         warned = any(not message.startswith("INFO: ") for _, message in self.messages())
         if self.newest_step() is None and not warned and not self.records() and not self.encoder_path.exists():
-            shutil.rmtree(self.path, ignore_errors=True)
+            self.remove()
             with contextlib.suppress(OSError):  # other runs of the recipe
                 self.path.parent.rmdir()
 
@@ -209,17 +221,33 @@ class RunFolder:
         Raises:
             StorageError: if there are checkpoints but none is whole: a run never starts over silently.
         """
-        found = newest_checkpoint(self.checkpoints_path)
+        found = self.find_checkpoint()
         if found.path is None:
             if found.skipped:
-                raise StorageError(f"no whole checkpoint in {self.checkpoints_path}: {'; '.join(found.skipped)}")
+                raise StorageError(f"no whole checkpoint in {self.location}/checkpoints: {'; '.join(found.skipped)}")
             return None
         return load_checkpoint(found.path, device, held)
 
+    def find_checkpoint(self) -> Found:
+        """The newest whole checkpoint on this machine, and why newer ones are skipped."""
+        return newest_checkpoint(self.checkpoints_path)
+
+    def find_incomplete(self) -> Sequence[str]:
+        """The checkpoints that a resume skips, each with the reason."""
+        return newest_checkpoint(self.checkpoints_path).skipped
+
+    def checkpoint_names(self) -> list[str]:
+        """The names of the checkpoints, whole or not, oldest first."""
+        return sorted(path.name for path in self.checkpoints_path.glob("step-*"))
+
     def newest_step(self) -> int | None:
         """The step of the newest checkpoint, whole or not; None if there is none."""
-        names = [path.name for path in self.checkpoints_path.glob("step-*")]
-        return int(max(names).removeprefix("step-")) if names else None
+        names = self.checkpoint_names()
+        return int(names[-1].removeprefix("step-")) if names else None
+
+    def upload_checkpoints(self, rank: int, world_size: int, keep_last: int) -> CheckpointUpload | None:
+        """Starts the upload of what this worker writes of checkpoints; None if the folder itself keeps them."""
+        return None
 
     def describe_data(self, image_set: ImageSet) -> None:
         """Writes the description of the training set, or of the test set of a probe."""
@@ -232,7 +260,7 @@ class RunFolder:
 
     def data(self) -> DataDescription:
         """The description of the data."""
-        return DataDescription.read(self._data_path.read_text(), _text(self.check_path))
+        return DataDescription.read(self._data_path.read_text(), text_of(self.check_path))
 
     def write_launch_token(self) -> str:
         """Writes a random token, by which workers recognise this folder, and returns it."""
@@ -257,34 +285,27 @@ class RunFolder:
 
     def log_worker(self, rank: int, world_size: int, node: str) -> None:
         """Logs the start of this worker process."""
-        about = {
-            "rank": rank,
-            "world_size": world_size,
-            "node": node,
-            "pid": os.getpid(),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        }
-        _append_json(self.workers_path, about)
+        self.add_worker(about_worker(rank, world_size, node))
+
+    def add_worker(self, about: Mapping[str, Any]) -> None:
+        """Logs the start of a worker process."""
+        append_json(self.workers_path, about)
 
     def workers(self) -> list[dict[str, Any]]:
         """The starts of worker processes, oldest first."""
-        return _json_lines(self.workers_path)
+        return json_lines(self.workers_path)
 
     def log_failure(self, rank: int, error: BaseException) -> None:
         """Logs the error of this process."""
-        about = {
-            "rank": rank,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "error": first_line(error),
-            "traceback": "".join(traceback.format_exception(error)),
-        }
-        _append_json(self.failures_path, about)
+        self.add_failure(about_failure(rank, error))
+
+    def add_failure(self, about: Mapping[str, Any]) -> None:
+        """Logs the error of a worker process."""
+        append_json(self.failures_path, about)
 
     def failures(self) -> list[dict[str, Any]]:
         """The errors of workers, oldest first; without those of killed processes."""
-        return _json_lines(self.failures_path)
+        return json_lines(self.failures_path)
 
     def crash_path(self, rank: int) -> Path:
         """The file where a worker process that a signal kills dumps its stack, if the signal allows it."""
@@ -292,7 +313,7 @@ class RunFolder:
 
     def fatal_signal(self, rank: int) -> signal.Signals | None:
         """The signal that killed a worker process; None if it left no dump."""
-        dumped = _text(self.crash_path(rank)).partition("\n")[0].removeprefix("Fatal Python error: ")
+        dumped = text_of(self.crash_path(rank)).partition("\n")[0].removeprefix("Fatal Python error: ")
         return _FATAL.get(dumped.replace("-", " "))
 
     def log_message(self, level: str, message: str) -> None:
@@ -306,17 +327,27 @@ class RunFolder:
             StorageError: if the folder was removed.
         """
         try:
-            _append_json(self.metrics_path, record)
+            append_json(self.metrics_path, record)
         except FileNotFoundError as error:
             raise self.removal() from error
 
+    def is_stop_requested(self) -> bool:
+        """Whether a stop is requested."""
+        return self.stop_path.exists()
+
+    def take_save_request(self) -> bool:
+        """Whether a checkpoint is requested; the request is then forgotten."""
+        is_requested = self.save_path.exists()
+        self.save_path.unlink(missing_ok=True)
+        return is_requested
+
     def records(self) -> list[dict[str, Any]]:
         """All metrics, without messages."""
-        return [record for record in _json_lines(self.metrics_path) if _has_metrics(record)]
+        return [record for record in json_lines(self.metrics_path) if _has_metrics(record)]
 
     def messages(self) -> list[tuple[float, str]]:
         """Time and text of all messages."""
-        return [(record["time"], record["message"]) for record in _json_lines(self.metrics_path) if "message" in record]
+        return [(record["time"], record["message"]) for record in json_lines(self.metrics_path) if "message" in record]
 
     def last_metrics(self) -> dict[str, float]:
         """The last value of each metric."""
@@ -328,17 +359,17 @@ class RunFolder:
 
     def forget_records_from(self, step: int) -> None:
         """Drops the metrics of steps that will be taken again; messages stay."""
-        found = _json_lines(self.metrics_path)
+        found = json_lines(self.metrics_path)
         kept = [record for record in found if not _has_metrics(record) or record["step"] < step]
-        _write_whole(self.metrics_path, "".join(json.dumps(record) + "\n" for record in kept))
+        write_whole(self.metrics_path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def write_outcome(self, outcome: str) -> None:
         """Writes how the workers ended: "finished" or "stopped"."""
-        _write_whole(self._outcome_path, outcome)
+        write_whole(self._outcome_path, outcome)
 
     def outcome(self) -> str | None:
         """How the workers ended; None if that is not written, or cannot be read."""
-        outcome = _text(self._outcome_path)
+        outcome = text_of(self._outcome_path)
         return outcome if outcome in ("finished", "stopped") else None
 
     @property
@@ -348,7 +379,7 @@ class RunFolder:
 
     def write_error(self, error: UserError) -> None:
         """Writes a user error, which the driver reports."""
-        _write_whole(self._error_path, json.dumps({"message": str(error), "exit_code": error.exit_code}))
+        write_whole(self._error_path, json.dumps({"message": str(error), "exit_code": error.exit_code}))
 
     def error(self) -> UserError | None:
         """The user error that a worker wrote, if any."""
@@ -356,7 +387,7 @@ class RunFolder:
             return None
         kinds = {kind.exit_code: kind for kind in (ConfigError, DataError, StorageError)}
         try:
-            written = json.loads(_text(self._error_path))
+            written = json.loads(text_of(self._error_path))
             return kinds.get(written["exit_code"], UserError)(written["message"])
         except (ValueError, KeyError, TypeError):
             return StorageError(f"{self._error_path} cannot be read: why the run failed is unknown")
@@ -364,33 +395,3 @@ class RunFolder:
 
 def _has_metrics(record: Mapping[str, Any]) -> bool:
     return isinstance(record.get("metrics"), dict) and isinstance(record.get("step"), int)
-
-
-def _append_json(path: Path, record: Mapping[str, Any]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")
-
-
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file, one per line; lines that a crash cut off are skipped."""
-    found: list[dict[str, Any]] = []
-    for line in _text(path).split("\n")[:-1]:
-        with contextlib.suppress(ValueError):
-            if isinstance(record := json.loads(line), dict):
-                found.append(record)
-    return found
-
-
-def _text(path: Path) -> str:
-    """The text of a file, whatever its bytes are; empty if there is no file."""
-    try:
-        return path.read_text(errors="replace")
-    except FileNotFoundError:
-        return ""
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Replaces a file atomically."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    temporary.write_text(text)
-    os.replace(temporary, path)

@@ -1,16 +1,19 @@
 """Default names of runs, and the tags by which runs are found."""
 
-import hashlib
 import itertools
 import re
 import time
+import uuid
 from pathlib import Path
 
 from ssl_sec.edges.masking import masked_values
+from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.edges.storage.places import url_of
 from ssl_sec.errors import StorageError
 from ssl_sec.networks.config import TimmConfig
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.tracking import TrackingConfig
+from ssl_sec.training.checkpoint import file_sha256
 
 UNTRAINED = "random"
 
@@ -45,8 +48,7 @@ def weights_tags(config: TrainingConfig) -> dict[str, str]:
     found: dict[str, str] = {}
     for key, weights in zip(WEIGHTS, (config.encoder.weights, config.head.weights), strict=True):
         if weights is not None and (path := Path(weights).expanduser()).is_file():
-            with path.open("rb") as file:
-                found[key + DIGEST_SUFFIX] = hashlib.file_digest(file, "sha256").hexdigest()
+            found[key + DIGEST_SUFFIX] = file_sha256(path)
     return found
 
 
@@ -63,14 +65,20 @@ def claim_name(folder: Path, name: str) -> str:
     """Makes a new folder for a run, and returns its name; a number is added if the name is taken.
 
     Args:
-        folder: of the recipe's runs.
+        folder: of the recipe's runs, on this machine.
         name: the wanted name.
 
     Raises:
-        StorageError: if no folder can be made there.
+        StorageError: if no folder can be made there, or object storage cannot be used.
     """
+    url = url_of(folder / name)
+    bucket = None if url is None else Bucket(url.rpartition("/")[0])
     for count in itertools.count(1):
         candidate = name if count == 1 else f"{name}-{count}"
+        if bucket is not None:
+            if not bucket.files(candidate) and bucket.create(f"{candidate}/.claim", uuid.uuid4().bytes):
+                return candidate
+            continue
         try:
             (folder / candidate).mkdir(parents=True)
         except FileExistsError:

@@ -54,7 +54,7 @@ def make_report(config: ReportConfig) -> "Report":
     from ssl_sec.edges.tracking.runs import RunArchive, beside
 
     def open_archive() -> "RunArchive":
-        return RunArchive.open(config.tracking, Path(config.output_dir).expanduser().resolve())
+        return RunArchive.open(config.tracking, config.output_dir)
 
     if table is not None:
         from ssl_sec.edges.report.table import make_table_report
@@ -77,7 +77,7 @@ def make_report(config: ReportConfig) -> "Report":
     from ssl_sec.edges.report.compare import compare_runs
 
     first, second = config.compare
-    store = RunArchive.open(beside(first, config.tracking), Path(config.output_dir).expanduser().resolve())
+    store = RunArchive.open(beside(first, config.tracking), config.output_dir)
     return compare_runs(store, first, second, shows_all=config.all)
 
 

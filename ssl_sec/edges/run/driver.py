@@ -4,7 +4,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +14,7 @@ from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.finding import find_folder, trained_folder
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.names import claim_name, run_name_of, training_tags, user_tags, weights_tags
+from ssl_sec.edges.folder.stored import StoredFolder, open_folder
 from ssl_sec.edges.folder.stored_config import stored_values, training_config, with_credentials
 from ssl_sec.edges.run.execution import Execution
 from ssl_sec.edges.run.resuming import resume_run
@@ -21,6 +22,7 @@ from ssl_sec.edges.run.running import running
 from ssl_sec.edges.run.signals import stopped_by_signals
 from ssl_sec.edges.run.spec import RunSpec, command_line, replay_command
 from ssl_sec.edges.run.summary import Finished
+from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tracking.provenance import keep_code
 from ssl_sec.edges.tracking.runs import beside, find_run, tracked_beside
 from ssl_sec.edges.tracking.store import require_store, tracking_uri
@@ -59,15 +61,16 @@ def run_training(recipe: RecipeRow, config: TrainingConfig) -> Finished:
     finished = _train(recipe, config)
     if config.linear_probe is None or not config.linear_probe.enabled:
         return finished
-    trained = finished.run_id or str(finished.folder.path)
+    trained = finished.run_id or finished.folder.location
     if finished.folder.stop_path.exists():  # requested after the last step
         again = command_line(PROBE.name, "run", trained)
         raise Stopped(f"stopped; {config.run_name} is finished; probe it with: {again}")
-    folder = RunFolder(finished.folder.path.with_name(f"{config.run_name}-probe"))
-    if config.resume and folder.is_complete:
-        return replace(finished, metrics={**finished.metrics, **folder.last_metrics()})
-    if config.resume and folder.holds_run:
-        shutil.rmtree(folder.path)  # an interrupted probe starts again
+    folder = open_folder(finished.folder.path.with_name(f"{config.run_name}-probe"))
+    if config.resume:
+        folder.refresh()
+        if folder.is_complete:
+            return replace(finished, metrics={**finished.metrics, **folder.last_metrics()})
+        folder.remove()  # an interrupted probe starts again
     probe = ProbeJobConfig(
         run=trained,
         probe=config.linear_probe,
@@ -90,7 +93,7 @@ def run_probe(config: ProbeJobConfig) -> Finished:
     folder = trained_folder(config.run, (PRETRAIN.name,))
     if folder is not None:
         tracking, run_id = tracked_beside(folder, config.tracking, config.output_dir)
-        return _probe(replace(config, run=run_id or str(folder.path), tracking=tracking), run_id, folder.path)
+        return _probe(replace(config, run=run_id or folder.location, tracking=tracking), run_id, folder.path)
     store, run = find_run(config.run, config.tracking, config.output_dir, (PRETRAIN.name,))
     config = replace(config, run=run.run_id, tracking=beside(config.run, config.tracking))
     with tempfile.TemporaryDirectory() as downloads:
@@ -107,13 +110,13 @@ def run_replay(config: ReplayConfig) -> Finished:
     folder = find_folder("folder", config.folder, config.output_dir)
     if (job := folder.identity.job) is None:
         raise ConfigError(
-            f"folder: {folder.path} holds no run that was started; allowed: the folder that a job has printed"
+            f"folder: {folder.location} holds no run that was started; allowed: the folder that a job has printed"
         )
     identity = replace(folder.identity, uri=config.uri or with_credentials(folder.identity.uri, "uri"))
     require_store(identity.uri, "uri")
     recipe = RECIPES[job]
     config_of_run = from_values(recipe.config, stored_values(folder.config_path))
-    with running(folder):
+    with _reserved(folder):
         return Execution(RunSpec(recipe=recipe, config=config_of_run, folder=folder, identity=identity)).replay()
 
 
@@ -126,12 +129,12 @@ def _named(config: _Config, group: str, default: str) -> _Config:
 
 
 def _output_dir(config: RunConfig) -> Path:
-    return Path(config.output_dir).expanduser().resolve()
+    return local_folder(config.output_dir)
 
 
 def _train(recipe: RecipeRow, config: TrainingConfig) -> Finished:
     assert config.run_name is not None
-    with _reserved(RunFolder(_output_dir(config) / config.recipe_name / config.run_name)) as folder:
+    with _reserved(open_folder(_output_dir(config) / config.recipe_name / config.run_name)) as folder:
         if not (folder.holds_run if config.resume == "auto" else config.resume):
             folder.start(to_values(config))
         elif not resume_run(recipe, folder, config):
@@ -158,7 +161,7 @@ def _probe(config: ProbeJobConfig, trained_id: str | None, trained_path: Path) -
     trained = training_config(PRETRAIN, trained_path / "config.yaml")
     config = _named(config, trained.recipe_name, f"{trained.run_name or run_name_of(trained)}-probe")
     assert config.run_name is not None
-    with _reserved(RunFolder(_output_dir(config) / trained.recipe_name / config.run_name)) as folder:
+    with _reserved(open_folder(_output_dir(config) / trained.recipe_name / config.run_name)) as folder:
         folder.start(to_values(config))
         shutil.copy(trained_path / "encoder.safetensors", folder.encoder_path)
         shutil.copy(trained_path / "config.yaml", folder.probed_config_path)
@@ -169,7 +172,8 @@ def _probe(config: ProbeJobConfig, trained_id: str | None, trained_path: Path) -
 @contextmanager
 def _reserved(folder: RunFolder) -> Iterator[RunFolder]:
     """Locks the folder of a run; signals of this process then request a stop."""
-    with running(folder), stopped_by_signals(folder.stop_path):
+    kept = folder.held() if isinstance(folder, StoredFolder) else nullcontext()
+    with running(folder), kept, stopped_by_signals(folder.stop_path):
         yield folder
 
 
@@ -177,7 +181,7 @@ def _execute(
     recipe: RecipeRow, config: RunConfig, folder: RunFolder, tags: Mapping[str, str], parent_run_id: str | None
 ) -> Finished:
     group = folder.path.parent.name
-    own = {"recipe": group, "job": recipe.name, "folder": str(folder.path)}
+    own = {"recipe": group, "job": recipe.name, "folder": folder.location}
     identity = RunIdentity(
         uri=tracking_uri(config.tracking, config.output_dir),
         experiment=config.tracking.experiment or group,

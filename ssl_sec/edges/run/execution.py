@@ -58,7 +58,7 @@ class Execution:
             closing.append(close_abandoned(folder, tracked.client, uri))
 
         tracking.on_run, tracking.on_records = begin, self._upload.upload_start
-        logger.info("folder: %s", folder.path)
+        logger.info("folder: %s", folder.location)
         logger.info("connecting to MLflow at %s", masked(uri))
         status, reason = "FAILED", None
         try:
@@ -108,7 +108,7 @@ class Execution:
         with Follower(folder.metrics_path, progress), to_mlflow:
             if isinstance(spec.config.runtime, LocalConfig):
                 worker = Worker(rank=0, world_size=1, device=spec.config.runtime.resolve_device())
-                work(spec.recipe.name, to_values(spec.config), str(folder.path), worker)
+                work(spec.recipe.name, to_values(spec.config), folder, worker)
             else:
                 from ssl_sec.edges.run.on_ray.runtime import run_with_ray  # imports Ray
 

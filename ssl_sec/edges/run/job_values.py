@@ -20,6 +20,7 @@ from ssl_sec.edges.composition.options import primary
 from ssl_sec.edges.folder.stored_config import stored_values, with_credentials
 from ssl_sec.edges.masking import HIDDEN
 from ssl_sec.edges.overrides import assigned, parsed
+from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.registry import PRETRAIN, PROBE, RECIPES, trainings
 from ssl_sec.settings import flattened, from_values, to_values
@@ -101,17 +102,18 @@ def _resumed_values(job: str, word: str, typed: Sequence[str]) -> dict[str, Any]
     folder = find_folder("resume", word, _value_of("output_dir", typed) or "runs", job)
     found = folder.identity.job
     if found not in (None, job):
-        raise ConfigError(f"resume: {folder.path} holds a run of jobs.{found}; allowed: a run of jobs.{job}")
+        raise ConfigError(f"resume: {folder.location} holds a run of jobs.{found}; allowed: a run of jobs.{job}")
     stored = stored_values(folder.config_path)
-    recipe_folder = folder.path.parent
-    place = {"output_dir": str(recipe_folder.parent), "recipe": recipe_folder.name, "run_name": folder.path.name}
+    output_dir, recipe, name = folder.location.rsplit("/", 2)
+    place = {"output_dir": output_dir, "recipe": recipe, "run_name": name}
     if (stored.get("recipe"), stored.get("run_name")) != (place["recipe"], place["run_name"]):
         raise ConfigError(
-            f"resume: {folder.path} was renamed: its run is {stored.get('recipe')}/{stored.get('run_name')}; "
+            f"resume: {folder.location} was renamed: its run is {stored.get('recipe')}/{stored.get('run_name')}; "
             "allowed: the folder under its old name, in any output_dir"
         )
     values = _with_typed(job, {**stored, **place, "resume": True}, typed)
-    values["output_dir"] = str(Path(values["output_dir"]).expanduser().resolve())
+    if not is_remote(values["output_dir"]):
+        values["output_dir"] = str(local_folder(values["output_dir"]))
     for key, known in place.items():
         if values[key] != known:
             raise ConfigError(f"{key}: found {values[key]!r}, but the run to resume has {known!r}")

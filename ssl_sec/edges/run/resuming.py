@@ -34,7 +34,7 @@ def resume_run(recipe: RecipeRow, folder: RunFolder, config: TrainingConfig) -> 
         ConfigError: if there is no run, or other settings differ.
     """
     if not folder.holds_run:
-        raise ConfigError(f"resume: {folder.path} holds no run; allowed: resume=auto or false, or an existing run")
+        raise ConfigError(f"resume: {folder.location} holds no run; allowed: resume=auto or false, or an existing run")
     before = to_values(from_values(recipe.config, stored_values(folder.config_path)))
     now = to_values(config)
     length = recipe.length

@@ -1,8 +1,8 @@
 """The specification of a run."""
 
+import os
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.folder import RunFolder
@@ -36,9 +36,9 @@ class RunSpec:
     @property
     def resume_command(self) -> str:
         """The shell command that resumes the run."""
-        path = self.folder.path
-        near = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-        return command_line(self.recipe.name, "resume", str(near))
+        near = os.path.relpath(self.folder.path)
+        is_near = self.folder.location == str(self.folder.path) and not near.startswith("..")
+        return command_line(self.recipe.name, "resume", near if is_near else self.folder.location)
 
 
 def command_line(job: str, key: str, value: str) -> str:
@@ -48,4 +48,4 @@ def command_line(job: str, key: str, value: str) -> str:
 
 def replay_command(folder: RunFolder) -> str:
     """The shell command that uploads what MLflow misses of a run."""
-    return command_line("replay", "folder", str(folder.path))
+    return command_line("replay", "folder", folder.location)

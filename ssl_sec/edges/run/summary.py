@@ -76,7 +76,7 @@ def summary(finished: Finished) -> str:
     lines = [f"{label}: {metrics[key]:.4g}" for key, label in METRICS.items() if key in metrics]
     lines += _face_lines(metrics)
     run = [f"MLflow run: {finished.run_id}"] if finished.run_id else ["MLflow run: none; see the warning above"]
-    return "\n".join([*lines, f"folder: {finished.folder.path}", *run, ui_instructions(finished)])
+    return "\n".join([*lines, f"folder: {finished.folder.location}", *run, ui_instructions(finished)])
 
 
 def _face_lines(metrics: Mapping[str, float]) -> Iterator[str]:

@@ -6,7 +6,6 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from ssl_sec.edges.run.cpu import keep_freed_memory, schedule_as_batch
 from ssl_sec.errors import Stopped, UserError, out_of_memory
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import from_values
-from ssl_sec.training.checkpoint import CheckpointWriter, newest_checkpoint, save_part, without_held_rows
+from ssl_sec.training.checkpoint import CheckpointWriter, save_part, without_held_rows
 from ssl_sec.training.norms import NormHistogram
 from ssl_sec.training.step import Request
 
@@ -59,7 +58,9 @@ class FolderRuntime:
         self._folder = folder
         self._is_preempted = worker.is_preempted
         self._has_warned = False
-        self._writer = CheckpointWriter(folder.checkpoints_path, keep_last)
+        self._upload = folder.upload_checkpoints(worker.rank, worker.world_size, keep_last)
+        on_written = (lambda checkpoint: None) if self._upload is None else self._upload.offer
+        self._writer = CheckpointWriter(folder.checkpoints_path, keep_last, on_written)
         self._score: tuple[int, float] | None = None
 
     def report(self, step: int, metrics: Mapping[str, float], norms: NormHistogram | None = None) -> None:
@@ -75,41 +76,43 @@ class FolderRuntime:
         """Writes a checkpoint: this worker's own part at once, the rest in the background."""
         state, held = without_held_rows(state)
         if held:
-            save_part(self._folder.checkpoints_path, step, held)
+            part = save_part(self._folder.checkpoints_path, step, held)
+            if self._upload is not None and self.rank > 0:
+                self._upload.offer_part(step, part)
             wait_for_workers()
         if self.rank == 0:
             has_score = self._score is not None and self._score[0] == step - 1
             self._writer.save(step, state, self._score[1] if self._score is not None and has_score else None)
 
     def close(self) -> None:
-        """Waits until everything is written."""
+        """Waits until everything is written, and uploaded."""
         self._writer.close()
+        if self._upload is not None:
+            self._upload.close()
 
     def request(self) -> Request:
         """What the driver requests; while machines are about to be preempted, a save each time."""
         if self.rank > 0:
             return Request.NONE
         is_preempted = self._is_preempted()
-        if self._folder.stop_path.exists():
+        if self._folder.is_stop_requested():
             return Request.STOP
         if is_preempted and not self._has_warned:
             logger.warning("a machine of this run is about to be preempted; every reported step is saved from now on")
             self._has_warned = True
-        is_requested = self._folder.save_path.exists()
-        self._folder.save_path.unlink(missing_ok=True)
+        is_requested = self._folder.take_save_request()
         return Request.SAVE if is_requested or is_preempted else Request.NONE
 
 
-def work(job: str, values: Mapping[str, Any], folder_path: str, worker: Worker) -> None:
+def work(job: str, values: Mapping[str, Any], folder: RunFolder, worker: Worker) -> None:
     """Runs a recipe on this worker, and writes to the run's folder how it ended.
 
     Args:
         job: name of the recipe.
         values: its configuration.
-        folder_path: the run's folder, absolute, on storage that all workers share.
+        folder: of the run.
         worker: this one.
     """
-    folder = RunFolder(Path(folder_path))
     if folder.error() is not None:
         return  # another start cannot help; the driver reports it
     folder.log_worker(worker.rank, worker.world_size, worker.node)
@@ -145,5 +148,7 @@ def work(job: str, values: Mapping[str, Any], folder_path: str, worker: Worker) 
 
 
 def _last_checkpoint(folder: RunFolder) -> str:
-    found = newest_checkpoint(folder.checkpoints_path).path
-    return "no checkpoint was saved" if found is None else f"the last good checkpoint is {found}"
+    names = folder.checkpoint_names()
+    return (
+        f"the last good checkpoint is {folder.location}/checkpoints/{names[-1]}" if names else "no checkpoint was saved"
+    )

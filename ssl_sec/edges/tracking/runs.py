@@ -172,8 +172,8 @@ class RunArchive:
         if folder is not None:
             if folder.run_id is None:
                 raise ConfigError(
-                    f"{key}: {folder.path} is not in MLflow; upload it with: "
-                    f"{command('replay')} {shlex.quote(assigned('folder', str(folder.path)))}"
+                    f"{key}: {folder.location} is not in MLflow; upload it with: "
+                    f"{command('replay')} {shlex.quote(assigned('folder', folder.location))}"
                 )
             word = folder.run_id
         pattern = quoted(f"{word}%")
@@ -288,9 +288,9 @@ def tracked_beside(
         tracking: as configured.
         output_dir: of the job.
     """
-    near = beside(str(folder.path), tracking)
+    near = beside(folder.location, tracking)
     if tracking.uri is None and near.uri is not None and (file := sqlite_file(near.uri)) and not file.is_file():
-        logger.warning("%s, the store of %s, does not exist", near.uri, folder.path)
+        logger.warning("%s, the store of %s, does not exist", near.uri, folder.location)
         near = tracking
     run_id, uri = folder.run_id, tracking_uri(near, output_dir)
     if run_id is None or masked(uri) == folder.identity.uri:

@@ -19,6 +19,7 @@ from mlflow.store.entities import PagedList
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.masking import masked
+from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.errors import ConfigError, StorageError, UserError, first_line
 from ssl_sec.locking import locked
 from ssl_sec.recipes.tracking import TrackingConfig
@@ -35,7 +36,7 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def tracking_uri(config: TrackingConfig, output_dir: str | Path) -> str:
-    """The store's address: the configured one, the environment's, or sqlite in the output folder.
+    """The store's address: the configured one, the environment's, or sqlite in the output folder (`runs` for a URL).
 
     Raises:
         ConfigError: for a scheme that MLflow does not support.
@@ -46,7 +47,9 @@ def tracking_uri(config: TrackingConfig, output_dir: str | Path) -> str:
     elif from_environment := os.environ.get("MLFLOW_TRACKING_URI"):
         uri, key = from_environment, "MLFLOW_TRACKING_URI"
     else:
-        uri, key = f"sqlite:///{Path(output_dir).expanduser().resolve()}/mlflow.db", "output_dir"
+        # Object storage can hold no database.
+        near = "runs" if is_remote(str(output_dir)) else str(output_dir)
+        uri, key = f"sqlite:///{local_folder(near)}/mlflow.db", "output_dir"
     require_store(uri, key)
     return uri
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from ssl_sec.data.config import DataConfig
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.recipes.config import RunConfig
-from ssl_sec.recipes.tracking import TrackingConfig
+from ssl_sec.recipes.tracking import OutputDir, TrackingConfig
 from ssl_sec.settings import (
-    Local,
     Name,
 )
 from ssl_sec.training.config import RuntimeConfig
@@ -28,7 +27,7 @@ class ProbeJobConfig(RunConfig):
     probe: ProbeConfig
     runtime: RuntimeConfig
     data: DataConfig | None = None
-    output_dir: Local = "runs"
+    output_dir: OutputDir = "runs"
     run_name: Name | None = None
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 

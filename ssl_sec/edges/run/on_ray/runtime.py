@@ -23,8 +23,10 @@ from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from ssl_sec.data.samplers import worker_counts, worker_rows
 from ssl_sec.edges.environment import require_files_for_ray
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.folder.stored import StoredFolder
 from ssl_sec.edges.patience import Call
 from ssl_sec.edges.run.cpu import ENVIRONMENT
+from ssl_sec.edges.run.on_ray.channel import WorkerFolder, serve_folder
 from ssl_sec.edges.run.on_ray.policies import ElasticPolicy, ElasticTrainer, FailureWatch
 from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.worker import Worker, work
@@ -45,7 +47,7 @@ def run_with_ray(spec: RunSpec) -> None:
     """Executes a run on the workers of a Ray cluster, and waits for its end.
 
     Args:
-        spec: of the run; its folder is on storage that all nodes share.
+        spec: of the run; its folder is on storage that all nodes share, or kept in object storage.
 
     Raises:
         ConfigError: if the cluster is too small, or the number of workers does not divide the batch.
@@ -79,8 +81,7 @@ def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig) -> Torch
     settings = {
         "job": spec.recipe.name,
         "values": to_values(spec.config),
-        "folder": str(folder.path),
-        "launch": folder.write_launch_token(),
+        **_link(folder),
         "working_folder": os.getcwd(),
     }
     common: dict[str, Any] = {
@@ -104,6 +105,23 @@ def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig) -> Torch
     else:
         counts = range(1, scaling.max_workers + 1)
     return ElasticTrainer(_worker, **common, policy=ElasticPolicy(scaling, counts, folder))
+
+
+def _link(folder: RunFolder) -> dict[str, Any]:
+    """How workers get at the run: by a folder that all nodes share, or by object storage and an actor."""
+    if isinstance(folder, StoredFolder):
+        folder.flush()  # workers read it there
+        return {"url": folder.location, "server": serve_folder(folder)}
+    return {"folder": str(folder.path), "launch": folder.write_launch_token()}
+
+
+def _linked_folder(settings: Mapping[str, Any], rank: int) -> RunFolder:
+    """The folder of the run, on a worker."""
+    if "url" in settings:
+        return WorkerFolder(settings["url"], rank, settings["server"])
+    folder = RunFolder(Path(settings["folder"]))
+    folder.require_launch_token(settings["launch"])
+    return folder
 
 
 def _failure_of(trainer: TorchTrainer, folder: RunFolder) -> BaseException | None:
@@ -273,8 +291,8 @@ class _FolderHandler(logging.Handler):
 
 def _worker(settings: dict[str, Any]) -> None:
     """Runs in each worker process of Ray."""
-    context, folder = train.get_context(), RunFolder(Path(settings["folder"]))
-    folder.require_launch_token(settings["launch"])
+    context = train.get_context()
+    folder = _linked_folder(settings, context.get_world_rank())
     # Ray starts workers in a folder of its own; paths of a configuration are relative to the driver's folder.
     with contextlib.suppress(OSError):  # it may not exist on another machine
         os.chdir(settings["working_folder"])
@@ -292,7 +310,9 @@ def _worker(settings: dict[str, Any]) -> None:
         is_preempted=watch.is_announced,
     )
     with _crash_reported(folder.crash_path(worker.rank)):
-        work(settings["job"], settings["values"], settings["folder"], worker)
+        work(settings["job"], settings["values"], folder, worker)
+    if isinstance(folder, WorkerFolder):
+        folder.tidy()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,159 @@
+"""The folder of a run that is kept in object storage: a staging folder on this machine."""
+
+import contextlib
+import logging
+import shutil
+import uuid
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ssl_sec.collectives import gather_objects
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.edges.storage.checkpoints import WAITING, CheckpointUpload, Workers, download_checkpoint, whole_checkpoints
+from ssl_sec.edges.storage.lease import Lease
+from ssl_sec.edges.storage.mirror import Mirror, download_run
+from ssl_sec.edges.storage.places import local_folder, split_url, url_of
+from ssl_sec.errors import StorageError
+from ssl_sec.training.checkpoint import Found
+
+logger = logging.getLogger("ssl_sec")
+
+
+def open_folder(path: Path) -> RunFolder:
+    """The folder of a run on this machine, or the staging folder of a run in object storage."""
+    url = url_of(path)
+    return RunFolder(path) if url is None else StoredFolder(path, Bucket(url))
+
+
+class StoredFolder(RunFolder):
+    """The staging folder of a run in object storage.
+
+    Args:
+        path: on this machine.
+        bucket: the run's folder in object storage.
+    """
+
+    def __init__(self, path: Path, bucket: Bucket) -> None:
+        super().__init__(path)
+        self._bucket = bucket
+        output_dir, recipe, name = split_url(bucket.url)
+        # Shared by the workers of this machine.
+        self._restored_path = local_folder(output_dir, "restored") / recipe / name
+        self._checkpoints = bucket.folder("checkpoints")
+        self._mirror: Mirror | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_folder, (self.path,)  # other processes have uploads of their own
+
+    @property
+    def location(self) -> str:
+        """Where users find the run."""
+        return self._bucket.url
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Takes the lease of the run, downloads it, and uploads what changes until the block ends.
+
+        Raises:
+            ConfigError: if another process has the lease.
+            StorageError: if the storage cannot be used.
+        """
+        lease = Lease(self._bucket, self._stop)
+        try:
+            download_run(self._bucket, self.path)
+            self._bucket.clean()
+            self._mirror = Mirror(self.path, self._bucket)
+            try:
+                yield
+            except BaseException:
+                with _reported():  # what ended the run matters more
+                    self._mirror.close()
+                raise
+            self._mirror.close()
+        finally:
+            self._mirror = None
+            lease.release()
+            self.tidy()
+
+    def refresh(self, only: Collection[str] | None = None) -> None:
+        """Takes over what other machines have written.
+
+        Args:
+            only: names of the files that are needed; None for all.
+
+        Raises:
+            StorageError: if the storage cannot be used.
+        """
+        download_run(self._bucket, self.path, only)
+
+    def remove(self) -> None:
+        """Removes the run, here and in object storage.
+
+        Raises:
+            StorageError: if the storage cannot be used.
+        """
+        super().remove()
+        self._bucket.remove([name for name in self._bucket.files() if not name.startswith(".lease")])
+
+    def tidy(self) -> None:
+        """Removes the checkpoints on this machine, unless they could not be uploaded."""
+        shutil.rmtree(self._restored_path, ignore_errors=True)
+        if not any(self.checkpoints_path.glob(f"{WAITING}/*")):
+            shutil.rmtree(self.checkpoints_path, ignore_errors=True)
+
+    def flush(self) -> None:
+        """Uploads what has changed, so that other machines see it.
+
+        Raises:
+            StorageError: if that fails.
+        """
+        if self._mirror is not None:
+            self._mirror.flush()
+
+    def find_checkpoint(self) -> Found:
+        """The newest whole checkpoint, downloaded to this machine; the same on all workers."""
+        # All workers must resume from one checkpoint, while an upload may just be ending.
+        names = gather_objects(whole_checkpoints(self._checkpoints.files()))[0]
+        skipped: list[str] = []
+        for name in reversed(names):
+            reason = download_checkpoint(self._checkpoints, name, self._restored_path)
+            if reason is None:
+                return Found(path=self._restored_path / name, skipped=tuple(skipped))
+            skipped.append(f"{name}: {reason}")
+        return Found(path=None, skipped=tuple(skipped))
+
+    def find_incomplete(self) -> Sequence[str]:
+        """The newer checkpoints whose upload has broken off."""
+        files = self._checkpoints.files()
+        whole = whole_checkpoints(files)
+        begun = {name.partition("/")[0] for name in files}
+        return [f"{name}: no manifest" for name in sorted(begun) if name > max(whole, default="")]
+
+    def checkpoint_names(self) -> list[str]:
+        """The names of the checkpoints in object storage, oldest first."""
+        return whole_checkpoints(self._checkpoints.files())
+
+    def upload_checkpoints(self, rank: int, world_size: int, keep_last: int) -> CheckpointUpload | None:
+        """Starts the upload of what this worker writes of checkpoints; all workers call it."""
+        shutil.rmtree(self.checkpoints_path, ignore_errors=True)  # of an earlier run of this name
+        workers = Workers(rank=rank, world_size=world_size, start=gather_objects(uuid.uuid4().hex)[0])
+        return CheckpointUpload(self._checkpoints, workers, keep_last)
+
+    def _stop(self) -> None:
+        """Stops the run, which is another process's now."""
+        if self._mirror is not None:
+            self._mirror.abandon()
+        with contextlib.suppress(OSError):
+            self.stop_path.touch()
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Reports an error of the storage, and continues."""
+    try:
+        yield
+    except StorageError as error:
+        logger.error("%s", error)

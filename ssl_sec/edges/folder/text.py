@@ -1,0 +1,40 @@
+"""Small text files that a crash may cut off, and files of JSON objects."""
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def append_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Adds an object to a file with one per line."""
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file, one per line; lines that a crash cut off are skipped."""
+    found: list[dict[str, Any]] = []
+    for line in text_of(path).split("\n")[:-1]:
+        with contextlib.suppress(ValueError):
+            if isinstance(record := json.loads(line), dict):
+                found.append(record)
+    return found
+
+
+def text_of(path: Path) -> str:
+    """The text of a file, whatever its bytes are; empty if there is no file."""
+    try:
+        return path.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replaces a file atomically."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary.write_text(text)
+    os.replace(temporary, path)

@@ -1,0 +1,183 @@
+"""The link between the workers of a cluster and their driver where they share no folder.
+
+A worker has a staging folder of its own. What it writes there goes to an actor on the driver's machine, which writes it
+to the driver's folder; requests to stop or save come back the same way.
+"""
+
+import contextlib
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.edges.folder.descriptions import about_failure, about_worker
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.folder.stored import StoredFolder
+from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.edges.storage.mirror import Version, versions
+from ssl_sec.edges.storage.places import local_folder, split_url
+from ssl_sec.errors import UserError
+
+# Between two questions whether a stop or a save is requested.
+_ASK_EVERY_S = 0.5
+# Of a file, as much is sent at once.
+_CHUNK_BYTES = 32 << 20
+
+
+class DriverFolder:
+    """The driver's folder of a run, as an actor that workers call.
+
+    Args:
+        path: of the folder.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._folder = RunFolder(Path(path))
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the folder."""
+        return getattr(self._folder, method)(*arguments)
+
+    def write(self, name: str, content: bytes, start: int, is_last: bool) -> None:
+        """Writes a piece of a file, which appears whole after the last one.
+
+        Args:
+            name: relative to the folder.
+            content: of the piece.
+            start: where it begins in the file.
+            is_last: whether it ends the file.
+        """
+        path = self._folder.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.incoming")
+        with temporary.open("r+b" if start else "wb") as file:
+            file.seek(start)
+            file.write(content)
+        if is_last:
+            temporary.replace(path)
+
+
+def serve_folder(folder: RunFolder) -> Any:
+    """Starts the actor for a folder of this machine; it ends with the driver."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(DriverFolder)
+    return actor.options(scheduling_strategy=here).remote(str(folder.path))
+
+
+class WorkerFolder(StoredFolder):
+    """The staging folder of a worker, whose files and records go to the driver.
+
+    Args:
+        url: of the run.
+        rank: of the worker.
+        server: the actor of `serve_folder`.
+    """
+
+    def __init__(self, url: str, rank: int, server: Any) -> None:
+        output_dir, recipe, name = split_url(url)
+        super().__init__(local_folder(output_dir, "workers", str(rank)) / recipe / name, Bucket(url))
+        self._server = server
+        self._last: Any = None
+        self._sending = threading.Lock()
+        self._stop_requested, self._save_requested = False, False
+        self.refresh()
+        self._sent: dict[str, Version] = versions(self.path)
+        threading.Thread(target=self._ask, name="ask-driver", daemon=True).start()
+
+    def append_record(self, record: Mapping[str, Any]) -> None:
+        """Sends a line of the metrics, after the files that were written before it."""
+        self._send_files()
+        self._call("append_record", dict(record))
+
+    def forget_records_from(self, step: int) -> None:
+        """Drops the metrics of steps that will be taken again; messages stay."""
+        self._call("forget_records_from", step)
+
+    def log_worker(self, rank: int, world_size: int, node: str) -> None:
+        """Sends the start of this worker process."""
+        self._call("add_worker", about_worker(rank, world_size, node))
+
+    def log_failure(self, rank: int, error: BaseException) -> None:
+        """Sends the error of this process."""
+        self._call("add_failure", about_failure(rank, error))
+        self.wait_until_sent()
+
+    def describe_data(self, image_set: ImageSet) -> None:
+        """Sends the description of the data."""
+        super().describe_data(image_set)
+        self._send_files()
+
+    def write_outcome(self, outcome: str) -> None:
+        """Sends how the workers ended, and all files that they have written."""
+        super().write_outcome(outcome)
+        self._send_files()
+        self.wait_until_sent()
+
+    def write_error(self, error: UserError) -> None:
+        """Sends a user error, which the driver reports."""
+        super().write_error(error)
+        self._send_files()
+        self.wait_until_sent()
+
+    def error(self) -> UserError | None:
+        """The user error that a worker wrote, if any."""
+        return self._ask_driver("error")
+
+    def is_stop_requested(self) -> bool:
+        """Whether a stop is requested."""
+        return self._stop_requested
+
+    def take_save_request(self) -> bool:
+        """Whether a checkpoint is requested; the request is then forgotten."""
+        is_requested, self._save_requested = self._save_requested, False
+        return is_requested
+
+    def tidy(self) -> None:
+        """Removes the folder, unless checkpoints could not be uploaded."""
+        super().tidy()
+        if not self.checkpoints_path.exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def wait_until_sent(self) -> None:
+        """Waits until the driver has everything."""
+        with self._sending:
+            if self._last is not None:
+                ray.get(self._last)
+
+    def _ask_driver(self, method: str) -> Any:
+        return ray.get(self._server.call.remote(method))
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        # Calls of one process arrive in order.
+        with self._sending:
+            self._last = self._server.call.remote(method, *arguments)
+
+    def _send_files(self) -> None:
+        with self._sending:
+            for name, version in versions(self.path).items():
+                if self._sent.get(name) == version:
+                    continue
+                with contextlib.suppress(FileNotFoundError), (self.path / name).open("rb") as file:
+                    start, content = 0, file.read(_CHUNK_BYTES)
+                    while True:
+                        following = file.read(_CHUNK_BYTES)
+                        self._last = self._server.write.remote(name, content, start, not following)
+                        if not following:
+                            break
+                        start, content = start + len(content), following
+                    self._sent[name] = version
+
+    def _ask(self) -> None:
+        while True:
+            with contextlib.suppress(RayError, RuntimeError):  # Ray shuts down during a question
+                self._stop_requested = self._ask_driver("is_stop_requested")
+                if self._ask_driver("take_save_request"):
+                    self._save_requested = True
+            time.sleep(_ASK_EVERY_S)

@@ -1,0 +1,218 @@
+"""Files in object storage, by fsspec: requests are retried, and errors are one line.
+
+Nothing is assumed but that a file appears whole or not at all: there is no rename, and no lock.
+"""
+
+import contextlib
+import errno
+import itertools
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import fsspec
+
+from ssl_sec.edges.masking import masked
+from ssl_sec.errors import ConfigError, StorageError, first_line
+
+logger = logging.getLogger("ssl_sec")
+
+T = TypeVar("T")
+
+# How long a request is retried.
+ANSWER_S = 60.0
+_LONGEST_PAUSE_S = 10.0
+
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+# Retries of the library itself; ours come on top, and are reported.
+_S3_OPTIONS = {
+    "config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 3, "mode": "standard"}}
+}
+# Errors that no retry can mend, by their classes in the libraries of the providers, and by what their servers answer.
+_REFUSED = ("credential", "authentication", "profilenotfound", "paramvalidation")
+_FULL = ("quotaexceeded", "insufficientstorage", "insufficient storage", "storagefull", "507")
+
+
+class RefusedError(StorageError):
+    """A request that need not be tried again: it is not allowed, or the storage is full."""
+
+
+class Bucket:
+    """A folder in object storage; files are named relative to it, with `/`.
+
+    Args:
+        url: of the folder, such as s3://bucket/runs.
+        key: where the user gave it, for messages.
+
+    Raises:
+        ConfigError: if the package for this kind of storage is missing, or the URL cannot be used.
+    """
+
+    def __init__(self, url: str, key: str = "output_dir") -> None:
+        self.url = url.rstrip("/")
+        self._key = key
+        scheme = self.url.partition("://")[0]
+        try:
+            options = _S3_OPTIONS if _EXTRAS.get(scheme) == "s3" else {}
+            file_system, path = fsspec.url_to_fs(self.url, use_listings_cache=False, **options)
+        except ImportError as error:
+            extra = _EXTRAS.get(scheme)
+            install = f"pip install 'ssl_sec[{extra}]'" if extra else f"the package that fsspec needs for {scheme}://"
+            raise ConfigError(f"{key}: found {masked(url)!r}, which needs {install}") from error
+        except Exception as error:  # each kind of storage has its own
+            raise ConfigError(f"{key}: found {masked(url)!r}, which cannot be used: {first_line(error)}") from error
+        for library in ("aiobotocore", "botocore"):  # which announce where they found the credentials
+            logging.getLogger(library).setLevel(logging.WARNING)
+        self._fs: Any = file_system
+        self._path = path.rstrip("/")
+
+    def folder(self, name: str) -> "Bucket":
+        """A folder below this one."""
+        return Bucket(f"{self.url}/{name}", self._key)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replaces a file.
+
+        Raises:
+            StorageError: if that is refused, or fails for `ANSWER_S`; the file is as before.
+        """
+        self._try("written", name, lambda: self._fs.pipe_file(self._full(name), content))
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Writes a file unless it exists; returns whether it was written.
+
+        Storage without conditional writes may let two writers believe that they have written it.
+
+        Raises:
+            StorageError: see `write`.
+        """
+
+        def create() -> bool:
+            try:
+                self._fs.pipe_file(self._full(name), content, mode="create")
+            except FileExistsError:
+                # A request that is retried may find what it has written itself.
+                return self._fs.cat_file(self._full(name)) == content
+            return True
+
+        return self._try("written", name, create)
+
+    def upload(self, path: Path, name: str) -> None:
+        """Uploads a file of this machine.
+
+        Raises:
+            FileNotFoundError: if there is no such file on this machine.
+            StorageError: see `write`.
+        """
+        path.stat()
+        self._try("written", name, lambda: self._fs.put_file(str(path), self._full(name)))
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None if it does not exist.
+
+        Raises:
+            StorageError: if it cannot be read for `ANSWER_S`, or that is refused.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            return self._try("read", name, lambda: self._fs.cat_file(self._full(name)))
+        return None
+
+    def download(self, name: str, path: Path) -> None:
+        """Downloads a file, which appears whole.
+
+        Raises:
+            FileNotFoundError: if it does not exist.
+            StorageError: see `read`; or if `path` cannot be written.
+        """
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._try("read", name, lambda: self._fs.get_file(self._full(name), str(temporary)))
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def files(self, folder: str = "") -> dict[str, int]:
+        """Name -> size in bytes of all files below a folder of this one.
+
+        Raises:
+            StorageError: see `read`.
+        """
+
+        def find() -> dict[str, Any]:
+            self._fs.invalidate_cache()
+            return self._fs.find(self._full(folder), detail=True)
+
+        try:
+            found = self._try("listed", folder, find)
+        except FileNotFoundError:
+            return {}
+        # Some servers list the folder itself, as an empty file.
+        start = f"{self._path}/"
+        names = {about["name"].lstrip("/"): about for about in found.values()}
+        return {
+            name.removeprefix(start.lstrip("/")): int(about["size"] or 0)
+            for name, about in names.items()
+            if name.startswith(start.lstrip("/")) and not name.endswith("/")
+        }
+
+    def remove(self, names: Collection[str]) -> None:
+        """Removes files; those that do not exist are ignored.
+
+        Raises:
+            StorageError: see `write`.
+        """
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                self._try("removed", name, lambda name=name: self._fs.rm_file(self._full(name)))
+
+    def clean(self) -> None:
+        """Removes uploads below this folder that broke off, whose parts would be kept and paid for; S3 only."""
+        if self.url.partition("://")[0] not in ("s3", "s3a"):
+            return  # others remove them by themselves
+        container, _, prefix = self._path.partition("/")
+        with contextlib.suppress(Exception):  # it is a courtesy, which not all servers and policies allow
+            for upload in self._fs.list_multipart_uploads(container):
+                if upload["Key"].startswith(f"{prefix}/"):
+                    which = {"Bucket": container, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                    self._fs.call_s3("abort_multipart_upload", **which)
+
+    def _full(self, name: str) -> str:
+        return f"{self._path}/{name}" if name else self._path
+
+    def _try(self, what: str, name: str, request: Callable[[], T]) -> T:
+        """Retries a request until it succeeds, is refused, or `ANSWER_S` have passed."""
+        deadline = time.monotonic() + ANSWER_S
+        for count in itertools.count():
+            try:
+                return request()
+            except Exception as error:  # each kind of storage has its own
+                if isinstance(error, FileNotFoundError) and what != "written":
+                    raise
+                failed = f"{self._key}: {self.url}/{name} cannot be {what}: {masked(first_line(error))}"
+                if isinstance(error, FileNotFoundError) or _is_final(error):
+                    raise RefusedError(failed) from error
+                if time.monotonic() > deadline:
+                    raise StorageError(failed) from error
+                if count == 1:  # a single failure is ordinary
+                    logger.warning("%s; it is retried", failed)
+                time.sleep(min(0.25 * 2**count, _LONGEST_PAUSE_S))
+        raise AssertionError("counting does not end")
+
+
+def _is_final(error: BaseException) -> bool:
+    """Whether a request need not be tried again."""
+    if isinstance(error, PermissionError | ImportError | IsADirectoryError | NotADirectoryError):
+        return True
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    kinds = " ".join(kind.__name__ for kind in type(error).__mro__).lower()
+    return any(word in kinds for word in _REFUSED) or _is_full(error)
+
+
+def _is_full(error: BaseException) -> bool:
+    return any(word in str(error).lower() for word in _FULL)

@@ -1,0 +1,248 @@
+"""Checkpoints in object storage, each whole or absent: its files first, then the manifest with their sizes and hashes.
+
+A checkpoint is written on the machine of its worker and uploaded in the background, at most one at a time: if
+checkpoints come faster than they can be uploaded, those in between are not uploaded.
+"""
+
+import contextlib
+import json
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ssl_sec.edges.storage.bucket import Bucket, RefusedError
+from ssl_sec.errors import StorageError, first_line
+from ssl_sec.locking import locked
+from ssl_sec.training.checkpoint import MANIFEST, best_of, checkpoint_name, defect_of, file_sha256, score_of
+
+# In a folder of checkpoints: what is still to be uploaded.
+WAITING = ".uploads"
+
+# How long the parts of other workers may take to arrive, and between two looks for them.
+_PARTS_WITHIN_S = 900.0
+_LOOK_EVERY_S = 0.5
+# How long a run waits at its end for storage that is away.
+_END_WITHIN_S = 600.0
+_PAUSE_S = 5.0
+
+
+def whole_checkpoints(files: Iterable[str]) -> list[str]:
+    """Names of the checkpoints that have a manifest, oldest first.
+
+    Args:
+        files: of the folder of the run's checkpoints in object storage.
+    """
+    return sorted(name.partition("/")[0] for name in files if name.endswith(f"/{MANIFEST}"))
+
+
+def download_checkpoint(bucket: Bucket, name: str, folder: Path) -> str | None:
+    """Downloads a checkpoint unless the folder has it already.
+
+    Args:
+        bucket: the folder of the run's checkpoints.
+        name: of the checkpoint.
+        folder: of this machine, shared by its workers.
+
+    Returns:
+        Why the checkpoint is not whole; None if it is.
+
+    Raises:
+        StorageError: if it cannot be read, or written here.
+    """
+    path = folder / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / ".download"):
+            manifest = bucket.read(f"{name}/{MANIFEST}")
+            if manifest is None:
+                return "no manifest"
+            kept = path / MANIFEST
+            if kept.is_file() and kept.read_bytes() == manifest and defect_of(path) is None:
+                return None
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir()
+            for file in _listed(manifest):
+                with contextlib.suppress(FileNotFoundError):  # it is missed below
+                    bucket.download(f"{name}/{file}", path / file)
+            kept.write_bytes(manifest)
+            return defect_of(path)
+    except OSError as error:
+        raise StorageError(f"checkpoint {name}: cannot be written to {folder}: {error}") from error
+
+
+def _listed(manifest: bytes) -> list[str]:
+    """The files that a manifest lists; none if it cannot be read."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return [str(name) for name in json.loads(manifest)["files"]]
+    return []
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workers:
+    """The workers whose parts make up a checkpoint.
+
+    Attributes:
+        rank: of this one.
+        world_size: number of them.
+        start: a word that all workers of this start of the run have in common, and those of other starts do not.
+    """
+
+    rank: int
+    world_size: int
+    start: str
+
+
+class CheckpointUpload:
+    """Uploads what a worker has written of checkpoints.
+
+    Worker 0 has the state, writes the manifests and removes old checkpoints; if tensors are sharded, each of the others
+    has a part.
+
+    Args:
+        bucket: the folder of the run's checkpoints.
+        workers: of the run.
+        keep_last: how many of the newest checkpoints are kept, besides the best.
+    """
+
+    def __init__(self, bucket: Bucket, workers: Workers, keep_last: int) -> None:
+        self._bucket = bucket
+        self._workers = workers
+        self._keep_last = keep_last
+        self._waiting: list[Path] = []
+        self._changed = threading.Condition()
+        self._failure: StorageError | None = None
+        self._closed_at: float | None = None
+        self._thread = threading.Thread(target=self._follow, name="upload-checkpoints", daemon=True)
+        self._thread.start()
+
+    def offer(self, checkpoint: Path) -> None:
+        """Uploads a whole checkpoint later, as it is now.
+
+        Raises:
+            StorageError: if an upload before was refused.
+        """
+        self._add(checkpoint.parent / WAITING / checkpoint.name, checkpoint.iterdir())
+
+    def offer_part(self, step: int, part: Path) -> None:
+        """Uploads this worker's part of the checkpoint after `step` steps later; the file moves.
+
+        Raises:
+            StorageError: if an upload before was refused.
+        """
+        self._add(part.parent.parent / WAITING / checkpoint_name(step), [part])
+        part.unlink()
+
+    def _add(self, waiting: Path, files: Iterable[Path]) -> None:
+        self.check()
+        with self._changed:
+            if waiting in self._waiting:  # saved again, and the state after a step is always the same
+                return
+            shutil.rmtree(waiting, ignore_errors=True)
+            waiting.mkdir(parents=True)
+            for file in files:
+                _link(file, waiting / file.name)
+            self._waiting.append(waiting)
+            # The first may be in the course of being uploaded. Worker 0 waits for the parts of the others.
+            skipped = self._waiting[1:-1] if self._workers.rank == 0 else []
+            best = best_of({path.name: score_of((path / MANIFEST).read_bytes()) for path in skipped})
+            for path in skipped:
+                if path.name != best:
+                    self._waiting.remove(path)
+                    shutil.rmtree(path, ignore_errors=True)
+            self._changed.notify()
+
+    def check(self) -> None:
+        """Raises the StorageError of an upload that was refused."""
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """Waits until everything is uploaded.
+
+        Raises:
+            StorageError: if an upload was refused, or the storage is away and does not come back.
+        """
+        with self._changed:
+            self._closed_at = time.monotonic()
+            self._changed.notify()
+        self._thread.join()
+        self.check()
+
+    def _follow(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed_at is not None)
+                if not self._waiting:
+                    return
+                path = self._waiting[0]
+            try:
+                self._upload(path)
+            except StorageError as error:
+                is_late = self._closed_at is not None and time.monotonic() > self._closed_at + _END_WITHIN_S
+                if isinstance(error, RefusedError) or is_late:
+                    self._failure = StorageError(f"{error}; {path.name} is in {path} on {socket.gethostname()}")
+                    return
+                time.sleep(_PAUSE_S)
+                continue
+            except Exception as error:  # the run must not go on without checkpoints
+                self._failure = StorageError(f"{self._bucket.url}/{path.name} cannot be uploaded: {first_line(error)}")
+                return
+            with self._changed:
+                self._waiting.remove(path)
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _upload(self, path: Path) -> None:
+        if self._workers.rank > 0:
+            (part,) = path.iterdir()
+            self._bucket.upload(part, f"{path.name}/{part.name}")
+            about = {"bytes": part.stat().st_size, "sha256": file_sha256(part)}
+            note = self._note(path.name, self._workers.rank)
+            self._bucket.write(note, json.dumps({"name": part.name, "file": about}).encode())
+            return
+        manifest = json.loads((path / MANIFEST).read_text())
+        files: dict[str, Any] = manifest["files"]
+        for name in sorted(files):
+            self._bucket.upload(path / name, f"{path.name}/{name}")
+        if len(files) > 1:  # this worker has a part beside the state, so the others have parts, too
+            for rank in range(1, self._workers.world_size):
+                note = self._wait_for(self._note(path.name, rank), rank)
+                files[note["name"]] = note["file"]
+        self._bucket.write(f"{path.name}/{MANIFEST}", json.dumps(manifest).encode())
+        self._remove_others(path.name, files)
+
+    def _note(self, checkpoint: str, rank: int) -> str:
+        """The file that says that the part of a worker is whole."""
+        return f"{checkpoint}/.part-{self._workers.start}-{rank}"
+
+    def _wait_for(self, note: str, rank: int) -> dict[str, Any]:
+        deadline = time.monotonic() + _PARTS_WITHIN_S
+        while (content := self._bucket.read(note)) is None:
+            if time.monotonic() > deadline:
+                raise RefusedError(f"{self._bucket.url}/{note}: worker {rank} has not uploaded its part")
+            time.sleep(_LOOK_EVERY_S)
+        return json.loads(content)
+
+    def _remove_others(self, newest: str, files: Mapping[str, Any]) -> None:
+        """Removes all but the newest checkpoints and the best, and what uploads that broke off have left."""
+        stored = self._bucket.files()
+        whole = [name for name in whole_checkpoints(stored) if name <= newest]
+        scores = {name: score_of(self._bucket.read(f"{name}/{MANIFEST}") or b"") for name in whole}
+        kept = {*whole[-self._keep_last :], best_of(scores)}
+        # Those after the newest are in the course of being uploaded by other workers.
+        old = [name for name in stored if (checkpoint := name.partition("/")[0]) <= newest and checkpoint not in kept]
+        # Without its manifest, a checkpoint is absent.
+        self._bucket.remove(sorted(old, key=lambda name: not name.endswith(MANIFEST)))
+        own = {f"{newest}/{name}" for name in (*files, MANIFEST)}
+        self._bucket.remove([name for name in stored if name.startswith(f"{newest}/") and name not in own])
+
+
+def _link(file: Path, link: Path) -> None:
+    try:
+        link.hardlink_to(file)
+    except OSError:  # not every file system has links
+        shutil.copy(file, link)

@@ -1,0 +1,115 @@
+"""A lease of a run in object storage: two processes cannot run it at once, wherever they are.
+
+Object storage has no locks that end with their process. So a process writes a file that says until when the run is its
+own, and writes it again while it is active; a lease that has expired may be taken over.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.errors import ConfigError, StorageError
+
+logger = logging.getLogger("ssl_sec")
+
+_NAME = ".lease"
+# How long a lease lasts: longer than the storage may be away, and the clocks of two machines may differ.
+_LASTS_S = 300.0
+_RENEWED_EVERY_S = 30.0
+# Two processes that take over a lease at once, or whose storage has no conditional writes, see each other after this.
+_SETTLES_S = 2.0
+
+
+class Lease:
+    """The lease of a run, renewed in a thread until it is released.
+
+    Args:
+        bucket: the run's folder.
+        on_loss: called if another process has taken the lease over.
+
+    Raises:
+        ConfigError: if another process has it.
+        StorageError: if it cannot be written.
+    """
+
+    def __init__(self, bucket: Bucket, on_loss: Callable[[], object]) -> None:
+        self._bucket = bucket
+        self._on_loss = on_loss
+        self._token = uuid.uuid4().hex
+        self._released = threading.Event()
+        self._take()
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._thread.start()
+
+    def release(self) -> None:
+        """Lets other processes run it."""
+        self._released.set()
+        self._thread.join()
+        with contextlib.suppress(StorageError):  # then it expires
+            if self._holder().get("token") == self._token:
+                self._bucket.remove([_NAME])
+
+    def _take(self) -> None:
+        if not self._bucket.create(_NAME, self._content()):
+            holder = self._holder()
+            if holder and holder["expires"] > time.time() and not _has_died(holder):
+                raise ConfigError(
+                    f"run_name: {self._bucket.url} is in use: process {holder['pid']} on {holder['host']} runs it "
+                    f"(since {holder['since']}); allowed: another run_name, or waiting for its end (a process that "
+                    f"was killed keeps it for at most {_LASTS_S / 60:g} minutes)"
+                )
+            self._bucket.write(_NAME, self._content())
+            time.sleep(_SETTLES_S)
+        if self._holder().get("token") != self._token:
+            raise ConfigError(f"run_name: {self._bucket.url} was started by another process at the same time")
+
+    def _content(self) -> bytes:
+        about = {
+            "token": self._token,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "expires": time.time() + _LASTS_S,
+        }
+        return json.dumps(about).encode()
+
+    def _holder(self) -> dict[str, Any]:
+        content = self._bucket.read(_NAME)
+        with contextlib.suppress(ValueError, TypeError):
+            holder = json.loads(content or b"")
+            return {"expires": 0.0, "host": "?", "pid": 0, "since": "?", **holder}
+        return {}
+
+    def _renew(self) -> None:
+        while not self._released.wait(_RENEWED_EVERY_S):
+            try:
+                token = self._holder().get("token")
+                if token == self._token:
+                    self._bucket.write(_NAME, self._content())
+                    continue
+            except StorageError:  # it has been reported, and is tried again
+                continue
+            logger.error("%s: another process has taken the run over; this one stops", self._bucket.url)
+            self._on_loss()
+            return
+
+
+def _has_died(holder: dict[str, Any]) -> bool:
+    """Whether the holder was a process of this machine that no longer exists."""
+    if holder["host"] != socket.gethostname():
+        return False
+    try:
+        os.kill(int(holder["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,141 @@
+"""Keeps a copy of a run's folder in object storage while the run is active."""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Collection, Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.errors import StorageError
+
+# Between two looks at the folder; more where uploads take long, which then take a tenth of the time.
+_INTERVAL_S = 5.0
+_SHARE_OF_TIME = 0.1
+
+# Of the folder, these stay on the machine: checkpoints have uploads of their own, and requests are for this process.
+_LOCAL = ("checkpoints", "ray", "stop", "save", "launch", "crash-*")
+
+# What says that the run is complete changes last.
+_LAST = ("outcome", "unclosed")
+
+# When a file was last changed, and its size.
+Version = tuple[int, int]
+
+
+def versions(folder: Path) -> dict[str, Version]:
+    """Name -> version of the files that belong into object storage; names are relative, with `/`."""
+    found: dict[str, Version] = {}
+    for name in _names(folder, folder):
+        with contextlib.suppress(FileNotFoundError):  # replaced or removed since
+            about = (folder / name).stat()
+            found[name] = about.st_mtime_ns, about.st_size
+    return found
+
+
+def _names(folder: Path, root: Path) -> Iterator[str]:
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        path = Path(entry.path)
+        if entry.name.startswith(".") or _is_local(path.relative_to(root).as_posix()):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _names(path, root)
+        else:
+            yield path.relative_to(root).as_posix()
+
+
+def download_run(bucket: Bucket, folder: Path, only: Collection[str] | None = None) -> None:
+    """Makes a folder like that of a run in object storage, without its checkpoints.
+
+    Args:
+        bucket: the run's folder.
+        folder: on this machine; its other files are removed.
+        only: the names to download, if they exist; None for all.
+
+    Raises:
+        StorageError: if it cannot be read.
+    """
+    stored = [name for name in bucket.files() if not _is_local(name) and (only is None or name in only)]
+    for name in versions(folder).keys() - set(stored):
+        (folder / name).unlink(missing_ok=True)
+    for name in stored:
+        with contextlib.suppress(FileNotFoundError):  # removed since
+            bucket.download(name, folder / name)
+
+
+def _is_local(name: str) -> bool:
+    first = name.partition("/")[0]
+    return first.startswith(".") or any(fnmatch(first, pattern) for pattern in _LOCAL)
+
+
+class Mirror:
+    """Uploads the files of a run's folder whenever they change, in a thread.
+
+    An upload that fails is tried again for as long as the run is active; training does not wait for it.
+
+    Args:
+        folder: of the run, on this machine; it is like that in object storage.
+        bucket: the run's folder in object storage.
+        interval_s: between two looks at the folder.
+    """
+
+    def __init__(self, folder: Path, bucket: Bucket, interval_s: float = _INTERVAL_S) -> None:
+        self._folder = folder
+        self._bucket = bucket
+        self._interval_s = interval_s
+        self._uploaded = versions(folder)
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._is_abandoned = False
+        self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
+        self._thread.start()
+
+    def flush(self) -> None:
+        """Uploads what has changed, and waits for it.
+
+        Raises:
+            StorageError: if that fails.
+        """
+        with self._lock:
+            if self._is_abandoned:
+                return
+            present = versions(self._folder)
+            changed = [name for name, version in present.items() if self._uploaded.get(name) != version]
+            for name in sorted(changed, key=lambda name: (name in _LAST, name)):
+                with contextlib.suppress(FileNotFoundError):  # removed since
+                    self._bucket.upload(self._folder / name, name)
+                    self._uploaded[name] = present[name]
+            gone = self._uploaded.keys() - present.keys()
+            if gone and self._folder.is_dir():
+                self._bucket.remove(sorted(gone))
+                for name in gone:
+                    del self._uploaded[name]
+
+    def abandon(self) -> None:
+        """Uploads nothing more."""
+        self._is_abandoned = True
+        self._ended.set()
+
+    def close(self) -> None:
+        """Uploads what is left, and ends.
+
+        Raises:
+            StorageError: if that fails.
+        """
+        self._ended.set()
+        self._thread.join()
+        self.flush()
+
+    def _follow(self) -> None:
+        wait_s = self._interval_s
+        while not self._ended.wait(wait_s):
+            started = time.monotonic()
+            with contextlib.suppress(StorageError):  # it has been reported, and is tried again
+                self.flush()
+            wait_s = max(self._interval_s, (time.monotonic() - started) / _SHARE_OF_TIME)

@@ -1,0 +1,65 @@
+"""Where runs are kept: in a folder, or in object storage with a staging folder on each machine."""
+
+import hashlib
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from ssl_sec.errors import StorageError
+
+# The staging folders of this machine; by default they are in the folder for temporary files.
+STAGING_VARIABLE = "SSL_SEC_STAGING"
+
+# In a staging folder of runs: the URL that it stands for.
+_URL_FILE = ".url"
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def is_remote(output_dir: str) -> bool:
+    """Whether runs are kept in object storage, and not in a folder of this machine."""
+    return _SCHEME.match(output_dir) is not None and not output_dir.startswith("file://")
+
+
+def local_folder(output_dir: str, *part: str) -> Path:
+    """The folder of this machine with the runs of `output_dir`, absolute: itself, or the staging folder of a URL.
+
+    Args:
+        output_dir: a path or a URL.
+        part: of the staging folder, for a process that must not use those of others.
+
+    Raises:
+        StorageError: if the staging folder cannot be made.
+    """
+    if not is_remote(output_dir):
+        return Path(output_dir.removeprefix("file://")).expanduser().resolve()
+    url = output_dir.rstrip("/")
+    root = os.environ.get(STAGING_VARIABLE) or f"{tempfile.gettempdir()}/ssl_sec-{os.getuid()}"
+    folder = Path(root).expanduser().resolve().joinpath(hashlib.sha256(url.encode()).hexdigest()[:16], *part)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / _URL_FILE).write_text(url)
+    except OSError as error:
+        raise StorageError(f"{STAGING_VARIABLE}: {folder} cannot be written: {error.strerror}") from error
+    return folder
+
+
+def url_of(run_folder: Path) -> str | None:
+    """The URL of a run whose folder on this machine is a staging folder; None if the run is in the folder itself."""
+    try:
+        output_dir = (run_folder.parent.parent / _URL_FILE).read_text()
+    except OSError:
+        return None
+    return f"{output_dir}/{run_folder.parent.name}/{run_folder.name}"
+
+
+def split_url(url: str) -> tuple[str, str, str]:
+    """The output folder, the recipe and the name of a run from its URL.
+
+    Raises:
+        StorageError: if the URL has fewer parts.
+    """
+    parts = url.rstrip("/").rsplit("/", 2)
+    if len(parts) < 3 or not is_remote(parts[0]):
+        raise StorageError(f"found {url!r}, must be the URL of a run: <output_dir>/<recipe>/<name>")
+    return parts[0], parts[1], parts[2]
