@@ -1,13 +1,17 @@
+import logging
 import sqlite3
+import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+import fsspec
 import pytest
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from mlflow.store.db import utils
 from mlflow.store.model_registry import sqlalchemy_store
+from moto.server import ThreadedMotoServer
 from sqlalchemy import Engine, create_engine
 
 from ssl_sec.recipes.metric_learning import figures as metric_learning_figures
@@ -93,3 +97,29 @@ def pictures_are_quick() -> Iterator[None]:
 def own_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """No run of the tests goes to the store that the environment names."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of an S3 server in this process."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    yield "http://{}:{}".format(*server.get_host_and_port())
+    server.stop()
+
+
+@pytest.fixture
+def s3(s3_server: str, tmp_path: Path, monkeypatch) -> str:
+    """The URL of an empty folder in object storage; the staging folders of this machine are in `tmp_path`."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": s3_server,
+        "SSL_SEC_STAGING": str(tmp_path / "staging"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    container = f"test-{uuid.uuid4().hex[:12]}"
+    fsspec.filesystem("s3").mkdir(container)
+    return f"s3://{container}/runs"

@@ -182,15 +182,15 @@ class CheckpointUpload:
                 path = self._waiting[0]
             try:
                 self._upload(path)
-            except StorageError as error:
+            except Exception as error:
                 is_late = self._closed_at is not None and time.monotonic() > self._closed_at + _END_WITHIN_S
-                if isinstance(error, RefusedError) or is_late:
-                    self._failure = StorageError(f"{error}; {path.name} is in {path} on {socket.gethostname()}")
-                    return
-                time.sleep(_PAUSE_S)
-                continue
-            except Exception as error:  # the run must not go on without checkpoints
-                self._failure = StorageError(f"{self._bucket.url}/{path.name} cannot be uploaded: {first_line(error)}")
+                if isinstance(error, StorageError) and not isinstance(error, RefusedError) and not is_late:
+                    time.sleep(_PAUSE_S)
+                    continue
+                # The run must not go on without checkpoints.
+                self._failure = StorageError(
+                    f"{path.name} cannot be uploaded: {first_line(error)}; it is in {path} on {socket.gethostname()}"
+                )
                 return
             with self._changed:
                 self._waiting.remove(path)

@@ -1,0 +1,123 @@
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from ssl_sec.edges.storage import bucket as module
+from ssl_sec.edges.storage.bucket import Bucket, RefusedError
+from ssl_sec.errors import ConfigError, StorageError
+
+
+def failing(times: int, error: Exception, value: bytes = b"content"):
+    """A request that fails a few times."""
+    left = [error] * times
+
+    def request(*arguments, **options):
+        if left:
+            raise left.pop()
+        return value
+
+    return request
+
+
+@pytest.fixture(autouse=True)
+def pauses_are_short(monkeypatch):
+    monkeypatch.setattr(module, "_LONGEST_PAUSE_S", 0.01)
+
+
+def test_files_are_written_listed_read_and_removed(bucket: Bucket, tmp_path: Path):
+    (tmp_path / "big").write_bytes(bytes(range(256)) * 4096)
+    bucket.write("a/one", b"1")
+    bucket.upload(tmp_path / "big", "a/b/big")
+    assert bucket.files() == {"a/one": 1, "a/b/big": 1 << 20}
+    assert bucket.files("a/b") == {"a/b/big": 1 << 20}
+    assert bucket.folder("a").files() == {"one": 1, "b/big": 1 << 20}
+    assert bucket.read("a/one") == b"1" and bucket.read("a/two") is None
+    bucket.download("a/b/big", tmp_path / "below" / "copy")
+    assert (tmp_path / "below" / "copy").read_bytes() == (tmp_path / "big").read_bytes()
+    bucket.remove(["a/one", "never/there"])
+    assert bucket.files() == {"a/b/big": 1 << 20}
+    assert bucket.files("nothing") == {}
+
+
+def test_one_of_many_writers_creates_a_file(bucket: Bucket):
+    with ThreadPoolExecutor(4) as pool:
+        created = list(pool.map(lambda number: bucket.create("claim", str(number).encode()), range(4)))
+    assert sum(created) == 1
+    assert bucket.read("claim") == str(created.index(True)).encode()
+
+
+def test_a_file_that_was_removed_leaves_nothing_here(bucket: Bucket, tmp_path: Path):
+    with pytest.raises(FileNotFoundError):
+        bucket.download("missing", tmp_path / "missing")
+    assert list(tmp_path.glob("*missing*")) == []
+
+
+def test_a_request_is_retried_and_reported_once_when_it_fails_again(bucket: Bucket, monkeypatch, caplog):
+    for times, warnings in ((1, 0), (4, 1)):
+        caplog.clear()
+        monkeypatch.setattr(bucket._fs, "cat_file", failing(times, OSError("503 Slow Down")))
+        with caplog.at_level(logging.WARNING):
+            assert bucket.read("name") == b"content"
+        assert len(caplog.records) == warnings
+    assert caplog.messages == [f"output_dir: {bucket.url}/name cannot be read: 503 Slow Down; it is retried"]
+
+
+def test_retries_end(bucket: Bucket, monkeypatch):
+    monkeypatch.setattr(module, "ANSWER_S", 0.1)
+    monkeypatch.setattr(bucket._fs, "cat_file", failing(10**6, ConnectionError("connection refused")))
+    with pytest.raises(StorageError, match=r"output_dir: s3://.*/name cannot be read: connection refused$") as caught:
+        bucket.read("name")
+    assert not isinstance(caught.value, RefusedError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError("Access Denied"),
+        OSError(28, "No space left on device"),
+        OSError("An error occurred (QuotaExceeded) when calling the PutObject operation"),
+        FileNotFoundError("The specified bucket does not exist"),
+    ],
+)
+def test_what_no_retry_can_mend_is_refused_at_once(bucket: Bucket, monkeypatch, error):
+    calls = []
+
+    def refuse(*arguments, **options):
+        calls.append(arguments)
+        raise error
+
+    monkeypatch.setattr(bucket._fs, "pipe_file", refuse)
+    with pytest.raises(RefusedError, match=r"output_dir: s3://.*/name cannot be written: "):
+        bucket.write("name", b"")
+    assert len(calls) == 1
+
+
+def test_missing_credentials_are_refused_without_retries(s3, monkeypatch, tmp_path: Path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    with pytest.raises(RefusedError, match="cannot be read: Unable to locate credentials"):
+        Bucket(f"{s3}/without").read("name")
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
+    def lacks(url, **options):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(module.fsspec, "url_to_fs", lacks)
+    with pytest.raises(ConfigError, match=r"output_dir: found 's3://a/b', which needs pip install 'ssl_sec\[s3\]'"):
+        Bucket("s3://a/b")
+
+
+def test_uploads_that_broke_off_are_removed_from_this_folder_alone(bucket: Bucket):
+    container, _, prefix = bucket._path.partition("/")
+    for key in (f"{prefix}/run/state.pt", "of/others"):
+        bucket._fs.call_s3("create_multipart_upload", Bucket=container, Key=key)
+    bucket.clean()
+    assert [upload["Key"] for upload in bucket._fs.list_multipart_uploads(container)] == ["of/others"]

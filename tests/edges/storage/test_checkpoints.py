@@ -1,0 +1,194 @@
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssl_sec.edges.storage import checkpoints as module
+from ssl_sec.edges.storage.bucket import Bucket, RefusedError
+from ssl_sec.edges.storage.checkpoints import CheckpointUpload, Workers, download_checkpoint, whole_checkpoints
+from ssl_sec.errors import StorageError
+from ssl_sec.training.checkpoint import load_checkpoint, save_checkpoint, save_part
+from ssl_sec.training.class_sharding import HeldRows
+
+ALONE = Workers(rank=0, world_size=1, start="start")
+CPU = torch.device("cpu")
+
+
+def saved(folder: Path, step: int, score: float | None = None) -> Path:
+    folder.mkdir(exist_ok=True)
+    return save_checkpoint(folder, step, {"weights": torch.full((5,), float(step))}, keep_last=99, score=score)
+
+
+def restored(bucket: Bucket, name: str, folder: Path) -> dict:
+    assert download_checkpoint(bucket, name, folder) is None
+    return load_checkpoint(folder / name, CPU, None)
+
+
+def test_a_checkpoint_comes_back_as_it_was(bucket: Bucket, tmp_path: Path):
+    upload = CheckpointUpload(bucket, ALONE, keep_last=2)
+    upload.offer(saved(tmp_path / "here", 4))
+    upload.close()
+    assert whole_checkpoints(bucket.files()) == ["step-000000004"]
+    assert torch.equal(restored(bucket, "step-000000004", tmp_path / "there")["weights"], torch.full((5,), 4.0))
+    assert not any((tmp_path / "here" / module.WAITING).iterdir())
+
+
+def test_the_manifest_comes_last(bucket: Bucket, tmp_path: Path, monkeypatch):
+    written, upload, write = [], Bucket.upload, Bucket.write
+    monkeypatch.setattr(Bucket, "upload", lambda self, path, name: (written.append(name), upload(self, path, name)))
+    monkeypatch.setattr(Bucket, "write", lambda self, name, content: (written.append(name), write(self, name, content)))
+    uploads = CheckpointUpload(bucket, ALONE, keep_last=2)
+    uploads.offer(saved(tmp_path / "here", 4))
+    uploads.close()
+    assert written == ["step-000000004/state.pt", "step-000000004/manifest.json"]
+
+
+def test_the_newest_and_the_best_are_kept_and_what_broke_off_is_removed(bucket: Bucket, tmp_path: Path):
+    bucket.write("step-000000003/state.pt", b"of an upload that broke off")
+    bucket.write("step-000000009/rows-000000000000.safetensors", b"of another worker that is faster")
+    uploads = CheckpointUpload(bucket, ALONE, keep_last=2)
+    for step, score in ((2, 70.0), (4, 50.0), (5, None), (6, 60.0), (7, 70.0), (8, None)):
+        uploads.offer(saved(tmp_path / "here", step, score))
+        while uploads._waiting:  # one after the other, so that none is skipped
+            pass
+    uploads.close()
+    assert whole_checkpoints(bucket.files()) == ["step-000000007", "step-000000008"]
+    assert {name.partition("/")[0] for name in bucket.files()} == {"step-000000007", "step-000000008", "step-000000009"}
+
+
+def test_checkpoints_in_between_are_skipped_but_for_the_best(bucket: Bucket, tmp_path: Path, monkeypatch):
+    may_upload, uploaded, upload = threading.Event(), [], Bucket.upload
+
+    def slow(self, path, name):
+        may_upload.wait(30)
+        uploaded.append(name)
+        upload(self, path, name)
+
+    monkeypatch.setattr(Bucket, "upload", slow)
+    uploads = CheckpointUpload(bucket, ALONE, keep_last=9)
+    for step, score in ((1, 1.0), (2, 2.0), (3, 9.0), (4, 3.0), (5, None), (6, None)):
+        uploads.offer(saved(tmp_path / "here", step, score))  # it does not wait
+    may_upload.set()
+    uploads.close()
+    assert uploaded == [f"step-{step:09d}/state.pt" for step in (1, 3, 6)]
+
+
+def test_what_is_offered_is_kept_until_it_is_uploaded(bucket: Bucket, tmp_path: Path, monkeypatch):
+    may_upload, upload = threading.Event(), Bucket.upload
+    monkeypatch.setattr(Bucket, "upload", lambda self, path, name: may_upload.wait(30) and upload(self, path, name))
+    uploads = CheckpointUpload(bucket, ALONE, keep_last=1)
+    path = saved(tmp_path / "here", 1)
+    uploads.offer(path)
+    for file in path.iterdir():
+        file.unlink()
+    may_upload.set()
+    uploads.close()
+    assert torch.equal(restored(bucket, path.name, tmp_path / "there")["weights"], torch.ones(5))
+
+
+def test_storage_that_was_away_gets_the_checkpoint_later(bucket: Bucket, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(module, "_PAUSE_S", 0.0)
+    failures, upload = [StorageError("away")] * 3, Bucket.upload
+
+    def away(self, path, name):
+        if failures:
+            raise failures.pop()
+        upload(self, path, name)
+
+    monkeypatch.setattr(Bucket, "upload", away)
+    uploads = CheckpointUpload(bucket, ALONE, keep_last=1)
+    uploads.offer(saved(tmp_path / "here", 1))
+    uploads.close()
+    assert whole_checkpoints(bucket.files()) == ["step-000000001"]
+
+
+@pytest.mark.parametrize(
+    ("error", "patience_s"), [(RefusedError("it is full"), 1e9), (StorageError("it is full"), 0.0)]
+)
+def test_an_upload_that_is_refused_or_storage_that_stays_away_ends_the_run(
+    bucket: Bucket, tmp_path: Path, monkeypatch, error, patience_s
+):
+    def refuse(self, path, name):
+        raise error
+
+    monkeypatch.setattr(module, "_END_WITHIN_S", patience_s)
+    monkeypatch.setattr(module, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(Bucket, "upload", refuse)
+    uploads = CheckpointUpload(bucket, ALONE, keep_last=1)
+    uploads.offer(saved(tmp_path / "here", 1))
+    with pytest.raises(StorageError, match="step-000000001 .*: it is full; it is in .*/.uploads/step-000000001 on "):
+        uploads.close()
+    with pytest.raises(StorageError, match="it is full"):
+        uploads.offer(saved(tmp_path / "here", 2))
+
+
+def test_the_parts_of_all_workers_make_one_checkpoint(bucket: Bucket, tmp_path: Path):
+    rows = torch.arange(12.0).reshape(6, 2)
+    uploads = [CheckpointUpload(bucket, Workers(rank=rank, world_size=2, start="now"), keep_last=1) for rank in (0, 1)]
+    bucket.write("step-000000001/.part-before-1", b'{"name": "stale", "file": {}}')  # of a start that crashed
+    for rank in (1, 0):
+        folder = tmp_path / str(rank)  # each worker has its own
+        part = save_part(folder, 1, {'["templates"]': HeldRows(rows[3 * rank : 3 * rank + 3], 3 * rank)})
+        if rank:
+            uploads[1].offer_part(1, part)
+        else:
+            uploads[0].offer(save_checkpoint(folder, 1, {"num_classes": 6}, keep_last=1))
+    for each in uploads:
+        each.close()
+    assert sorted(bucket.files()) == [
+        "step-000000001/manifest.json",
+        "step-000000001/rows-000000000000.safetensors",
+        "step-000000001/rows-000000000003.safetensors",
+        "step-000000001/state.pt",
+    ]
+    assert download_checkpoint(bucket, "step-000000001", tmp_path / "there") is None
+    state = load_checkpoint(tmp_path / "there" / "step-000000001", CPU, slice(1, 5))
+    assert torch.equal(state["templates"], rows[1:5])
+    assert not list((tmp_path / "1").rglob("*.safetensors"))
+
+
+def test_a_part_that_never_comes_is_named(bucket: Bucket, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(module, "_PARTS_WITHIN_S", 0.0)
+    uploads = CheckpointUpload(bucket, Workers(rank=0, world_size=2, start="now"), keep_last=1)
+    save_part(tmp_path / "here", 1, {'["templates"]': HeldRows(torch.zeros(3, 2), 0)})
+    uploads.offer(save_checkpoint(tmp_path / "here", 1, {"num_classes": 6}, keep_last=1))
+    with pytest.raises(StorageError, match="worker 1 has not uploaded its part"):
+        uploads.close()
+    assert whole_checkpoints(bucket.files()) == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda bucket: bucket.write("step-000000001/state.pt", b"short"), "state.pt has 5 bytes instead of"),
+        (lambda bucket: bucket.remove(["step-000000001/state.pt"]), "state.pt is missing"),
+        (lambda bucket: bucket.remove(["step-000000001/manifest.json"]), "no manifest"),
+        (lambda bucket: bucket.write("step-000000001/manifest.json", b"{"), "unreadable manifest"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_with_the_reason(bucket: Bucket, tmp_path: Path, damage, reason):
+    uploads = CheckpointUpload(bucket, ALONE, keep_last=1)
+    uploads.offer(saved(tmp_path / "here", 1))
+    uploads.close()
+    damage(bucket)
+    assert (download_checkpoint(bucket, "step-000000001", tmp_path / "there") or "").startswith(reason)
+
+
+def test_a_checkpoint_that_is_here_is_not_downloaded_again(bucket: Bucket, tmp_path: Path, monkeypatch):
+    uploads = CheckpointUpload(bucket, ALONE, keep_last=1)
+    uploads.offer(saved(tmp_path / "here", 1))
+    uploads.close()
+    assert download_checkpoint(bucket, "step-000000001", tmp_path / "there") is None
+    downloads = []
+    download = Bucket.download
+    monkeypatch.setattr(
+        Bucket, "download", lambda self, name, path: (downloads.append(name), download(self, name, path))
+    )
+    assert download_checkpoint(bucket, "step-000000001", tmp_path / "there") is None
+    assert downloads == []
+    manifest = json.loads(bucket.read("step-000000001/manifest.json") or b"")
+    bucket.write("step-000000001/manifest.json", json.dumps({**manifest, "score": 1.0}).encode())  # another one now
+    assert download_checkpoint(bucket, "step-000000001", tmp_path / "there") is None
+    assert downloads == ["step-000000001/state.pt"]

@@ -1,0 +1,71 @@
+import json
+import os
+import threading
+
+import pytest
+
+from ssl_sec.edges.storage import lease as module
+from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.edges.storage.lease import Lease
+from ssl_sec.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def takes_no_time(monkeypatch):
+    monkeypatch.setattr(module, "_SETTLES_S", 0.0)
+
+
+def held_by(bucket: Bucket, **changed) -> None:
+    about = {"token": "other", "host": "elsewhere", "pid": 7, "since": "noon", "expires": 4e9}
+    bucket.write(".lease", json.dumps({**about, **changed}).encode())
+
+
+def test_a_run_has_one_lease_at_a_time(bucket: Bucket):
+    lease = Lease(bucket, lambda: None)
+    with pytest.raises(ConfigError, match=rf"run_name: {bucket.url} is in use: process {os.getpid()} on .* runs it"):
+        Lease(bucket, lambda: None)
+    lease.release()
+    assert bucket.files() == {}
+    Lease(bucket, lambda: None).release()
+
+
+@pytest.mark.parametrize("changed", [{"expires": 0.0}, {"host": module.socket.gethostname(), "pid": 2**22 + 1}])
+def test_a_lease_that_expired_or_whose_process_died_here_is_taken_over(bucket: Bucket, changed):
+    held_by(bucket, **changed)
+    lease = Lease(bucket, lambda: None)
+    assert json.loads(bucket.read(".lease") or b"")["pid"] == os.getpid()
+    lease.release()
+
+
+def test_a_file_that_is_no_lease_is_taken_over(bucket: Bucket):
+    bucket.write(".lease", b"\xff{")
+    Lease(bucket, lambda: None).release()
+
+
+def test_of_two_that_take_over_one_gives_way(bucket: Bucket, monkeypatch):
+    held_by(bucket, expires=0.0)
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: held_by(bucket))  # the other one writes last
+    with pytest.raises(ConfigError, match="was started by another process at the same time"):
+        Lease(bucket, lambda: None)
+
+
+def test_a_lease_is_renewed_and_its_loss_is_reported(bucket: Bucket, monkeypatch):
+    monkeypatch.setattr(module, "_RENEWED_EVERY_S", 0.01)
+    lost, renewed, write = threading.Event(), threading.Event(), Bucket.write
+
+    def noticing(self, name, content):
+        write(self, name, content)
+        renewed.set()
+
+    lease = Lease(bucket, lost.set)
+    before = json.loads(bucket.read(".lease") or b"")["expires"]
+    monkeypatch.setattr(Bucket, "write", noticing)
+    assert renewed.wait(30)
+    assert json.loads(bucket.read(".lease") or b"")["expires"] > before
+    assert not lost.is_set()
+    held_by(bucket)
+    while not lost.wait(0.01):  # a renewal that had begun may come after the other's
+        if json.loads(bucket.read(".lease") or b"")["token"] != "other":
+            held_by(bucket)
+    lease.release()
+    assert json.loads(bucket.read(".lease") or b"")["token"] == "other"

@@ -1,0 +1,114 @@
+from pathlib import Path
+
+import pytest
+
+from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.edges.storage.mirror import Mirror, download_run, versions
+from ssl_sec.errors import StorageError
+
+NEVER_S = 1000.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "run" / "plots").mkdir(parents=True)
+    return tmp_path / "run"
+
+
+def test_what_changes_is_uploaded_and_what_vanishes_is_removed(bucket: Bucket, folder: Path):
+    mirror = Mirror(folder, bucket, NEVER_S)
+    (folder / "metrics.jsonl").write_text("1\n")
+    (folder / "plots" / "norms.png").write_bytes(b"png")
+    mirror.flush()
+    assert bucket.files() == {"metrics.jsonl": 2, "plots/norms.png": 3}
+    (folder / "metrics.jsonl").write_text("1\n2\n")
+    (folder / "plots" / "norms.png").unlink()
+    mirror.close()
+    assert bucket.files() == {"metrics.jsonl": 4}
+
+
+def test_only_what_changed_is_uploaded(bucket: Bucket, folder: Path, monkeypatch):
+    (folder / "a").touch()
+    mirror, uploaded = Mirror(folder, bucket, NEVER_S), []
+    (folder / "b").touch()
+    monkeypatch.setattr(Bucket, "upload", lambda self, path, name: uploaded.append(name))
+    mirror.flush()
+    mirror.close()
+    assert uploaded == ["b"]  # `a` was there before, as after a download
+
+
+def test_what_says_that_a_run_is_complete_changes_last(bucket: Bucket, folder: Path, monkeypatch):
+    (folder / "unclosed").touch()
+    mirror, done = Mirror(folder, bucket, NEVER_S), []
+    monkeypatch.setattr(Bucket, "upload", lambda self, path, name: done.append(name))
+    monkeypatch.setattr(Bucket, "remove", lambda self, names: done.extend(names))
+    for name in ("outcome", "zebra", "encoder.safetensors"):
+        (folder / name).touch()
+    (folder / "unclosed").unlink()
+    mirror.close()
+    assert done == ["encoder.safetensors", "zebra", "outcome", "unclosed"]
+
+
+def test_what_belongs_to_the_machine_stays_there(folder: Path):
+    for name in ("checkpoints/step-1/state.pt", "ray/x", "stop", "save", "launch", "crash-0.txt", ".temporary", "kept"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    assert versions(folder).keys() == {"kept"}
+
+
+def test_a_removed_folder_removes_nothing_in_storage(bucket: Bucket, folder: Path):
+    (folder / "metrics.jsonl").touch()
+    mirror = Mirror(folder, bucket, NEVER_S)
+    bucket.write("metrics.jsonl", b"")
+    (folder / "metrics.jsonl").unlink()
+    (folder / "plots").rmdir()
+    folder.rmdir()
+    mirror.close()
+    assert bucket.files() == {"metrics.jsonl": 0}
+
+
+def test_an_upload_that_fails_is_tried_again(bucket: Bucket, folder: Path, monkeypatch):
+    mirror, upload = Mirror(folder, bucket, NEVER_S), Bucket.upload
+    (folder / "a").write_text("a")
+
+    def fail(self, path, name):
+        raise StorageError("away")
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match="away"):
+        patch.setattr(Bucket, "upload", fail)
+        mirror.flush()
+    assert Bucket.upload is upload
+    mirror.close()
+    assert bucket.files() == {"a": 1}
+
+
+def test_a_mirror_uploads_by_itself(bucket: Bucket, folder: Path, monkeypatch):
+    import threading
+
+    uploaded, upload = threading.Event(), Bucket.upload
+
+    def noticing(self, path, name):
+        upload(self, path, name)
+        uploaded.set()
+
+    monkeypatch.setattr(Bucket, "upload", noticing)
+    mirror = Mirror(folder, bucket, interval_s=0.01)
+    (folder / "a").write_text("a")
+    assert uploaded.wait(30)
+    mirror.abandon()
+    (folder / "b").touch()
+    mirror.close()
+    assert bucket.files() == {"a": 1}  # after it was abandoned, nothing
+
+
+def test_a_download_makes_the_folder_like_that_in_storage(bucket: Bucket, folder: Path):
+    (folder / "plots" / "stale.png").touch()
+    (folder / "stop").touch()
+    for name in ("config.yaml", "plots/norms.png", "checkpoints/step-000000001/state.pt", ".lease"):
+        bucket.write(name, name.encode())
+    download_run(bucket, folder)
+    assert versions(folder).keys() == {"config.yaml", "plots/norms.png"}
+    assert (folder / "plots" / "norms.png").read_text() == "plots/norms.png"
+    assert (folder / "stop").exists() and not (folder / "checkpoints").exists()
+    download_run(bucket, folder, only={"config.yaml", "absent"})
+    assert versions(folder).keys() == {"config.yaml"}

@@ -1,0 +1,36 @@
+from pathlib import Path
+
+import pytest
+
+from ssl_sec.edges.storage.places import is_remote, local_folder, split_url, url_of
+from ssl_sec.errors import StorageError
+
+
+def test_a_path_is_itself(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for given in ("runs", str(tmp_path / "runs"), f"file://{tmp_path}/runs"):
+        assert not is_remote(given)
+        assert local_folder(given) == tmp_path / "runs"
+        assert url_of(local_folder(given) / "digits" / "name") is None
+
+
+def test_each_url_has_a_staging_folder(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("SSL_SEC_STAGING", str(tmp_path))
+    one, other = local_folder("s3://bucket/runs/"), local_folder("s3://bucket/other")
+    assert is_remote("s3://bucket/runs") and one != other and one == local_folder("s3://bucket/runs")
+    assert url_of(one / "digits" / "name") == "s3://bucket/runs/digits/name"
+    part = local_folder("s3://bucket/runs", "workers", "1")
+    assert part.is_relative_to(one) and url_of(part / "digits" / "name") == "s3://bucket/runs/digits/name"
+
+
+def test_a_staging_folder_that_cannot_be_made_names_its_variable(tmp_path: Path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SSL_SEC_STAGING", str(tmp_path / "file"))
+    with pytest.raises(StorageError, match="SSL_SEC_STAGING: .*/file/.* cannot be written"):
+        local_folder("s3://bucket/runs")
+
+
+def test_the_url_of_a_run_has_three_parts():
+    assert split_url("s3://bucket/a/runs/digits/name/") == ("s3://bucket/a/runs", "digits", "name")
+    with pytest.raises(StorageError, match="must be the URL of a run"):
+        split_url("s3://name")
