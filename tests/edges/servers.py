@@ -52,3 +52,19 @@ def _answers(address: str) -> bool:
         return urllib.request.urlopen(address, timeout=5).status == 200
     except OSError:
         return False
+
+
+@contextmanager
+def ceph_server(folder: Path, access_key: str, secret_key: str) -> Iterator[str]:
+    """The address of Ceph's S3 gateway on loopback, over a store in memory; needs ceph-mon, -mgr, -osd and radosgw."""
+    port = free_port()
+    script = Path(__file__).with_name("storage") / "ceph.sh"
+    command = [str(script), str(folder), str(free_port()), str(port), access_key, secret_key]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert server.stdin is not None and server.stdout is not None
+    try:
+        assert server.stdout.readline() == "ready\n", (folder / "log" / "start").read_text()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.stdin.close()
+        server.wait(60)

@@ -55,10 +55,12 @@ def refused(capsys, tmp_path, monkeypatch):
 
 
 FOLDERS = [
-    *((job, "output_dir") for job in ("pretrain", "metric_learning", "face", "ablate", "probe", "export", "report")),
     ("export", "output"),
     ("report", "output"),
     *(("align", key) for key in ("images", "landmarks", "output")),
+]
+PLACES = [
+    *((job, "output_dir") for job in ("pretrain", "metric_learning", "face", "ablate", "probe", "export", "report")),
     ("replay", "folder"),
 ]
 
@@ -67,8 +69,15 @@ FOLDERS = [
 @pytest.mark.parametrize("url", ["s3://bucket/runs", "file:///tmp/runs"])
 def test_a_url_is_refused_where_a_folder_is_needed(refused, job, key, url):
     assert refused(job, [f"{key}={url}"]) == (
-        f"{key}: found {url!r}, a URL; object storage is not supported yet: must be a path, on a cluster one that all "
-        "nodes see"
+        f"{key}: found {url!r}, a URL; must be a path, on a cluster one that all nodes see"
+    )
+
+
+@pytest.mark.parametrize(("job", "key"), PLACES)
+@pytest.mark.parametrize("url", ["ftp://host/runs", "s3://", "hdfs://name/runs"])
+def test_a_url_that_is_no_object_storage_is_refused(refused, job, key, url):
+    assert refused(job, [f"{key}={url}"]) == (
+        f"{key}: found {url!r}, must be a folder, or a URL: s3://…, gs://…, az://…, abfs://…, abfss://…"
     )
 
 

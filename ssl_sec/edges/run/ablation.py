@@ -15,6 +15,8 @@ from ssl_sec.edges.machine import announce
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.sweeps import Sweep, mean_and_std
+from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.store import tracking_uri
 from ssl_sec.recipes.pretraining.config import PretrainConfig
@@ -46,7 +48,7 @@ def run_ablation(configs: Mapping[tuple[str, int], PretrainConfig]) -> str:
             finished = run_training(PRETRAIN, replace(config, tracking=tracking))
             results[arm].append(finished.metrics)
     assert finished is not None
-    _keep(results, seeds, finished.folder.path.parent)
+    _keep(results, seeds, finished.folder.location.rpartition("/")[0])
     return "\n".join(["", _table(results), "", ui_instructions(finished, whole_experiment=True)])
 
 
@@ -76,6 +78,17 @@ def _table(results: Results) -> str:
     return table if num_seeds == 1 else f"{table}\n(mean ± standard deviation over {num_seeds} seeds)"
 
 
-def _keep(results: Results, seeds: Sequence[int], folder: Path) -> None:
+def _keep(results: Results, seeds: Sequence[int], recipe: str) -> None:
+    """Writes the figures of all runs beside them.
+
+    Args:
+        results: of each arm.
+        seeds: of its runs.
+        recipe: the folder of the recipe's runs, or its URL.
+    """
     kept = {"seeds": list(seeds), "results": {arm: [dict(run) for run in runs] for arm, runs in results.items()}}
-    (folder / f"{new_name('ablation')}.json").write_text(json.dumps(kept, indent=1))
+    name, content = f"{new_name('ablation')}.json", json.dumps(kept, indent=1)
+    if is_remote(recipe):
+        Bucket(recipe).write(name, content.encode())
+    else:
+        Path(recipe, name).write_text(content)

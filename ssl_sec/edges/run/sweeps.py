@@ -16,6 +16,7 @@ from mlflow.exceptions import MlflowException
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.run.running import RunLock, lock_sweep
+from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tracking.provenance import code_files, keep_code
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import Stopped, UserError, first_line
@@ -71,7 +72,7 @@ class Sweep:
                 return cls(None)
             lock: RunLock | None = None
             with contextlib.suppress(UserError):  # the first run reports that the folder cannot be written
-                lock = lock_sweep(Path(output_dir).expanduser(), identity.uri, run.run_id)
+                lock = lock_sweep(local_folder(output_dir), identity.uri, run.run_id)
             try:
                 for path in code_files(Path(kept)):
                     run.log_file(path)

@@ -94,9 +94,13 @@ class Bucket:
         def create() -> bool:
             try:
                 self._fs.pipe_file(self._full(name), content, mode="create")
-            except FileExistsError:
+            except Exception as error:  # not all servers call it FileExistsError
+                try:
+                    present = self._fs.cat_file(self._full(name))
+                except FileNotFoundError:
+                    raise error from None
                 # A request that is retried may find what it has written itself.
-                return self._fs.cat_file(self._full(name)) == content
+                return present == content
             return True
 
         return self._try("written", name, create)
@@ -193,7 +197,7 @@ class Bucket:
             except Exception as error:  # each kind of storage has its own
                 if isinstance(error, FileNotFoundError) and what != "written":
                     raise
-                failed = f"{self._key}: {self.url}/{name} cannot be {what}: {masked(first_line(error))}"
+                failed = f"{self._key}: {self.url}/{name} cannot be {what}: {_reason(error)}"
                 if isinstance(error, FileNotFoundError) or _is_final(error):
                     raise RefusedError(failed) from error
                 if time.monotonic() > deadline:
@@ -216,3 +220,10 @@ def _is_final(error: BaseException) -> bool:
 
 def _is_full(error: BaseException) -> bool:
     return any(word in str(error).lower() for word in _FULL)
+
+
+def _reason(error: BaseException) -> str:
+    """Why a request failed, in a line without secrets."""
+    # Where a server gives no message, its error code is only in the error of the provider's library.
+    found = error.__cause__ if first_line(error).endswith("None") else error
+    return masked(first_line(found or error)).removesuffix(": None")

@@ -17,6 +17,7 @@ from ssl_sec.edges.folder.names import new_name, run_name_of
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.overrides import assigned, parsed, understood
 from ssl_sec.edges.run.job_values import quoted, resumed_run, values_of
+from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
@@ -25,6 +26,9 @@ from ssl_sec.settings import flattened, from_values, to_values
 
 # Environment variables that are passed to a job.
 _PASSED_VARIABLES = (
+    "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT_URL",
+    "AWS_REGION",
     "MLFLOW_TRACKING_URI",
     "MLFLOW_S3_ENDPOINT_URL",
     "OMP_NUM_THREADS",
@@ -120,10 +124,11 @@ def check_command(job: str, overrides: Sequence[str], name: str | None, is_local
         given = [o for o in given if not o.startswith(("resume=", "output_dir="))]
         given.append(assigned("resume", folder))
     output_dir = str(values["output_dir"])
-    if not os.path.isabs(output_dir):
+    if not is_remote(output_dir) and not os.path.isabs(output_dir):
         if not is_local:
             raise ConfigError(
-                f"output_dir: found {output_dir!r}, must be an absolute path on storage that all nodes share"
+                f"output_dir: found {output_dir!r}, must be an absolute path on storage that all nodes share, or the "
+                "URL of object storage"
             )
         given.append(assigned("output_dir", os.path.abspath(output_dir)))
     if not values.get("run_name"):

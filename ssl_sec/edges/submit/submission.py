@@ -25,7 +25,7 @@ from ssl_sec.edges.submit.orders import (
 )
 from ssl_sec.edges.submit.pipeline import Plan, Point
 from ssl_sec.edges.tracking.pages import runs_page
-from ssl_sec.edges.tracking.store import connect_to_store
+from ssl_sec.edges.tracking.store import connect_to_store, tracking_uri
 from ssl_sec.edges.tracking.tracker import JOB_ID_TAG
 from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.settings import from_values, to_values
@@ -91,7 +91,7 @@ def submit_order(order: Order, cluster: Cluster) -> dict[str, str]:
         line = entrypoint("pipeline", [_PLAN], order.python)
         files |= {_PLAN: json.dumps(to_values(plan), indent=1)}
     cluster.submit(line, job_id, {"job_name": name, "recipe": first.recipe, "job": first.job}, environment, files)
-    uri = tracking.uri or environment.get("MLFLOW_TRACKING_URI") or f"sqlite:///{values['output_dir']}/mlflow.db"
+    uri = tracking.uri or environment.get("MLFLOW_TRACKING_URI") or tracking_uri(tracking, values["output_dir"])
     page = mlflow_page(uri, tracking.experiment or first.recipe, job_id)
     return {"job": job_id, "dashboard": f"{cluster.address}/#/jobs/{job_id}", "MLflow": page}
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from ssl_sec import load_encoder
 from ssl_sec.edges.folder.finding import find_folder
+from ssl_sec.edges.folder.names import claim_name
 from ssl_sec.edges.folder.stored import StoredFolder
 from ssl_sec.edges.run import worker
 from ssl_sec.edges.run.driver import run_training
@@ -22,6 +23,7 @@ from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.worker import FolderRuntime
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.checkpoints import whole_checkpoints
+from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.errors import ConfigError, Stopped, StorageError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
@@ -127,11 +129,11 @@ def test_a_run_has_one_process_wherever_it_is(stored, s3):
 
 
 def test_a_name_that_is_taken_is_refused_and_made_names_are_free(stored, s3):
-    first = run_training(PRETRAIN, pretrain_config([*stored, "epochs=1"]))
-    second = run_training(PRETRAIN, pretrain_config([*stored, "epochs=1"]))
-    assert (first.folder.name, second.folder.name) == ("digits-resnet18-sec-s0", "digits-resnet18-sec-s0-2")
-    with pytest.raises(ConfigError, match=rf"run_name: {first.folder.location} already holds a run; allowed: another"):
-        run_training(PRETRAIN, pretrain_config([*stored, f"run_name={first.folder.name}"]))
+    folder = local_folder(s3) / "digits"
+    assert [claim_name(folder, "made") for _ in range(3)] == ["made", "made-2", "made-3"]
+    Bucket(s3).write("digits/taken/config.yaml", b"recipe: digits")
+    with pytest.raises(ConfigError, match=rf"run_name: {s3}/digits/taken already holds a run; allowed: another"):
+        run_training(PRETRAIN, pretrain_config([*stored, "run_name=taken"]))
 
 
 def test_a_run_that_never_started_leaves_nothing(stored, s3):
