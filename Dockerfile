@@ -44,7 +44,9 @@ WORKDIR /build
 COPY pyproject.toml ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -c "import tomllib; \
-        print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+        project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+        storage = sum((project['optional-dependencies'][name] for name in ('s3', 'gcs', 'azure')), []); \
+        print(*project['dependencies'], *storage, sep='\n')" \
         > requirements.txt \
     && python -m pip install --constraint constraints.txt --requirement requirements.txt
 COPY README.md LICENSE ./

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from ssl_sec.data.config import DataConfig
 from ssl_sec.exporting import FormatName
-from ssl_sec.recipes.tracking import OutputDir, TrackingConfig
+from ssl_sec.recipes.tracking import Checkpoint, OutputDir, TrackingConfig
 from ssl_sec.settings import Local, Settings
 
 
@@ -15,6 +15,8 @@ class ExportConfig(Settings):
     Attributes:
         run: the training's MLflow run id, its name, a prefix of one, or its folder.
         format: of the files; see `ssl_sec.exporting`.
+        checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
+            that was kept.
         output: a new folder; None makes one in output_dir/exports, or in runs/exports if that is a URL.
         overwrite: whether an existing export is replaced.
         data: where the images of the check come from; None takes the data set of the run.
@@ -23,6 +25,7 @@ class ExportConfig(Settings):
 
     run: str
     format: FormatName
+    checkpoint: Checkpoint = "last"
     output: Local | None = None
     overwrite: bool = False
     data: DataConfig | None = None

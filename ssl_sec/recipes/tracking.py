@@ -2,10 +2,10 @@
 
 import re
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from ssl_sec.errors import ConfigError, printable
-from ssl_sec.settings import LocalPath, check
+from ssl_sec.settings import Count, LocalPath, check
 
 # Kinds of object storage: S3, Google Cloud Storage and Azure.
 STORAGE_SCHEMES = ("s3", "gs", "az", "abfs", "abfss")
@@ -13,6 +13,7 @@ STORAGE_SCHEMES = ("s3", "gs", "az", "abfs", "abfss")
 # The tags that a run sets itself, and `tracking.tags` may not.
 RUN_TAGS = (
     "job", "recipe", "data", "encoder", "loss", "constraint", "seed", "folder", "command", "git.dirty", "ran_on",
+    "checkpoint",
     "ended", "probe.protocol", "ray.job_id", "ssl_sec.version",
 )  # fmt: skip
 
@@ -33,6 +34,9 @@ class OutputPlace(LocalPath):
 
 
 OutputDir = Annotated[str, OutputPlace()]
+
+# Which checkpoint of a run: its last state, the one with the best held-out score, or the one after so many steps.
+Checkpoint = Count | Literal["last", "best"]
 
 
 @dataclass(frozen=True, kw_only=True)

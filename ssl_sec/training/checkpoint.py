@@ -252,9 +252,7 @@ def load_checkpoint(path: Path, device: torch.device, held: slice | None = None)
     Raises:
         StorageError: if a file is not whole, or rows are missing.
     """
-    reason = defect_of(path)
-    if reason is not None:
-        raise StorageError(f"checkpoint {path}: {reason}")
+    whole(path, defect_of(path))
     state: dict[str, Any] = torch.load(path / _STATE, map_location=device, weights_only=True)
     if held is not None:
         if held.stop > (saved := state.get("num_classes", held.stop)):
@@ -303,6 +301,17 @@ def defect_of(path: Path) -> str | None:
         if file_sha256(file) != sha256:
             return f"{name} does not match its hash"
     return None
+
+
+def whole(path: Path, defect: str | None) -> Path:
+    """The folder of a checkpoint that has no defect.
+
+    Raises:
+        StorageError: if it has one.
+    """
+    if defect is not None:
+        raise StorageError(f"checkpoint {path}: {defect}")
+    return path
 
 
 def _parts_folder(folder: Path, step: int) -> Path:

@@ -161,7 +161,7 @@ def worked_on(tmp_path: Path, overrides: list[str]) -> RunFolder:
     folder.path.mkdir()
     values = compose("pretrain", ["experiment=digits", "encoder.width=0.125", "runtime=local", *overrides])
     with pytest.raises(UserError):
-        work("pretrain", values, str(folder.path), Worker(rank=0, world_size=1, device=torch.device("cpu")))
+        work("pretrain", values, folder, Worker(rank=0, world_size=1, device=torch.device("cpu")))
     return folder
 
 

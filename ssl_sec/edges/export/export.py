@@ -19,6 +19,7 @@ from ssl_sec.augment.views import unit_range
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.export.model_card import model_card
 from ssl_sec.edges.export_config import ExportConfig
+from ssl_sec.edges.folder.checkpoints import network_files
 from ssl_sec.edges.folder.encoder import load_network
 from ssl_sec.edges.folder.finding import trained_folder
 from ssl_sec.edges.folder.folder import RunFolder
@@ -86,7 +87,8 @@ def run_export(config: ExportConfig) -> Exported:
     with _find(config) as source:
         trained = source.config
         near = "runs" if is_remote(config.output_dir) else config.output_dir
-        default = f"{near}/exports/{trained.recipe_name}-{source.short_name}-{form.name}"
+        of = "" if config.checkpoint == "last" else f"-{config.checkpoint}"
+        default = f"{near}/exports/{trained.recipe_name}-{source.short_name}{of}-{form.name}"
         output = Path(config.output or default).expanduser().resolve()
         _require_replaceable(output, config.overwrite)
         image_set = trained.open_evaluated(config.data or trained.data)
@@ -135,17 +137,18 @@ class _Source:
 @contextmanager
 def _find(config: ExportConfig) -> Iterator[_Source]:
     """The run to export, with its files for as long as the context lasts."""
-    folder = trained_folder(config.run, trainings())
-    if folder is not None:
-        yield _in_folder(folder, config)
-        return
-    store, found = find_run(config.run, config.tracking, config.output_dir, trainings())
-    run, probes = _with_probes(store.client, found.run_id)
-    with tempfile.TemporaryDirectory() as downloads:
+    with tempfile.TemporaryDirectory() as made:
+        folder = trained_folder(config.run, trainings(), config.checkpoint)
+        if folder is not None:
+            source = _in_folder(folder, config)
+            yield replace(source, files=network_files(folder, source.recipe, config.checkpoint, Path(made)))
+            return
+        store, found = find_run(config.run, config.tracking, config.output_dir, trainings())
+        run, probes = _with_probes(store.client, found.run_id)
         yield _Source(
             recipe=RECIPES[found.job],
-            files=Path(downloads),
-            config=store.download_network(found, trainings(), Path(downloads)),
+            files=Path(made),
+            config=store.download_network(found, trainings(), Path(made), config.checkpoint),
             short_name=found.run_id[:8],
             run=run,
             probes=probes,

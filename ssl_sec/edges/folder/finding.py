@@ -16,6 +16,7 @@ from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.places import is_remote, local_folder, split_url
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.registry import RECIPES
+from ssl_sec.recipes.tracking import Checkpoint
 
 # The files that say which run a folder holds.
 _NAMING = frozenset({"config.yaml", "mlflow.json", "mlflow_run_id"})
@@ -109,12 +110,13 @@ def downloaded(url: str, only: frozenset[str] | None = None) -> RunFolder:
     return folder
 
 
-def trained_folder(word: str, jobs: Sequence[str]) -> RunFolder | None:
+def trained_folder(word: str, jobs: Sequence[str], checkpoint: Checkpoint = "last") -> RunFolder | None:
     """The folder at a path, if it holds a training run with all files of its network.
 
     Args:
         word: the value of `run`.
         jobs: whose runs are accepted.
+        checkpoint: that of a run which has not ended may be chosen, too.
 
     Raises:
         ConfigError: if it holds a run of another job.
@@ -124,7 +126,7 @@ def trained_folder(word: str, jobs: Sequence[str]) -> RunFolder | None:
         return None
     if job not in jobs:
         raise ConfigError(f"run: found {word!r}, a run of jobs.{job}; allowed: a run of {joined_jobs(jobs)}")
-    needed = [folder.path / name for name in RECIPES[job].network_files]
+    needed = [folder.path / name for name in RECIPES[job].network_files] if checkpoint == "last" else []
     return folder if folder.holds_data and all(path.is_file() for path in needed) else None
 
 

@@ -9,7 +9,6 @@ import json
 import logging
 import shlex
 import shutil
-import signal
 import socket
 import time
 import uuid
@@ -29,7 +28,7 @@ from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.edges.storage.checkpoints import CheckpointUpload
 from ssl_sec.errors import ConfigError, DataError, StorageError, UserError
 from ssl_sec.recipes.registry import PRETRAIN, RECIPES
-from ssl_sec.training.checkpoint import Found, load_checkpoint, newest_checkpoint
+from ssl_sec.training.checkpoint import MANIFEST, Found, defect_of, load_checkpoint, newest_checkpoint, whole
 from ssl_sec.training.norms import NormHistogram
 
 if TYPE_CHECKING:
@@ -41,15 +40,6 @@ logger = logging.getLogger(__name__)
 # first that it has: by one without labels only where there are none.
 LABEL_FREE_SCORES = tuple(row.score_without_labels for row in RECIPES.values() if row.score_without_labels is not None)
 SCORES = (*(row.score for row in RECIPES.values() if row.score is not None), *LABEL_FREE_SCORES)
-
-# As Python's faulthandler names them.
-_FATAL = {
-    "Segmentation fault": signal.SIGSEGV,
-    "Aborted": signal.SIGABRT,
-    "Bus error": signal.SIGBUS,
-    "Illegal instruction": signal.SIGILL,
-    "Floating point exception": signal.SIGFPE,
-}
 
 # On a network file system, other machines may see a new file a little later.
 _VISIBLE_WITHIN_S = 5.0
@@ -240,6 +230,20 @@ class RunFolder:
         """The names of the checkpoints, whole or not, oldest first."""
         return sorted(path.name for path in self.checkpoints_path.glob("step-*"))
 
+    def read_manifest(self, name: str) -> bytes | None:
+        """The manifest of a checkpoint; None if it has none."""
+        with contextlib.suppress(OSError):
+            return (self.checkpoints_path / name / MANIFEST).read_bytes()
+        return None
+
+    def fetch_checkpoint(self, name: str) -> Path:
+        """The folder of a whole checkpoint on this machine.
+
+        Raises:
+            StorageError: if it is not whole.
+        """
+        return whole(self.checkpoints_path / name, defect_of(self.checkpoints_path / name))
+
     def newest_step(self) -> int | None:
         """The step of the newest checkpoint, whole or not; None if there is none."""
         names = self.checkpoint_names()
@@ -252,6 +256,11 @@ class RunFolder:
     def describe_data(self, image_set: ImageSet) -> None:
         """Writes the description of the training set, or of the test set of a probe."""
         self._data_path.write_text(json.dumps(asdict(DataDescription.of(image_set))))
+
+    @property
+    def described_in(self) -> tuple[Path, ...]:
+        """The files that a reader of the weights needs beside them."""
+        return self.config_path, self._data_path
 
     @property
     def holds_data(self) -> bool:
@@ -310,11 +319,6 @@ class RunFolder:
     def crash_path(self, rank: int) -> Path:
         """The file where a worker process that a signal kills dumps its stack, if the signal allows it."""
         return self.path / f"crash-{rank}.txt"
-
-    def fatal_signal(self, rank: int) -> signal.Signals | None:
-        """The signal that killed a worker process; None if it left no dump."""
-        dumped = text_of(self.crash_path(rank)).partition("\n")[0].removeprefix("Fatal Python error: ")
-        return _FATAL.get(dumped.replace("-", " "))
 
     def log_message(self, level: str, message: str) -> None:
         """Writes a message for the console of the driver."""

@@ -17,6 +17,9 @@ from ssl_sec.training.checkpoint import file_sha256
 
 UNTRAINED = "random"
 
+# Of a probe, or a model in MLflow: which checkpoint it is about; none for the last one.
+CHECKPOINT_TAG = "checkpoint"
+
 # Keys of files that a network starts from; a tag of the key and this suffix has the SHA-256 of the file.
 WEIGHTS = ("encoder.weights", "head.weights")
 DIGEST_SUFFIX = ".sha256"

@@ -17,7 +17,7 @@ from ssl_sec.edges.storage.lease import Lease
 from ssl_sec.edges.storage.mirror import Mirror, download_run
 from ssl_sec.edges.storage.places import local_folder, split_url, url_of
 from ssl_sec.errors import StorageError
-from ssl_sec.training.checkpoint import Found
+from ssl_sec.training.checkpoint import MANIFEST, Found, whole
 
 logger = logging.getLogger("ssl_sec")
 
@@ -135,6 +135,19 @@ class StoredFolder(RunFolder):
     def checkpoint_names(self) -> list[str]:
         """The names of the checkpoints in object storage, oldest first."""
         return whole_checkpoints(self._checkpoints.files())
+
+    def read_manifest(self, name: str) -> bytes | None:
+        """The manifest of a checkpoint; None if it has none."""
+        return self._checkpoints.read(f"{name}/{MANIFEST}")
+
+    def fetch_checkpoint(self, name: str) -> Path:
+        """The folder of a whole checkpoint, downloaded to this machine.
+
+        Raises:
+            StorageError: if it is not whole, or the storage cannot be used.
+        """
+        path = self._restored_path / name
+        return whole(path, download_checkpoint(self._checkpoints, name, self._restored_path))
 
     def upload_checkpoints(self, rank: int, world_size: int, keep_last: int) -> CheckpointUpload | None:
         """Starts the upload of what this worker writes of checkpoints; all workers call it."""

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from ssl_sec.edges.config import ReplayConfig
+from ssl_sec.edges.folder.checkpoints import network_files
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.finding import find_folder, trained_folder
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.folder.names import claim_name, run_name_of, training_tags, user_tags, weights_tags
+from ssl_sec.edges.folder.names import CHECKPOINT_TAG, claim_name, run_name_of, training_tags, user_tags, weights_tags
 from ssl_sec.edges.folder.stored import StoredFolder, open_folder
 from ssl_sec.edges.folder.stored_config import stored_values, training_config, with_credentials
 from ssl_sec.edges.run.execution import Execution
@@ -90,15 +91,17 @@ def run_probe(config: ProbeJobConfig) -> Finished:
     Raises:
         UserError: for mistakes of the user.
     """
-    folder = trained_folder(config.run, (PRETRAIN.name,))
-    if folder is not None:
-        tracking, run_id = tracked_beside(folder, config.tracking, config.output_dir)
-        return _probe(replace(config, run=run_id or folder.location, tracking=tracking), run_id, folder.path)
-    store, run = find_run(config.run, config.tracking, config.output_dir, (PRETRAIN.name,))
-    config = replace(config, run=run.run_id, tracking=beside(config.run, config.tracking))
-    with tempfile.TemporaryDirectory() as downloads:
-        store.download_network(run, (PRETRAIN.name,), Path(downloads))
-        return _probe(config, run.run_id, Path(downloads))
+    jobs = (PRETRAIN.name,)
+    with tempfile.TemporaryDirectory() as made:
+        folder = trained_folder(config.run, jobs, config.checkpoint)
+        if folder is not None:
+            files = network_files(folder, PRETRAIN, config.checkpoint, Path(made))
+            tracking, run_id = tracked_beside(folder, config.tracking, config.output_dir)
+            return _probe(replace(config, run=run_id or folder.location, tracking=tracking), run_id, files)
+        store, run = find_run(config.run, config.tracking, config.output_dir, jobs)
+        config = replace(config, run=run.run_id, tracking=beside(config.run, config.tracking))
+        store.download_network(run, jobs, Path(made), config.checkpoint)
+        return _probe(config, run.run_id, Path(made))
 
 
 def run_replay(config: ReplayConfig) -> Finished:
@@ -159,13 +162,16 @@ def _probe(config: ProbeJobConfig, trained_id: str | None, trained_path: Path) -
         trained_path: folder with the encoder and the configuration of its run.
     """
     trained = training_config(PRETRAIN, trained_path / "config.yaml")
-    config = _named(config, trained.recipe_name, f"{trained.run_name or run_name_of(trained)}-probe")
+    of = "" if config.checkpoint == "last" else f"-{config.checkpoint}"
+    config = _named(config, trained.recipe_name, f"{trained.run_name or run_name_of(trained)}{of}-probe")
     assert config.run_name is not None
     with _reserved(open_folder(_output_dir(config) / trained.recipe_name / config.run_name)) as folder:
         folder.start(to_values(config))
         shutil.copy(trained_path / "encoder.safetensors", folder.encoder_path)
         shutil.copy(trained_path / "config.yaml", folder.probed_config_path)
         tags = {**training_tags(trained), "data": (config.data or trained.data).title}
+        if config.checkpoint != "last":
+            tags[CHECKPOINT_TAG] = str(config.checkpoint)
         return _execute(PROBE, config, folder, tags, trained_id)
 
 

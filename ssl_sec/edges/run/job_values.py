@@ -180,7 +180,7 @@ def _stored_probe(values: Mapping[str, Any], tracking: "TrackingConfig") -> Mapp
     """The configuration of the pretraining; empty for a run that cannot be probed, which the job reports later."""
     from ssl_sec.edges.folder.finding import trained_folder  # with torch
 
-    folder = trained_folder(values["run"], (PRETRAIN.name,))
+    folder = trained_folder(values["run"], (PRETRAIN.name,), values["checkpoint"])
     if folder is not None:
         return stored_values(folder.config_path)
     from ssl_sec.edges.tracking.runs import find_run  # with MLflow

@@ -24,6 +24,14 @@ _CAUSES = {
     signal.SIGILL: "a crash in native code",
     signal.SIGFPE: "a crash in native code",
 }
+# As Python's faulthandler names them.
+_FATAL = {
+    "Segmentation fault": signal.SIGSEGV,
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Illegal instruction": signal.SIGILL,
+    "Floating point exception": signal.SIGFPE,
+}
 # How long MLflow may take to close the runs.
 _CLOSE_WITHIN_S = 20.0
 
@@ -80,6 +88,15 @@ def describe_signal(number: signal.Signals) -> str:
     """The signal that killed a process, with its usual cause."""
     cause = f", {_CAUSES[number]}" if number in _CAUSES else ""
     return f"killed by {number.name}{cause}"
+
+
+def dumped_signal(dump: Path) -> signal.Signals | None:
+    """The signal that killed a process which has dumped its stack to a file; None if there is no dump."""
+    try:
+        first = dump.read_text(errors="replace").partition("\n")[0]
+    except OSError:
+        return None
+    return _FATAL.get(first.removeprefix("Fatal Python error: ").replace("-", " "))
 
 
 def _end_with(supervisor: int) -> None:

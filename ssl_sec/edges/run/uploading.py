@@ -11,6 +11,7 @@ from ssl_sec.edges.folder.encoder import load_network
 from ssl_sec.edges.folder.record import data_set
 from ssl_sec.edges.patience import ANSWER_S, NoAnswer, Patience
 from ssl_sec.edges.run.spec import RunSpec, replay_command
+from ssl_sec.edges.tracking.checkpoints import log_checkpoints
 from ssl_sec.edges.tracking.deferred import DeferredRun
 from ssl_sec.edges.tracking.scores import (
     PROTOCOL_TAG,
@@ -87,6 +88,8 @@ class Upload:
                 logger.info("registering the network in MLflow as %s", name)
                 network = load_network(spec.recipe, spec.config, shape, folder.path)
                 self._try(lambda: tracked.log_network(network.whole, shape, network.dim, name))
+            where = tracked.experiment_id, tracked.run_id
+            self._try(lambda: log_checkpoints(tracked.client, *where, spec.recipe, folder))
         self._try(lambda: tracked.log_file(folder.path / spec.recipe.last_artifact))
 
     def end(self, tracked: TrackedRun, status: str, reason: str | None) -> None:
@@ -117,7 +120,8 @@ class Upload:
         """Copies the metrics of a probe to the run that it probed, and finds the best registered encoder."""
         spec, client, trained_id = self._spec, tracked.client, tracked.run_id
         if isinstance(spec.config, ProbeJobConfig):
-            if spec.identity.parent_run_id is None:  # MLflow does not know the run that was probed
+            # MLflow does not know the run that was probed, or its score is that of its last encoder.
+            if spec.identity.parent_run_id is None or spec.config.checkpoint != "last":
                 return
             trained_id = spec.identity.parent_run_id
             copy_probe_metrics(client, trained_id, spec.folder.probed(), spec.config, client.get_run(tracked.run_id))

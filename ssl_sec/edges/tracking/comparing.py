@@ -22,6 +22,7 @@ _FREE_KEYS = {
     "resume",
     "log_every_steps",
     "check_images",
+    "checkpoint",
     "data.download",
     "data.resident_limit_mib",
 }

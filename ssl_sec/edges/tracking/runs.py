@@ -22,12 +22,13 @@ from ssl_sec.edges.masking import masked
 from ssl_sec.edges.overrides import assigned
 from ssl_sec.edges.packaging import command
 from ssl_sec.edges.patience import ANSWER_S, Patience
+from ssl_sec.edges.tracking.checkpoints import download_checkpoint
 from ssl_sec.edges.tracking.comparing import CONTENT, deciding
 from ssl_sec.edges.tracking.store import all_pages, connect_to_store, quoted, sqlite_file, store_errors, tracking_uri
 from ssl_sec.errors import ConfigError, StorageError, nearest
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import PROBE, RECIPES, trainings
-from ssl_sec.recipes.tracking import TrackingConfig
+from ssl_sec.recipes.tracking import Checkpoint, TrackingConfig
 
 logger = logging.getLogger("ssl_sec")
 
@@ -127,9 +128,10 @@ class RunArchive:
         return {number: name for number, name in found.items() if name == self._experiment}
 
     def finished(self, recipe: str) -> list[ArchivedRun]:
-        """All finished runs of a recipe, probes included, newest first."""
+        """All finished runs of a recipe, newest first, with the probes of their last encoders."""
         if recipe not in self._of_recipe:
-            self._of_recipe[recipe] = self._search(f"{_FINISHED} and tags.recipe = {quoted(recipe)}")
+            found = self._search(f"{_FINISHED} and tags.recipe = {quoted(recipe)}")
+            self._of_recipe[recipe] = [run for run in found if run.params.get("checkpoint", "last") == "last"]
         return self._of_recipe[recipe]
 
     def finished_trainings(self, recipe: str) -> list[ArchivedRun]:
@@ -198,19 +200,22 @@ class RunArchive:
                 return None
             return Path(self.client.download_artifacts(run.run_id, artifact, str(folder)))
 
-    def download_network(self, run: ArchivedRun, jobs: Sequence[str], folder: Path) -> TrainingConfig:
+    def download_network(
+        self, run: ArchivedRun, jobs: Sequence[str], folder: Path, checkpoint: Checkpoint = "last"
+    ) -> TrainingConfig:
         """Downloads the configuration and the weights of a finished training into a folder.
 
         Args:
             run: the training.
             jobs: whose runs are accepted.
             folder: an existing folder.
+            checkpoint: whose weights.
 
         Returns:
             The run's configuration.
 
         Raises:
-            ConfigError: if it is a run of another job, or has no weights.
+            ConfigError: if it is a run of another job, or has no weights, or no such checkpoint.
         """
         if run.job not in jobs:
             raise ConfigError(
@@ -218,13 +223,17 @@ class RunArchive:
             )
         recipe = RECIPES[run.job]
         try:
-            for artifact in ("config.yaml", *recipe.network_files):
+            weights = recipe.network_files if checkpoint == "last" else ()
+            for artifact in ("config.yaml", *weights):
                 self.client.download_artifacts(run.run_id, artifact, str(folder))
         except (MlflowException, OSError) as error:
             raise ConfigError(
                 f"run: found {run.run_id!r}, but it has no encoder in MLflow at {self.client.tracking_uri}; allowed: a "
                 f"finished run of {joined_jobs(jobs)}"
             ) from error
+        if checkpoint != "last":
+            with self._errors():
+                download_checkpoint(self.client, run.experiment_id, run.run_id, checkpoint, folder)
         return training_config(recipe, folder / "config.yaml")
 
     def _search(

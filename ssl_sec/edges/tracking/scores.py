@@ -19,6 +19,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from ssl_sec.data.config import DataConfig
 from ssl_sec.edges.folder.descriptions import DataDescription
 from ssl_sec.edges.folder.folder import LABEL_FREE_SCORES, SCORES
+from ssl_sec.edges.folder.names import CHECKPOINT_TAG
 from ssl_sec.edges.tracking.store import all_pages, quoted
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.probing.config import ProbeConfig, ProbeJobConfig
@@ -49,12 +50,12 @@ def model_name(recipe: str) -> str:
 
 
 def child_probes(client: MlflowClient, recipe: str) -> dict[str, list[Run]]:
-    """The finished probes of a recipe's encoders, newest first, by the id of the run that they probed."""
+    """The finished probes of a recipe's last encoders, newest first, by the id of the run that they probed."""
     experiments = [str(experiment.experiment_id) for experiment in client.search_experiments()]
     finished = f"tags.job = 'probe' AND tags.recipe = {quoted(recipe)} AND attributes.status = 'FINISHED'"
     probes: dict[str, list[Run]] = {}
     for run in all_pages(lambda token: client.search_runs(experiments, finished, page_token=token)):
-        if MLFLOW_PARENT_RUN_ID in run.data.tags:
+        if MLFLOW_PARENT_RUN_ID in run.data.tags and CHECKPOINT_TAG not in run.data.tags:
             probes.setdefault(run.data.tags[MLFLOW_PARENT_RUN_ID], []).append(run)
     return probes
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from ssl_sec.data.config import DataConfig
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.recipes.config import RunConfig
-from ssl_sec.recipes.tracking import OutputDir, TrackingConfig
+from ssl_sec.recipes.tracking import Checkpoint, OutputDir, TrackingConfig
 from ssl_sec.settings import (
     Name,
 )
@@ -18,6 +18,8 @@ class ProbeJobConfig(RunConfig):
 
     Attributes:
         run: the pretraining's MLflow run id, its name, the beginning of either, or its folder.
+        checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
+            that was kept.
         data: None takes the data set of that run.
         output_dir: folder in which the run's folder is created.
         run_name: None for one made from the time.
@@ -26,6 +28,7 @@ class ProbeJobConfig(RunConfig):
     run: str
     probe: ProbeConfig
     runtime: RuntimeConfig
+    checkpoint: Checkpoint = "last"
     data: DataConfig | None = None
     output_dir: OutputDir = "runs"
     run_name: Name | None = None

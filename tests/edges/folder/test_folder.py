@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run.supervision import dumped_signal
 from ssl_sec.errors import ConfigError, DataError, StorageError
 from ssl_sec.training.checkpoint import save_checkpoint
 
@@ -178,5 +179,5 @@ def test_the_signal_of_a_crash_is_read_from_what_python_says_of_it(folder: RunFo
     report = f"import faulthandler, os; faulthandler.enable(open({str(folder.crash_path(1))!r}, 'w'))"
     code = f"{report}; os.kill(os.getpid(), {int(number)})"
     assert subprocess.run([sys.executable, "-S", "-c", code]).returncode == -number
-    assert folder.fatal_signal(1) is number
-    assert folder.fatal_signal(0) is None
+    assert dumped_signal(folder.crash_path(1)) is number
+    assert dumped_signal(folder.crash_path(0)) is None

@@ -34,3 +34,11 @@ def test_the_url_of_a_run_has_three_parts():
     assert split_url("s3://bucket/a/runs/digits/name/") == ("s3://bucket/a/runs", "digits", "name")
     with pytest.raises(StorageError, match="must be the URL of a run"):
         split_url("s3://name")
+
+
+def test_a_process_that_reads_the_url_never_finds_half_of_it(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("SSL_SEC_STAGING", str(tmp_path))
+    file = local_folder("s3://bucket/runs") / ".url"
+    written = file.stat()
+    local_folder("s3://bucket/runs")
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)

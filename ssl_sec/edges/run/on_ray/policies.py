@@ -17,7 +17,7 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.run.supervision import describe_signal
+from ssl_sec.edges.run.supervision import describe_signal, dumped_signal
 from ssl_sec.errors import UserError, first_line
 
 # How long to wait for the errors of the workers that wait for one that hangs.
@@ -82,8 +82,8 @@ class FailureWatch(UserCallback):
             return first_line(error)
         if "node has died" in str(death):
             return "its node died"
-        if (number := self._folder.fatal_signal(rank)) is not None:
-            return f"its process was {describe_signal(number)}; its stack is in {self._folder.crash_path(rank)}"
+        if (number := dumped_signal(dump := self._folder.crash_path(rank))) is not None:
+            return f"its process was {describe_signal(number)}; its stack is in {dump}"
         return "its process died (killed by SIGKILL, or out of memory)"
 
     def _find_silent(self, failed: Any) -> set[int]:

@@ -1,0 +1,113 @@
+"""Encoders of kept checkpoints: in MLflow, probed and exported."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from mlflow.tracking import MlflowClient
+from safetensors.torch import load_file
+
+from ssl_sec.edges.folder.checkpoints import chosen_step, kept_checkpoints
+from ssl_sec.edges.run.driver import run_training
+from ssl_sec.edges.tracking.runs import RunArchive
+from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.recipes.registry import PRETRAIN
+from ssl_sec.recipes.tracking import TrackingConfig
+from ssl_sec.training.checkpoint import load_checkpoint
+from tests import jobs
+from tests.edges.run.driver.conftest import pretrain_config
+
+SCORED = {4: 60.0, 6: 70.0, 8: None}
+
+
+@pytest.mark.parametrize(("checkpoint", "step"), [("last", 8), ("best", 6), (4, 4)])
+def test_a_checkpoint_is_chosen(checkpoint, step):
+    assert chosen_step(checkpoint, SCORED, "the run") == step
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "kept", "message"),
+    [
+        (5, SCORED, r"checkpoint: found 5, but the run keeps only those of the steps 4 \(60\), 6 \(70\), 8"),
+        ("best", {4: None}, "found 'best', but no checkpoint of the run has a score; allowed: 4"),
+        ("best", {}, "found 'best', but the run has no checkpoints"),
+    ],
+)
+def test_a_checkpoint_that_is_not_there_is_refused(checkpoint, kept, message):
+    with pytest.raises(ConfigError, match=message):
+        chosen_step(checkpoint, kept, "the run")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run with checkpoints of two epochs."""
+    from tests.edges.conftest import QUICK
+
+    folder = tmp_path_factory.mktemp("kept") / "runs"
+    options = ["run_name=it", "checkpoint.every_epochs=1", "probe.enabled=false", f"output_dir={folder}"]
+    return run_training(PRETRAIN, pretrain_config([*QUICK, *options]))
+
+
+PROBE = ("runtime=local", "probe.epochs=2", "probe.decay_at=[]", "tracking.system_metrics=false")
+
+
+def weights_at(trained, step: int) -> dict[str, torch.Tensor]:
+    state = load_checkpoint(trained.folder.checkpoints_path / f"step-{step:09d}", torch.device("cpu"))
+    return {name.removeprefix("backbone."): value for name, value in state["encoder"].items()}
+
+
+def test_mlflow_has_the_kept_checkpoints_side_by_side(trained):
+    client = MlflowClient(trained.uri)
+    models = {model.name: model for model in client.search_logged_models([trained.experiment_id])}
+    assert models.keys() == {"checkpoint-5", "checkpoint-10"}
+    for step in (5, 10):
+        model = models[f"checkpoint-{step}"]
+        found = {metric.key: metric.value for metric in model.metrics or []}
+        expected = {
+            name: value
+            for record in trained.folder.records()
+            if record["step"] == step - 1
+            for name, value in record["metrics"].items()
+        }
+        assert found == expected and model.status == "READY" and model.source_run_id == trained.run_id
+    jobs.replay([f"folder={trained.folder.path}"])
+    assert len(client.search_logged_models([trained.experiment_id])) == 2  # none is there twice
+
+
+@pytest.mark.parametrize("by", ["folder", "id"])
+def test_the_encoder_of_a_checkpoint_is_exported(trained, tmp_path, by):
+    run = trained.folder.path if by == "folder" else trained.run_id
+    where = f"output_dir={trained.folder.path.parents[1]}"
+    jobs.export([f"run={run}", where, "checkpoint=5", "format=safetensors", f"output={tmp_path / 'out'}"])
+    exported, expected = load_file(tmp_path / "out" / "encoder.safetensors"), weights_at(trained, 5)
+    assert all(torch.equal(exported[name], expected[name]) for name in exported)
+    assert not torch.equal(exported["conv1.weight"], load_file(trained.folder.encoder_path)["conv1.weight"])
+    with pytest.raises(ConfigError, match=r"checkpoint: found 7, but .* keeps only those of the steps 5"):
+        jobs.export([f"run={run}", where, "checkpoint=7", "format=safetensors", f"output={tmp_path / 'none'}"])
+
+
+@pytest.mark.parametrize("by", ["folder", "id"])
+def test_a_probe_of_a_checkpoint_is_its_own_and_ranks_no_run(trained, by):
+    run, root = trained.folder.path if by == "folder" else trained.run_id, trained.folder.path.parents[1]
+    jobs.probe([f"run={run}", f"output_dir={root}", "checkpoint=best", f"run_name=of-{by}", *PROBE])
+    client = MlflowClient(trained.uri)
+    (probe,) = client.search_runs([trained.experiment_id], f"attributes.run_name = 'of-{by}'")
+    assert probe.data.tags["checkpoint"] == "best" and "probe/top1" in probe.data.metrics
+    best = chosen_step("best", kept_checkpoints(trained.folder), "")
+    probed = load_file(root / "digits" / f"of-{by}" / "encoder.safetensors")
+    assert all(torch.equal(probed[name], value) for name, value in weights_at(trained, best).items())
+    assert not any(name.startswith("probe") for name in client.get_run(trained.run_id).data.metrics)
+    archive = RunArchive.open(TrackingConfig(uri=trained.uri), root)
+    assert [each.name for each in archive.finished("digits")] == ["it"]
+
+
+def test_a_run_that_has_not_ended_is_probed_by_its_checkpoints(trained, tmp_path: Path):
+    copy = tmp_path / "runs" / "digits" / "it"
+    shutil.copytree(trained.folder.path, copy)
+    (copy / "encoder.safetensors").unlink()
+    jobs.probe([f"run={copy}", f"output_dir={tmp_path}/runs", "checkpoint=5", "run_name=early", *PROBE])
+    assert (tmp_path / "runs" / "digits" / "early" / "confusion.json").is_file()
+    (copy / "checkpoints" / "step-000000005" / "state.pt").write_bytes(b"")
+    with pytest.raises(StorageError, match="step-000000005: state.pt has 0 bytes"):
+        jobs.probe([f"run={copy}", f"output_dir={tmp_path}/runs", "checkpoint=5", "run_name=damaged", *PROBE])
