@@ -79,7 +79,9 @@ def download_checkpoint(
     models = _models(client, experiment_id, run_id)
     kept = {step: _score(model) for step, model in models.items()}
     model = models[chosen_step(checkpoint, kept, f"run {run_id} in MLflow at {client.tracking_uri}")]
-    download_artifacts(artifact_uri=model.artifact_location, dst_path=str(folder), tracking_uri=client.tracking_uri)
+    for artifact in client.list_logged_model_artifacts(model.model_id):
+        place = f"{model.artifact_location}/{artifact.path}"
+        download_artifacts(artifact_uri=place, dst_path=str(folder), tracking_uri=client.tracking_uri)
 
 
 def _models(client: MlflowClient, experiment_id: str, run_id: str) -> dict[int, LoggedModel]:
