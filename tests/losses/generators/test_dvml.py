@@ -141,6 +141,7 @@ def test_equal_reconstructions_have_a_finite_gradient():
     [
         ({"draws": 0}, r"draws: found 0"),
         ({"first_phase_steps": -1}, r"first_phase_steps: found -1, must be ≥ 0"),
+        ({"first_weights": (1.0, 1.0, 0.1)}, r"first_weights: found \[1.0, 1.0, 0.1\], must be four numbers"),
         ({"first_weights": (1.0, 1.0, -0.1, 1.0)}, r"first_weights: found -0.1, must be ≥ 0"),
         ({"second_weights": (1.0, 1.0, 0.1, math.nan)}, r"second_weights: found nan"),
         ({"hidden_dim": 0}, r"hidden_dim: found 0"),
