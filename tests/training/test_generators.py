@@ -100,6 +100,15 @@ def test_the_total_is_the_weighted_sum_of_its_parts(name):
     assert terms.total.item() == pytest.approx(expected.item(), rel=1e-14)
 
 
+def test_features_are_reached_by_the_gradient_through_the_objective():
+    head, found = nn.Linear(FEATURES, DIM).double(), {}
+    for name in ("hdml", "dvml"):
+        features = rows(16, FEATURES).requires_grad_()
+        objective_of(name)(head(features.detach()), LABELS, 1, None, features, head).total.backward()
+        found[name] = features.grad is not None and features.grad.abs().max() > 0
+    assert found == {"hdml": False, "dvml": True}  # HDML's reach the backbone through the embeddings alone
+
+
 def test_only_training_moves_the_averages():
     objective, head = objective_of("hdml"), nn.Linear(FEATURES, DIM).double()
     given = (rows(16, DIM, seed=1), LABELS, 1, None, rows(16, FEATURES), head)

@@ -8,6 +8,7 @@ from ssl_sec.losses import TripletLoss
 from ssl_sec.losses.generators import hdml
 from ssl_sec.losses.generators.base import GlobalBatch
 from ssl_sec.losses.generators.hdml import HardnessAwareSynthesis
+from ssl_sec.losses.geometry import directions
 from ssl_sec.networks.heads import BatchNormLinearHead
 from tests.losses.cases import DIM, rows
 from tests.losses.generators.batches import CASES, CLASSES, FEATURES, LABELS, batch, head, moved
@@ -163,6 +164,8 @@ def test_equal_rows_and_rows_without_a_positive_or_a_direction_have_finite_gradi
         given.embeddings[1] = given.embeddings[0]
         given.embeddings[2] = given.embeddings[0]
         given.embeddings[5] = 0
+    pulls = synthesis()._pulls(directions(given.embeddings), labels, slice(0, 6))
+    assert pulls[:4].any() and not pulls[4:].any()
     shares = synthesis()(given, slice(0, 6), head(), TripletLoss())
     (gradient,) = torch.autograd.grad(shares.generated_loss, given.embeddings)
     assert gradient.isfinite().all() and gradient.abs().max() > 0
@@ -198,6 +201,8 @@ def test_the_initial_weights_are_a_function_of_the_seed_and_leave_other_draws_al
     torch.manual_seed(0)
     assert torch.equal(drawn, torch.rand(3))
     torch.testing.assert_close(synthesis().generator[0].weight, one, rtol=0, atol=0)
+    other = HardnessAwareSynthesis(CLASSES, FEATURES, DIM, steps_per_epoch=3, hidden_dim=6, seed=2)
+    assert not torch.isin(other.generator[0].weight.double() * 5, one).any()
 
 
 @pytest.mark.parametrize(
