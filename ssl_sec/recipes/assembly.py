@@ -91,14 +91,18 @@ def assemble(
     """
     encoder, head = _initialise(config, image_set, runtime)
     eta = config.constraint.weight(sampler.steps_per_epoch, total_steps)
-    transformed = Transformed(
-        class_sizes=image_set.labels.bincount(minlength=len(image_set.class_names)),
-        num_features=encoder.num_features,
-        dim=config.head.dim,
-        steps_per_epoch=sampler.steps_per_epoch,
-        seed=config.seed,
-    )
-    objective = Objective(loss, config.constraint.build(), eta, transform and transform(transformed))
+    made = None
+    if transform is not None:
+        made = transform(
+            Transformed(
+                class_sizes=image_set.labels.bincount(minlength=len(image_set.class_names)),
+                num_features=encoder.num_features,
+                dim=config.head.dim,
+                steps_per_epoch=sampler.steps_per_epoch,
+                seed=config.seed,
+            )
+        )
+    objective = Objective(loss, config.constraint.build(), eta, made)
     computation = config.runtime.on(runtime.device)
     return Recipe(
         encoder=encoder,
