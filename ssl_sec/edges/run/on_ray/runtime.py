@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 import torch
@@ -25,6 +25,7 @@ from ssl_sec.edges.environment import require_files_for_ray
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.patience import Call
 from ssl_sec.edges.run.cpu import ENVIRONMENT
+from ssl_sec.edges.run.on_ray.nodes import describe_cluster, followed_nodes
 from ssl_sec.edges.run.on_ray.policies import ElasticPolicy, ElasticTrainer, FailureWatch
 from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.worker import Worker, work
@@ -32,6 +33,9 @@ from ssl_sec.errors import ConfigError, UserError
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.settings import to_values
 from ssl_sec.training.config import RayConfig
+
+if TYPE_CHECKING:
+    from ssl_sec.edges.tracking.deferred import DeferredRun  # imports MLflow, which workers do not need
 
 logger = logging.getLogger("ssl_sec")
 
@@ -41,11 +45,12 @@ _SHORTAGE_CHECKS_S = 5.0
 _PREEMPTION_CHECKS_S = 1.0
 
 
-def run_with_ray(spec: RunSpec) -> None:
+def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
     """Executes a run on the workers of a Ray cluster, and waits for its end.
 
     Args:
         spec: of the run; its folder is on storage that all nodes share.
+        tracking: of the run, for the utilisation of its nodes.
 
     Raises:
         ConfigError: if the cluster is too small, or the number of workers does not divide the batch.
@@ -53,6 +58,7 @@ def run_with_ray(spec: RunSpec) -> None:
     options = spec.config.runtime
     assert isinstance(options, RayConfig)
     connect(options.address, spec.folder.name)
+    tracking.describe_cluster(describe_cluster())
     scaling = make_scaling(options, ray.cluster_resources())
     logger.info("starting %s", describe_workers(scaling))
     if isinstance(spec.config, TrainingConfig) and isinstance(scaling.num_workers, int):
@@ -60,7 +66,8 @@ def run_with_ray(spec: RunSpec) -> None:
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(options.start_timeout_s)
     deaths_at_start = 0
     while True:
-        failure = _failure_of(_trainer(spec, options, scaling), spec.folder)
+        with followed_nodes(spec.folder, tracking):
+            failure = _failure_of(_trainer(spec, options, scaling), spec.folder)
         if failure is None:
             return
         if isinstance(failure, ControllerError) and isinstance(failure.controller_failure, UserError):
