@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING
 import ray
 from prometheus_client.parser import text_string_to_metric_families
 
+# Ray gives the address only to the call of `ray.init` that connects, which need not be ours.
+from ray._private.worker import get_dashboard_url
+
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.errors import first_line
 
@@ -68,7 +71,7 @@ def describe_cluster() -> str:
         *([f"{gpus} GPU{'s' if gpus > 1 else ''}{f' ({known})' if known else ''}"] if gpus else []),
         f"Ray {ray.__version__}",
     ]
-    if dashboard := ray.init(ignore_reinit_error=True).dashboard_url:
+    if dashboard := get_dashboard_url():
         parts.append(f"[job in the dashboard](http://{dashboard}/#/jobs/{ray.get_runtime_context().get_job_id()})")
     return ", ".join(parts)
 
@@ -167,7 +170,7 @@ class NodeMonitor(threading.Thread):
                 continue
             first = self._first.setdefault(name, found)
             # Ray counts from the start of the machine, MLflow from that of the run.
-            since = {key: found[key] - first.get(key, 0.0) for key in found if key.startswith("network_")}
+            since = {key: round(found[key] - first.get(key, 0.0), 1) for key in found if key.startswith("network_")}
             figures |= {f"system/{name}/{key}": value for key, value in {**found, **since}.items()}
         return figures
 

@@ -111,9 +111,9 @@ def test_a_cluster_is_said_in_words(monkeypatch, resources, expected):
     lost = {**node(9, "lost", alive=False), "Resources": {"CPU": 64.0}}
     monkeypatch.setattr(nodes.ray, "nodes", lambda: [*found, lost])
     monkeypatch.setattr(nodes.ray, "__version__", "2.60.0")
-    monkeypatch.setattr(nodes.ray, "init", lambda ignore_reinit_error: SimpleNamespace(dashboard_url=""))
+    monkeypatch.setattr(nodes, "get_dashboard_url", lambda: None)
     assert describe_cluster() == expected
-    monkeypatch.setattr(nodes.ray, "init", lambda ignore_reinit_error: SimpleNamespace(dashboard_url="head:8265"))
+    monkeypatch.setattr(nodes, "get_dashboard_url", lambda: "head:8265")
     job = SimpleNamespace(get_job_id=lambda: "02000000")
     monkeypatch.setattr(nodes.ray, "get_runtime_context", lambda: job)
     assert describe_cluster() == f"{expected}, [job in the dashboard](http://head:8265/#/jobs/02000000)"
