@@ -51,6 +51,9 @@ _ACCELERATOR = "accelerator_type:"
 _WARN_AFTER = 3
 _END_WITHIN_S = 5.0
 
+# The nodes are in the driver's network: a proxy of the environment does not know them.
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
 
 def describe_cluster() -> str:
     """The cluster that this process has joined, with a link to its job if there is a dashboard, in Markdown.
@@ -163,7 +166,7 @@ class NodeMonitor(threading.Thread):
             if self._closed.is_set():
                 break
             try:
-                with urllib.request.urlopen(address, timeout=_ANSWER_WITHIN_S) as page:
+                with _direct.open(address, timeout=_ANSWER_WITHIN_S) as page:
                     found = utilisation(page.read().decode())
             except (OSError, ValueError) as error:
                 self._note_silence(name, address, error)

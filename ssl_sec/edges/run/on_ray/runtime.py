@@ -25,6 +25,7 @@ from ssl_sec.edges.environment import require_files_for_ray
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.patience import Call
 from ssl_sec.edges.run.cpu import ENVIRONMENT
+from ssl_sec.edges.run.on_ray.gauges import followed_figures
 from ssl_sec.edges.run.on_ray.nodes import describe_cluster, followed_nodes
 from ssl_sec.edges.run.on_ray.policies import ElasticPolicy, ElasticTrainer, FailureWatch
 from ssl_sec.edges.run.spec import RunSpec
@@ -66,7 +67,7 @@ def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(options.start_timeout_s)
     deaths_at_start = 0
     while True:
-        with followed_nodes(spec.folder, tracking):
+        with followed_nodes(spec.folder, tracking), followed_figures(spec):
             failure = _failure_of(_trainer(spec, options, scaling), spec.folder)
         if failure is None:
             return

@@ -214,6 +214,6 @@ def test_a_folder_that_not_all_nodes_share_is_one_line(cluster, tmp_path):
     run = RunFolder(Path("/proc/self/cwd/it"))
     config = config_of(tmp_path, "runtime.num_workers=1")
     run.start(to_values(config))
-    spec = RunSpec(recipe=PRETRAIN, config=config, folder=run, identity=RunIdentity())
+    spec = RunSpec(recipe=PRETRAIN, config=config, folder=run, identity=RunIdentity(tags={"recipe": "digits"}))
     with pytest.raises(StorageError, match="^output_dir: /proc/self/cwd/it on .* is not the folder that the driver"):
         run_with_ray(spec, DeferredRun(spec.identity, {}, run))

@@ -149,7 +149,8 @@ def samples_of(pages: dict[str, str], logged: list, count: int) -> NodeMonitor:
     return monitor
 
 
-def test_nodes_are_followed_while_they_come_and_go_and_the_network_counts_from_the_start():
+def test_nodes_are_followed_while_they_come_and_go_and_the_network_counts_from_the_start(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # which is not asked
     text, logged = [PAGE], []
     with page_of_a_node(text) as address:
         pages = {"a": address}
