@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 import ray
 import torch
 from ray import train
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError
 from ray.job_config import JobConfig
 from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
+
+# Ray has no public API for what it tells one worker; the tests of preemption notice if this name changes.
+from ray.train.v2._internal.execution.context import get_train_context as get_internal_train_context
 
 from ssl_sec.data.samplers import worker_counts, worker_rows
 from ssl_sec.edges.environment import require_files_for_ray
@@ -42,8 +45,6 @@ logger = logging.getLogger("ssl_sec")
 
 # Between checks whether the cluster still has room for the workers.
 _SHORTAGE_CHECKS_S = 5.0
-# Between checks whether a machine is about to be preempted.
-_PREEMPTION_CHECKS_S = 1.0
 
 
 def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
@@ -91,6 +92,8 @@ def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig) -> Torch
         "launch": folder.write_launch_token(),
         "working_folder": os.getcwd(),
     }
+    # Ray's detector of NCCL hangs (RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR) is for users to turn on: it is experimental,
+    # and needs the program `ncclras`, which PyTorch's packages lack. A hang ends after timeout_s without it.
     common: dict[str, Any] = {
         "train_loop_config": settings,
         "torch_config": TorchConfig(backend="nccl" if scaling.use_gpu else "gloo", timeout_s=options.timeout_s),
@@ -245,26 +248,14 @@ def make_scaling(options: RayConfig, resources: Mapping[str, float]) -> ScalingC
     )
 
 
-class _PreemptionWatch(threading.Thread):
-    """Checks, beside the training, whether machines of the run are about to be preempted.
+def _is_preempted() -> bool:
+    """Whether Ray has told this worker that machines of the run are about to be preempted.
 
-    Ray's answer is a barrier of all workers, so each of them must ask equally often.
+    Ray's public `get_preemption_info` waits for all workers, so it would need a thread beside the training. Without it,
+    and without `ray.train.report`, `FailureConfig.relax_collectives_on_preemption` has nothing to relax. Nor does
+    `preemption_grace_s` help: after the deadline the survivors wait for the lost worker, not for a checkpoint.
     """
-
-    def __init__(self) -> None:
-        super().__init__(name="preemption-watch", daemon=True)
-        self._announced = threading.Event()
-
-    def run(self) -> None:
-        """Checks until the workers are stopped."""
-        with contextlib.suppress(RayError, RuntimeError):  # Ray shuts down during a check
-            while not self._announced.wait(_PREEMPTION_CHECKS_S):
-                if train.get_preemption_info() is not None:
-                    self._announced.set()
-
-    def is_announced(self) -> bool:
-        """Whether a preemption was announced."""
-        return self._announced.is_set()
+    return get_internal_train_context().preemption_context.preemption_info is not None
 
 
 class _FolderHandler(logging.Handler):
@@ -290,14 +281,12 @@ def _worker(settings: dict[str, Any]) -> None:
     logging.getLogger("ssl_sec").setLevel(logging.INFO)
     device = get_device()
     assert isinstance(device, torch.device)
-    watch = _PreemptionWatch()
-    watch.start()
     worker = Worker(
         rank=context.get_world_rank(),
         world_size=context.get_world_size(),
         device=device,
         node=f"{socket.gethostname()} {ray.get_runtime_context().get_node_id()}",
-        is_preempted=watch.is_announced,
+        is_preempted=_is_preempted,
     )
     with _crash_reported(folder.crash_path(worker.rank)):
         work(settings["job"], settings["values"], settings["folder"], worker)
