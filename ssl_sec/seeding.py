@@ -3,7 +3,7 @@
 import hashlib
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 
@@ -31,6 +31,19 @@ def uniform(draw: int, count: int) -> list[float]:
     """Numbers in [0, 1) that are a function of `draw`, any int64, alone."""
     bits = mix(mix(torch.tensor([draw])) + torch.arange(count))
     return (_shift_right(bits, 11).double() / 2**53).tolist()
+
+
+def normal(keys: Int64[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
+    """Standard normal numbers that are functions of their keys alone (Box and Muller 1958), on any device.
+
+    Args:
+        keys: different ones for independent numbers; they need not look random.
+        dtype: float32 or float64.
+    """
+    bits = mix(keys)
+    # Halves are exact in float32, and the logarithm's argument is never 0.
+    radius, turn = ((_shift_right(each, 41).to(dtype) + 0.5) / 2**23 for each in (bits, mix(bits)))
+    return (-2 * radius.log()).sqrt() * (2 * torch.pi * turn).cos()
 
 
 def _shift_right(x: Int64[Tensor, "*shape"], bits: int) -> Int64[Tensor, "*shape"]:

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssl_sec.seeding import derived_seed, uniform
+from ssl_sec.seeding import derived_seed, normal, uniform
 
 parts = st.lists(st.integers(-(2**63), 2**63) | st.sampled_from(["views", "weights", "probe"]), max_size=4)
 
@@ -43,3 +43,20 @@ def test_uniform_numbers_fill_the_unit_interval():
     # Neither numbers of one draw nor those of neighbouring draws go together: five standard errors again.
     correlations = torch.corrcoef(torch.cat([numbers[:-1], numbers[1:]], dim=1).T) - torch.eye(16)
     assert correlations.abs().max() < 5 / 2000**0.5
+
+
+def test_normal_numbers_have_the_moments_and_the_shape_of_their_distribution():
+    numbers = normal(torch.arange(400_000).view(-1, 4), torch.float64)
+    assert numbers.shape == (100_000, 4)
+    assert abs(numbers.mean()) < 0.01 and abs(numbers.var() - 1) < 0.01
+    for bound, share in ((1.0, 0.6827), (2.0, 0.9545), (3.0, 0.9973)):
+        assert abs((numbers.abs() < bound).double().mean() - share) < 0.003
+    assert (torch.corrcoef(numbers.T) - torch.eye(4)).abs().max() < 0.02
+
+
+def test_normal_numbers_are_functions_of_their_keys_in_both_precisions():
+    keys = torch.tensor([[0, 1], [-(2**63), 2**63 - 1]])
+    numbers = normal(keys, torch.float64)
+    assert numbers.tolist() == normal(keys.flatten(), torch.float64).view(2, 2).tolist()
+    assert torch.allclose(normal(keys, torch.float32).double(), numbers, atol=1e-5)
+    assert normal(torch.arange(2**20), torch.float32).isfinite().all()

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from ssl_sec import losses
 from ssl_sec.errors import ConfigError
+from ssl_sec.losses.generators.base import RowGenerator
+from ssl_sec.losses.generators.dvml import VariationalSynthesis
+from ssl_sec.losses.generators.hdml import HardnessAwareSynthesis
 from ssl_sec.losses.transform import Centres
 from ssl_sec.settings import Count, Declared, Settings, declare_settings
 
@@ -89,13 +92,32 @@ else:
     ClassLossConfig = _OneClassLossConfig | CombinedConfig
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transformed:
+    """What a transform is built for.
+
+    Attributes:
+        class_sizes: numbers of training samples of the classes.
+        num_features: width of the backbone's features.
+        dim: of the embeddings.
+        steps_per_epoch: ≥ 1.
+        seed: of draws and initial weights.
+    """
+
+    class_sizes: Int64[Tensor, " classes"]
+    num_features: int
+    dim: int
+    steps_per_epoch: int
+    seed: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class NoTransformConfig:
     """The rows of the batch alone."""
 
     name: Literal["none"] = "none"
 
-    def build(self, class_sizes: Int64[Tensor, " classes"], dim: int, seed: int) -> None:
+    def build(self, transformed: Transformed) -> None:
         """Nothing to build."""
 
 
@@ -125,12 +147,13 @@ class FeatureTransformConfig(Settings, key="transform"):
         except ValueError as error:
             raise ConfigError(f"transform.{error}") from None
 
-    def build(self, class_sizes: Int64[Tensor, " classes"], dim: int, seed: int) -> losses.SphericalFeatureTransform:
-        """The transform for classes with these numbers of samples, and embeddings of `dim`.
+    def build(self, transformed: Transformed) -> losses.SphericalFeatureTransform:
+        """The transform.
 
         Raises:
             ConfigError: all classes have fewer samples than `tail_below`, or none has.
         """
+        class_sizes, dim, seed = transformed.class_sizes, transformed.dim, transformed.seed
         if self.tail_below is None:
             return self._of(len(class_sizes), dim, seed, None)
         tail = (class_sizes < self.tail_below).nonzero().flatten()
@@ -180,4 +203,32 @@ class FTLConfig(FeatureTransformConfig):
     name: Literal["ftl"] = "ftl"
 
 
+class _GeneratorConfig(Declared, key="transform"):
+    """A generator of rows with parameters of its own."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            self._construct(num_classes=1, num_features=1, dim=1, steps_per_epoch=1)
+        except ValueError as error:
+            raise ConfigError(f"transform.{error}") from None
+
+    def build(self, transformed: Transformed) -> RowGenerator:
+        """The generator."""
+        return self._construct(
+            num_classes=len(transformed.class_sizes),
+            num_features=transformed.num_features,
+            dim=transformed.dim,
+            steps_per_epoch=transformed.steps_per_epoch,
+            seed=transformed.seed,
+        )
+
+
+_DETERMINED = ("num_classes", "num_features", "dim", "steps_per_epoch", "seed")
 TransformConfig = NoTransformConfig | SFTConfig | SFTDConfig | FTLConfig
+if TYPE_CHECKING:
+    GeneratorConfig = _GeneratorConfig
+else:
+    GeneratorConfig = declare_settings(
+        HardnessAwareSynthesis, "hdml", _GeneratorConfig, _DETERMINED
+    ) | declare_settings(VariationalSynthesis, "dvml", _GeneratorConfig, _DETERMINED)

@@ -14,7 +14,8 @@ from ssl_sec.data.class_splits import hold_out_classes
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import Sampler, worker_rows
 from ssl_sec.evaluation.features import extract_features
-from ssl_sec.losses import Loss, SphericalFeatureTransform
+from ssl_sec.losses import Loss
+from ssl_sec.losses.config import Transformed
 from ssl_sec.networks import Encoder, Network, save_weights
 from ssl_sec.networks.batch_norm import globalise_batch_norm
 from ssl_sec.networks.convolutions import lay_out
@@ -22,7 +23,7 @@ from ssl_sec.networks.recomputation import recompute_blocks
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.class_sharding import template_losses
-from ssl_sec.training.objective import Objective
+from ssl_sec.training.objective import Objective, Transform
 from ssl_sec.training.recipe import Computation, Recipe
 from ssl_sec.training.step import Cadence, Runtime, log_once, train
 
@@ -69,7 +70,7 @@ def assemble(
     total_steps: int,
     loss: Loss,
     views: Views,
-    transform: SphericalFeatureTransform | None = None,
+    transform: Callable[[Transformed], Transform | None] | None = None,
     **more: Any,
 ) -> Recipe:
     """Everything that a run trains, on the runtime's device; equal on every worker, except for sharded templates.
@@ -82,7 +83,7 @@ def assemble(
         total_steps: T.
         loss: the metric loss.
         views: augments the images.
-        transform: generates rows of other classes, or None.
+        transform: makes what generates rows, if anything does.
         more: further fields of the `Recipe`.
 
     Raises:
@@ -90,7 +91,18 @@ def assemble(
     """
     encoder, head = _initialise(config, image_set, runtime)
     eta = config.constraint.weight(sampler.steps_per_epoch, total_steps)
-    objective = Objective(loss, config.constraint.build(), eta, transform)
+    made = None
+    if transform is not None:
+        made = transform(
+            Transformed(
+                class_sizes=image_set.labels.bincount(minlength=len(image_set.class_names)),
+                num_features=encoder.num_features,
+                dim=config.head.dim,
+                steps_per_epoch=sampler.steps_per_epoch,
+                seed=config.seed,
+            )
+        )
+    objective = Objective(loss, config.constraint.build(), eta, made)
     computation = config.runtime.on(runtime.device)
     return Recipe(
         encoder=encoder,

@@ -27,7 +27,7 @@ from ssl_sec.settings import (
     check,
     wherever_possible,
 )
-from ssl_sec.training.optimisers import ParameterGroup, adam, lars, parameter_groups, sgd
+from ssl_sec.training.optimisers import ParameterGroup, adam, lars, parameter_groups, rated_groups, sgd
 from ssl_sec.training.recipe import Computation, Precision
 from ssl_sec.training.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp, Schedule, StepDecay
 
@@ -138,7 +138,8 @@ class _SteppedOptimiserConfig(Settings, key="optimiser"):
         """The optimiser over the backbone's parameters and the others'."""
         factor = self.backbone_learning_rate / self.learning_rate
         groups = parameter_groups([backbone], self.weight_decay, factor)
-        return self._build([*groups, *parameter_groups(rest, self.weight_decay)])
+        groups += [*parameter_groups(rest, self.weight_decay), *rated_groups(rest, self.learning_rate)]
+        return self._build(groups)
 
     def schedule(self, steps_per_epoch: int, total_steps: int) -> Schedule:
         """The learning rate of everything but the backbone by global step."""

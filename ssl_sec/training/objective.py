@@ -2,7 +2,8 @@
 
     L = L_metric(X) + λ L_metric(X_gen) + η_t L_sec            (SEC, Section 3.3; SFT, Eq. 10)
 
-with X_gen the rows that a feature transform generates from X, if there is one.
+with X_gen the rows that a feature transform generates from X, if there is one. A generator with parameters of its own
+has further terms and weights (`ssl_sec.losses.generators.base`).
 """
 
 from dataclasses import dataclass
@@ -14,11 +15,14 @@ from torch import Tensor, nn
 from ssl_sec.collectives import gather_rows, own_rows, sum_over_workers
 from ssl_sec.losses.agents import AgentDistortion, agent_distortion, agent_distortion_bound
 from ssl_sec.losses.base import Loss
+from ssl_sec.losses.generators.base import GlobalBatch, RowGenerator
 from ssl_sec.losses.geometry import in_full_precision, norms
 from ssl_sec.losses.spherical import SphericalConstraint
 from ssl_sec.losses.template import AgentLoss
 from ssl_sec.losses.transform import SphericalFeatureTransform
 from ssl_sec.training.schedules import Schedule
+
+Transform = SphericalFeatureTransform | RowGenerator
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +33,7 @@ class Terms:
         total: what is differentiated.
         metric_loss: the loss of the batch's rows.
         generated_loss: the loss of the generated rows, not weighted; 0 if there are none, or nothing to compare.
+        generator_loss: what trains the parameters of a generator; 0 if there is none.
         constraint: the norm constraint, not weighted; 0 if there is none.
         norms: norms of the raw embeddings of the global batch.
         embeddings: this worker's raw rows, in float32 or float64.
@@ -37,6 +42,7 @@ class Terms:
     total: Float[Tensor, ""]
     metric_loss: Float[Tensor, ""]
     generated_loss: Float[Tensor, ""]
+    generator_loss: Float[Tensor, ""]
     constraint: Float[Tensor, ""]
     norms: Float[Tensor, " batch"]
     embeddings: Float[Tensor, "rows dim"]
@@ -49,7 +55,7 @@ class Objective(nn.Module):
         loss: any loss of the core.
         constraint: the norm constraint, or None.
         eta: its weight as a function of the global step.
-        transform: generates rows of other classes, or None.
+        transform: generates rows, or None.
 
     Attributes:
         distortion: how much the agents of classes distort distances, if the loss has agents.
@@ -60,7 +66,7 @@ class Objective(nn.Module):
         loss: Loss,
         constraint: SphericalConstraint | None,
         eta: Schedule,
-        transform: SphericalFeatureTransform | None = None,
+        transform: Transform | None = None,
     ) -> None:
         super().__init__()
         self.loss = loss
@@ -75,6 +81,8 @@ class Objective(nn.Module):
         labels: Int64[Tensor, " rows"],
         step: int,
         eta: Float[Tensor, ""] | None = None,
+        features: Float[Tensor, "rows features"] | None = None,
+        head: nn.Module | None = None,
     ) -> Terms:
         """The objective of the global batch.
 
@@ -83,14 +91,27 @@ class Objective(nn.Module):
             labels: their labels; equal labels are positives, on whichever worker they are.
             step: 0-based global step.
             eta: the constraint's weight; None takes that of the step.
+            features: of the backbone, from which the rows are; a generator needs them.
+            head: features -> raw embeddings; a generator needs it.
         """
         own = in_full_precision(embeddings)
         embeddings, labels = gather_rows(own), gather_rows(labels)
         total = metric_loss = self._on_all_workers(embeddings, labels)
         if self.training:
             self._watch_agents(embeddings.detach(), labels)
-        generated_loss = constraint = metric_loss.new_zeros(())
-        if self.transform is not None:
+        generated_loss = generator_loss = constraint = metric_loss.new_zeros(())
+        if isinstance(self.transform, RowGenerator):
+            assert features is not None and head is not None, "a generator takes features and the head"
+            batch = GlobalBatch(
+                features=gather_rows(in_full_precision(features)), embeddings=embeddings, labels=labels, step=step
+            )
+            shares = self.transform(batch, own_rows(len(labels)), head, self.loss)
+            generated_loss, generator_loss, classifier_loss = sum_over_workers(torch.stack(shares))
+            of_batch, of_generated = self.transform.weights(step)
+            total = of_batch * metric_loss + of_generated * generated_loss + generator_loss + classifier_loss
+            if self.training:
+                self.transform.observe(step, metric_loss.detach(), generator_loss.detach())
+        elif self.transform is not None:
             generated, targets = self.transform(embeddings, labels, step)
             generated_loss = self._of_generated(generated, targets, embeddings, labels)
             total = total + self.transform.weight * generated_loss
@@ -103,6 +124,7 @@ class Objective(nn.Module):
             total=total,
             metric_loss=metric_loss.detach(),
             generated_loss=generated_loss.detach(),
+            generator_loss=generator_loss.detach(),
             constraint=constraint.detach(),
             norms=norms(embeddings.detach()),
             embeddings=own,

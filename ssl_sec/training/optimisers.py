@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
+from ssl_sec.losses.generators.base import RatedLayers
+
 ParameterGroup = dict[str, object]
 
 
@@ -15,17 +17,40 @@ def parameter_groups(
 ) -> list[ParameterGroup]:
     """Two groups: weights, which decay, and biases and batch-norm parameters, which do not.
 
+    Layers within the modules that have a learning rate of their own are left out; see `rated_groups`.
+
     Args:
         modules: the modules whose parameters are trained.
         weight_decay: coupled L2 decay of the weights, ≥ 0.
         rate_factor: their learning rate divided by the run's, ≥ 0.
     """
-    parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
+    modules = list(modules)
+    rated = {id(parameter) for layers in _rated_layers(modules) for parameter in layers.parameters()}
+    trained = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
+    parameters = [parameter for parameter in trained if id(parameter) not in rated]
     groups: list[ParameterGroup] = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay, "rate_factor": rate_factor},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0, "rate_factor": rate_factor},
     ]
     return [group for group in groups if group["params"]]
+
+
+def rated_groups(modules: Iterable[nn.Module], learning_rate: float) -> list[ParameterGroup]:
+    """Groups of the layers that have a learning rate of their own, whose weights do not decay.
+
+    Args:
+        modules: among whose layers they are.
+        learning_rate: the run's, > 0.
+    """
+    return [
+        group
+        for layers in _rated_layers(modules)
+        for group in parameter_groups(layers, 0.0, layers.learning_rate / learning_rate)
+    ]
+
+
+def _rated_layers(modules: Iterable[nn.Module]) -> list[RatedLayers]:
+    return [layers for module in modules for layers in module.modules() if isinstance(layers, RatedLayers)]
 
 
 # The rate is set at every step; until then it is 0, so that nothing trains at a wrong rate.

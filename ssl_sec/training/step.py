@@ -22,6 +22,7 @@ from ssl_sec.collectives import gather_rows, highest_of_workers, world_size
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import worker_rows
 from ssl_sec.errors import Stopped
+from ssl_sec.losses.generators.base import RowGenerator
 from ssl_sec.losses.geometry import in_full_precision, turn_tangents
 from ssl_sec.networks.dropout import draw_dropout
 from ssl_sec.training.norms import NormHistogram, norm_histogram
@@ -151,7 +152,7 @@ def update_weights(
         features, embeddings = recipe.model(*_by_size(views))
     embeddings = in_full_precision(embeddings)
     embeddings.retain_grad()
-    terms = recipe.objective(embeddings, labels, step, eta)
+    terms = recipe.objective(embeddings, labels, step, eta, features, recipe.head)
     terms.total.backward()
     recipe.optimiser.step()
     return Taken(terms, features.detach())
@@ -314,6 +315,8 @@ def _terms_figures(recipe: Recipe, terms: Terms) -> dict[str, float]:
     }
     if recipe.objective.transform is not None:
         figures["train/generated_loss"] = terms.generated_loss
+    if isinstance(recipe.objective.transform, RowGenerator):
+        figures["train/generator_loss"] = terms.generator_loss
     if recipe.objective.distortion is not None:
         figures["train/agent_distortion"] = recipe.objective.distortion.distortion.to(terms.total.dtype)
         figures["train/agent_distortion_bound"] = recipe.objective.distortion.bound.to(terms.total.dtype)

@@ -16,7 +16,7 @@ from ssl_sec.edges.config import AblateConfig, AlignConfig, ReplayConfig, Report
 from ssl_sec.edges.export_config import ExportConfig
 from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.linear_probe import train_linear_probes
-from ssl_sec.losses.config import ClassLossConfig, FeatureTransformConfig, PairLossConfig
+from ssl_sec.losses.config import ClassLossConfig, FeatureTransformConfig, GeneratorConfig, PairLossConfig, Transformed
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
@@ -152,8 +152,11 @@ def use(config: Any) -> None:
         config.build()
     if isinstance(config, ClassLossConfig):
         config.build(2, 3)
-    if isinstance(config, FeatureTransformConfig) and config.tail_below is None:
-        config.build(torch.tensor([2, 2]), 3, seed=0)
+    if isinstance(config, GeneratorConfig) or (
+        isinstance(config, FeatureTransformConfig) and config.tail_below is None
+    ):
+        sizes = torch.tensor([2, 2])
+        config.build(Transformed(class_sizes=sizes, num_features=2, dim=3, steps_per_epoch=4, seed=0))
     seed = getattr(config, "seed", 0)
     torch.Generator().manual_seed(seed), torch.Generator().manual_seed(derived_seed(seed, "weights"))
     permute(torch.arange(3), 5, seed, 0)

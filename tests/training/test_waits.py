@@ -2,6 +2,7 @@
 
 import multiprocessing
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -35,10 +36,10 @@ def pretraining(optimiser, runtime, images):
     return replace(recipe, observer=Monitor(config, recipe, runtime).online_probe)
 
 
-def metric_learning(optimiser, runtime, images):
+def metric_learning(optimiser, runtime, images, transform="none"):
     config = test_metric_learning.config(
         runtime=FLOAT32,
-        transform={"name": "none"},
+        transform={"name": transform},
         optimiser={"name": optimiser, "learning_rate": 0.1, "backbone_learning_rate": 0.1},
         global_batch_size=40,
     )
@@ -59,6 +60,8 @@ CASES = {
     "pretraining, sgd": (pretraining, "sgd"),
     "pretraining, lars": (pretraining, "lars"),
     "triplet, adam": (metric_learning, "adam"),
+    "hdml, adam": (partial(metric_learning, transform="hdml"), "adam"),
+    "dvml, adam": (partial(metric_learning, transform="dvml"), "adam"),
     "agents, sgd": (faces, "sgd_epochs"),
 }
 

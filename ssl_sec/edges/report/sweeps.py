@@ -107,6 +107,8 @@ def _alike(
     """The runs that have the metric and differ from the newest in varied settings alone, and the number of others."""
     runs = [run for recipe in dict.fromkeys(recipes) for run in archive.finished(recipe)]
     runs = [run for run in runs if run.job == "metric_learning" and metric in run.metrics]
+    # HDML and DVML are no transforms of SFT, and have no λ.
+    runs = [run for run in runs if run.settings[_KIND] == "none" or _WEIGHT in run.settings]
     if not runs:
         raise ConfigError(
             f"recipes: no finished run of {', '.join(recipes)} has {metric}; allowed: recipes of such runs"

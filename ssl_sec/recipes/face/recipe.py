@@ -96,7 +96,6 @@ def run(config: FaceConfig, runtime: Runtime, store: FaceStore) -> None:
 
 def build_recipe(config: FaceConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
     """Everything that the run trains, on the runtime's device; equal on every worker, except for sharded templates."""
-    class_sizes = image_set.labels.bincount(minlength=len(image_set.class_names))
     sampler = config.sampler.build(image_set.labels, config.global_batch_size, config.seed)
     loss = _build_loss(config, image_set)
     return assemble(
@@ -107,7 +106,7 @@ def build_recipe(config: FaceConfig, image_set: ImageSet, runtime: Runtime) -> R
         total_steps=round(config.epochs * sampler.steps_per_epoch),
         loss=loss,
         views=config.augment.build(config.seed),
-        transform=config.transform.build(class_sizes, config.head.dim, config.seed),
+        transform=config.transform.build,
         more_figures=lambda: _loss_figures(loss),
     )
 

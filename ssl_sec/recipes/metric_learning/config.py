@@ -7,7 +7,7 @@ from ssl_sec.augment.config import CropConfig
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.selection_config import SamplerConfig
-from ssl_sec.losses.config import NoTransformConfig, PairLossConfig, TransformConfig
+from ssl_sec.losses.config import GeneratorConfig, NoTransformConfig, PairLossConfig, TransformConfig
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.settings import (
     BelowOne,
@@ -58,7 +58,7 @@ class MetricLearningConfig(TrainingConfig):
     """A run of deep metric learning.
 
     Attributes:
-        transform: generates rows of other classes, or not.
+        transform: generates rows, or not.
         sampler: which images make up a batch.
         steps: steps of training; 0 evaluates the initial encoder.
         held_out_share: share of the training classes that are watched instead of trained on, in [0, 1); 0 trains on all
@@ -72,7 +72,7 @@ class MetricLearningConfig(TrainingConfig):
     optimiser: SteppedOptimiserConfig
     steps: CountOrZero
     held_out_share: BelowOne = 0.1
-    transform: TransformConfig = field(default_factory=NoTransformConfig)
+    transform: TransformConfig | GeneratorConfig = field(default_factory=NoTransformConfig)
     monitor: RetrievalMonitorConfig = field(default_factory=RetrievalMonitorConfig)
     checkpoint: StepCheckpointConfig = field(default_factory=StepCheckpointConfig)
     evaluation: RetrievalConfig = field(default_factory=RetrievalConfig)

@@ -83,7 +83,6 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
 def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
     """Everything that the run trains, on the runtime's device; equal on every worker."""
     _, height, width = image_set.image_shape
-    class_sizes = image_set.labels.bincount(minlength=len(image_set.class_names))
     views: Views = already_cropped
     if not (isinstance(image_set, EncodedImages) and isinstance(image_set.crop, RandomResizedCrop)):
         views = config.augment.on_device(min(height, width), config.seed)
@@ -95,7 +94,7 @@ def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Run
         total_steps=config.steps,
         loss=config.loss.build(),
         views=views,
-        transform=config.transform.build(class_sizes, config.head.dim, config.seed),
+        transform=config.transform.build,
         draws=partial(row_draws, config.seed, global_batch_size=config.global_batch_size),
     )
 

@@ -41,7 +41,12 @@ ONLY_IN = {
         "augment": {"retrieval"},
         "sampler": {"classes", "pairs", "triplets"},
     },
-    "face": {"optimiser": {"sgd_epochs"}, "augment": {"flip"}, "sampler": {"classes", "pairs", "shuffled"}},
+    "face": {
+        "optimiser": {"sgd_epochs"},
+        "augment": {"flip"},
+        "sampler": {"classes", "pairs", "shuffled"},
+        "transform": {"none", "sft", "sftd", "ftl"},
+    },
 }
 # Values of these are chosen by their names, and have the defaults of their dataclasses.
 BY_NAME = ("test_sets", "loss.first.", "loss.second.")

@@ -83,6 +83,13 @@ def test_runs_with_other_settings_than_the_newest_are_left_out_and_counted(archi
     assert 1.0 not in shown(report).values()
 
 
+def test_runs_with_generators_that_have_no_weight_are_left_out(archive):
+    for batch in ("30", "60"):
+        archive.add(SFT, 50.0, global_batch_size=batch, **{"transform.name": "hdml", "transform.alpha": "90.0"})
+    report = make_sweep_report(archive, "5", None)
+    assert {value for value in shown(report).values()} == {70, 74, 77, 78, 80, 82, 81, 60}
+
+
 def test_what_a_transform_has_beside_its_weight_parts_arms(archive):
     for weight in ("0.2", "0.5"):
         archive.add(SFT, 50.0, **{**rotated(weight), "transform.centres": "random"})

@@ -1,0 +1,102 @@
+"""Runs of metric learning with HDML and DVML."""
+
+import pytest
+import torch
+
+from ssl_sec.errors import ConfigError, Stopped
+from tests.fakes import FakeRuntime, assert_identical
+from tests.recipes.test_metric_learning import config, on_a_worker, run
+from tests.recipes.test_pretraining import assert_the_same_curve, figures
+from tests.workers import on_workers
+
+# An epoch has seven steps: both halves of HDML's loss count from then on.
+SMALL = {
+    "data": {"name": "digits", "num_train_classes": 2},
+    "held_out_share": 0.0,
+    "global_batch_size": 40,
+    "sampler": {"name": "classes", "images_per_class": 20},
+    "head": {"name": "bn_fc", "dim": 8},
+}
+METHODS = {
+    "hdml": {**SMALL, "transform": {"name": "hdml", "alpha": 0.3, "hidden_dim": 16}},
+    "dvml": {**SMALL, "transform": {"name": "dvml", "draws": 3, "first_phase_steps": 4, "hidden_dim": 16}},
+}
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def whole(request, tmp_path_factory):
+    """The method's options, and its uninterrupted run of ten steps on one worker."""
+    changes = METHODS[request.param]
+    return changes, run(tmp_path_factory.mktemp("whole"), **changes)[0]
+
+
+@pytest.mark.distributed
+def test_two_workers_give_the_same_run(tmp_path, whole):
+    changes, runtime = whole
+    expected = [(step, metrics) for step, metrics, _ in runtime.reports]
+    (first, state), (second, other_state) = on_workers(2, tmp_path, on_a_worker, tmp_path, changes)
+    assert_the_same_curve(first, expected)
+    assert_the_same_curve(second, expected[:-1])
+    for each in (state, other_state):
+        torch.testing.assert_close(each, runtime.last_state(), rtol=1e-6, atol=1e-8)
+
+
+def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole):
+    changes, expected = whole
+    runtime = FakeRuntime(stop_at=5)
+    with pytest.raises(Stopped):
+        run(tmp_path, runtime, **changes)
+    torch.manual_seed(99)
+    resumed, _ = run(tmp_path, state=runtime.last_state(), **changes)
+    assert figures([r[:2] for r in runtime.reports + resumed.reports]) == figures([r[:2] for r in expected.reports])
+    assert_identical(resumed.last_state(), expected.last_state())
+
+
+def test_the_state_has_all_that_it_learns(whole):
+    changes, runtime = whole
+    state = runtime.last_state()["objective"]
+    parts = {key.split(".")[1] for key in state if key.startswith("transform.")}
+    if changes["transform"]["name"] == "dvml":
+        assert parts == {"mean", "log_variance", "decoder"}
+        return
+    assert parts == {"generator", "classifier", "averages", "sums"}
+    losses = list(runtime.series("train/metric_loss").values())
+    generator_losses = list(runtime.series("train/generator_loss").values())
+    assert state["transform.averages"].tolist() == pytest.approx([sum(losses[:7]) / 7, sum(generator_losses[:7]) / 7])
+
+
+def test_the_losses_are_reported_and_that_of_the_generator_falls(whole):
+    _, runtime = whole
+    assert all(value > 0 for value in runtime.series("train/generated_loss").values())
+    losses = list(runtime.series("train/generator_loss").values())
+    assert len(losses) == 10 and losses[3] < losses[0]
+
+
+@pytest.mark.parametrize("loss", ["npair_normalized", "multi_similarity", "ranked_list"])
+@pytest.mark.parametrize("name", METHODS)
+def test_the_losses_of_the_papers_can_be_trained(tmp_path, name, loss):
+    changes = {**METHODS[name], "steps": 2, "loss": {"name": loss}, "monitor": {"every_steps": 2}}
+    assert len(run(tmp_path, **changes)[0].series("train/generated_loss")) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"transform": {"name": "hdml", "alpha": -1.0}}, r"^transform.alpha: found -1.0, must be ≥ 0$"),
+        ({"transform": {"name": "hdml", "alfa": 1.0}}, r"transform.alfa: unknown key for 'hdml'"),
+        ({"transform": {"name": "dvml", "draws": 0}}, r"^transform.draws: found 0, must be in \[1, 1048576\]$"),
+        (
+            {"transform": {"name": "dvml", "first_weights": [1.0, 1.0, 0.1]}},
+            r"^transform.first_weights: found \[1.0, 1.0, 0.1\], must be four numbers, λ₁ to λ₄$",
+        ),
+        ({"transform": {"name": "dvml", "first_weights": [1.0, -1.0, 0.1, 1.0]}}, r"transform.first_weights.*-1.0"),
+        (
+            {"loss": {"name": "triplet_disjoint"}, "sampler": {"name": "triplets"}, "transform": {"name": "hdml"}},
+            r"^transform: found 'hdml', must be 'none' with loss=triplet_disjoint$",
+        ),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_line(changes, message):
+    with pytest.raises(ConfigError, match=message) as raised:
+        config(**changes)
+    assert "\n" not in str(raised.value)
