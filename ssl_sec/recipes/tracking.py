@@ -48,7 +48,7 @@ class TrackingConfig:
             `runs` if runs are kept in object storage.
         experiment: in MLflow; None takes the recipe's name, or the data set's if it has none.
         register_model: whether the encoder becomes a registered model.
-        system_metrics: whether the use of the driver's machine (processor, memory, disk, network, GPUs) is logged.
+        system_metrics: whether the use of the run's machines (processor, memory, disk, network, GPUs) is logged.
         parent_run: the MLflow run of a sweep that this run belongs to.
         tags: further tags of the run.
     """

@@ -154,6 +154,28 @@ def test_a_pod_has_minimal_permissions(name):
         assert container["resources"][bound].keys() >= {"cpu", "memory"}
 
 
+def test_prometheus_scrapes_every_ray_pod_where_kuberay_has_ray_export_its_metrics():
+    port = 8080  # KubeRay's default of --metrics-export-port
+    (monitor,) = pod_monitors()
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == "metrics"
+    for group in (SPEC["headGroupSpec"], WORKERS):
+        assert "metrics-export-port" not in group["rayStartParams"]
+        template = group["template"]
+        assert template["metadata"]["annotations"] == {
+            "prometheus.io/scrape": "true",
+            "prometheus.io/port": str(port),
+            "prometheus.io/path": monitor["spec"]["podMetricsEndpoints"][0]["path"],
+        }
+        assert {"name": "metrics", "containerPort": port} in template["spec"]["containers"][0]["ports"]
+
+
+def pod_monitors() -> list[dict]:
+    """The objects for the Prometheus operator, which are in comments."""
+    text = (CLUSTER / "kuberay-common.yaml").read_text()
+    (commented,) = re.findall(r"(?m)^# With the Prometheus operator.*\n((?:# .*\n)+)", text)
+    return list(yaml.safe_load_all(re.sub("(?m)^# ", "", commented)))
+
+
 def test_the_run_fits_the_cluster_and_the_shared_storage():
     ((_, overrides),) = entrypoint()
     config = from_values(PretrainConfig, compose("pretrain", overrides))

@@ -112,7 +112,7 @@ class Execution:
             else:
                 from ssl_sec.edges.run.on_ray.runtime import run_with_ray  # imports Ray
 
-                run_with_ray(spec)
+                run_with_ray(spec, self._tracking)
         error = folder.error()
         if error is not None:
             raise error

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mlflow.environment_variables import MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
@@ -17,6 +18,9 @@ from ssl_sec.errors import first_line
 
 logger = logging.getLogger(__name__)
 
+# Between samples of a machine, as in MLflow.
+_MACHINE_INTERVAL_S = 10.0
+
 
 class DeferredRun:
     """A run in MLflow that is created, or reopened, once the store can be reached; a sink of metrics.
@@ -25,7 +29,7 @@ class DeferredRun:
         identity: of the run.
         values: its parameters.
         folder: of the run, where its id is written.
-        system_metrics: whether the utilisation of this machine is logged.
+        system_metrics: whether the utilisation of machines is logged.
 
     Attributes:
         run: None until it is connected.
@@ -41,10 +45,33 @@ class DeferredRun:
         self._folder = folder
         self._system_metrics = system_metrics
         self._monitor: SystemMetricsMonitor | None = None
+        self._cluster: str | None = None
         self._connected = threading.Event()
         self.run: TrackedRun | None = None
         self.on_run: Callable[[TrackedRun], object] = lambda run: None
         self.on_records: Callable[[TrackedRun], object] = lambda run: None
+
+    @property
+    def machine_interval_s(self) -> float | None:
+        """Between samples of the utilisation of machines; None if it is not logged."""
+        return (MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.get() or _MACHINE_INTERVAL_S) if self._system_metrics else None
+
+    def log_machines(self, figures: Mapping[str, float]) -> None:
+        """Logs the utilisation of other machines, once the run is connected.
+
+        Args:
+            figures: by their names in MLflow.
+        """
+        if self.run is not None and self.machine_interval_s is not None:
+            self.run.log_machines(figures, self.machine_interval_s)
+
+    def describe_cluster(self, cluster: str) -> None:
+        """Adds the cluster that the run is on to its description, with the next metrics.
+
+        Args:
+            cluster: in words, with Markdown.
+        """
+        self._cluster = cluster
 
     def connect(self) -> TrackedRun:
         """Creates or reopens the run.
@@ -94,6 +121,9 @@ class DeferredRun:
             self._monitor = SystemMetricsMonitor(run.run_id, resume_logging=True, tracking_uri=uri)
             self._monitor.start()
         run(records)
+        if self._cluster is not None:
+            run.describe_cluster(self._cluster)
+            self._cluster = None
         if records:
             self.on_records(run)
 

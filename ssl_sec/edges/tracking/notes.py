@@ -1,10 +1,21 @@
-"""The description of a run in MLflow, in Markdown: its command, data, code and machine, and how it ended."""
+"""The description of a run in MLflow, in Markdown.
 
+It has the run's command, data, code, machine and cluster, how it ended, and the commands that continue with it.
+"""
+
+import shlex
 from collections.abc import Mapping
 
+from ssl_sec.edges.masking import masked
+from ssl_sec.edges.overrides import assigned
+from ssl_sec.edges.packaging import command
 from ssl_sec.edges.tracking.provenance import COMMAND_TAG, COMMIT_TAG, DIRTY_TAG, WHERE_TAG
+from ssl_sec.recipes.registry import PROBE, RECIPES
 
 _ENDED = "- ended: "
+_WHERE = "- ran on: "
+_CLUSTER = "- cluster: "
+_RESUMED = "- resumed: "
 _WORDS = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped"}
 _LONGEST = 1_000
 
@@ -17,15 +28,25 @@ def describe_end(status: str, reason: str | None) -> str:
 
 def description(tags: Mapping[str, str]) -> str:
     """The description of a run with these tags."""
-    return "\n".join(_lines(tags))
+    return "\n".join([*_lines(tags), *_next_lines(tags)])
 
 
 def resumed(note: str, tags: Mapping[str, str]) -> str:
     """The description of a resumed run: without its end, and with the command and the code of the resume."""
     kept = [line for line in note.splitlines() if not line.startswith(_ENDED)]
     if any(line not in note for line in _lines(tags) if line.startswith(("- command:", "- code:"))):
-        kept.append(f"- resumed: {'; '.join(line.removeprefix('- ') for line in _lines(tags))}")
+        kept.append(f"{_RESUMED}{'; '.join(line.removeprefix('- ') for line in _lines(tags))}")
     return "\n".join(dict.fromkeys(kept))
+
+
+def with_cluster(note: str, cluster: str) -> str:
+    """The description of a run on this cluster, which follows the machine, or the resume."""
+    lines, added = note.splitlines(), f"{_CLUSTER}{masked(cluster)}"
+    if added in lines:
+        return note
+    before = (_WHERE, _RESUMED, _CLUSTER)
+    place = max((number for number, line in enumerate(lines, 1) if line.startswith(before)), default=len(lines))
+    return "\n".join([*lines[:place], added, *lines[place:]])
 
 
 def with_end(note: str, ended: str) -> str:
@@ -43,5 +64,15 @@ def _lines(tags: Mapping[str, str]) -> list[str]:
         dirty = ", changed: see `code.diff`" if tags.get(DIRTY_TAG) == "true" else ""
         lines.append(f"- code: commit {commit}{dirty}")
     if where := tags.get(WHERE_TAG):
-        lines.append(f"- ran on: {where}")
+        lines.append(f"{_WHERE}{where}")
     return lines
+
+
+def _next_lines(tags: Mapping[str, str]) -> list[str]:
+    """The commands that resume, probe and export a training."""
+    recipe, folder = RECIPES.get(tags.get("job", "")), tags.get("folder")
+    if recipe is None or not recipe.is_training or folder is None:
+        return []
+    probe = [("probe", PROBE.name, "run")] if recipe.is_probed else []
+    commands = [("resume", recipe.name, "resume"), *probe, ("export", "export", "run")]
+    return [f"- {what}: `{command(job)} {shlex.quote(assigned(key, masked(folder)))}`" for what, job, key in commands]

@@ -35,7 +35,7 @@ from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.tracking.following import Record
-from ssl_sec.edges.tracking.notes import describe_end, description, resumed, with_end
+from ssl_sec.edges.tracking.notes import describe_end, description, resumed, with_cluster, with_end
 from ssl_sec.edges.tracking.pages import scores_view
 from ssl_sec.edges.tracking.provenance import DIRTY_TAG
 from ssl_sec.edges.tracking.store import connect_to_store, is_unknown, sqlite_file, store_errors
@@ -49,6 +49,8 @@ ENDED_TAG = "ended"
 _POINTS_A_CALL = 1000
 _PARAMS_A_CALL = 100
 _TAG_LIMIT = 5_000
+# MLflow's name for the metrics of machines, which have steps of their own.
+_MACHINES = "system/"
 
 
 class TrackedRun:
@@ -66,6 +68,7 @@ class TrackedRun:
         self.experiment_id = experiment_id
         self._newest_step: dict[str, int] = {}
         self._is_in_sync = True
+        self._created_ms: int | None = None
 
     @classmethod
     def start(cls, identity: RunIdentity, values: Mapping[str, Any]) -> "TrackedRun":
@@ -141,20 +144,37 @@ class TrackedRun:
                     newest[key] = record["step"]
                     points.append(Metric(key, float(value), now, record["step"]))
         self._is_in_sync = False
-        for start in range(0, len(points), _POINTS_A_CALL):
-            self.client.log_batch(self.run_id, metrics=points[start : start + _POINTS_A_CALL])
+        self._log(points)
         self._is_in_sync = True
         self._newest_step = newest
 
+    def log_machines(self, figures: Mapping[str, float], interval_s: float) -> None:
+        """Logs the utilisation of machines; the step is the number of samples since the run was created, as in MLflow.
+
+        Args:
+            figures: by their names, which start with `system/`.
+            interval_s: between samples.
+        """
+        if self._created_ms is None:
+            self._created_ms = self.client.get_run(self.run_id).info.start_time
+        now = int(time.time() * 1000)
+        step = max(0, int((now - self._created_ms) / (1000 * interval_s)))
+        self._log([Metric(name, value, now, step) for name, value in figures.items()])
+
+    def _log(self, points: Sequence[Metric]) -> None:
+        for start in range(0, len(points), _POINTS_A_CALL):
+            self.client.log_batch(self.run_id, metrics=points[start : start + _POINTS_A_CALL])
+
     def _look_up_newest_steps(self) -> None:
         for key in self.client.get_run(self.run_id).data.metrics:
+            if key.startswith(_MACHINES):  # of these, no step is logged again
+                continue
             history = self.client.get_metric_history(self.run_id, key)
             self._newest_step[key] = max(point.step for point in history)
 
     @property
     def _last_step(self) -> int:
-        # MLflow numbers the metrics of the machine by itself.
-        return max((step for key, step in self._newest_step.items() if not key.startswith("system/")), default=0)
+        return max(self._newest_step.values(), default=0)
 
     def log_data(self, data: Dataset, context: str) -> None:
         """Logs a data set as an input of the run."""
@@ -180,6 +200,10 @@ class TrackedRun:
         ended = masked(describe_end(status, reason))
         self.client.set_tag(self.run_id, ENDED_TAG, ended)
         self._set_note(lambda note: with_end(note, ended))
+
+    def describe_cluster(self, cluster: str) -> None:
+        """Adds the cluster that the run is on to the description."""
+        self._set_note(lambda note: with_cluster(note, cluster))
 
     def prepend_note(self, text: str) -> None:
         """Puts a paragraph of Markdown in front of the description."""

@@ -1,6 +1,6 @@
 """Descriptions of runs."""
 
-from ssl_sec.edges.tracking.notes import describe_end, description, resumed, with_end
+from ssl_sec.edges.tracking.notes import describe_end, description, resumed, with_cluster, with_end
 
 TAGS = {
     "command": "python -m jobs.pretrain",
@@ -34,3 +34,23 @@ def test_a_resume_with_another_command_or_code_is_added():
     assert resumed(note, TAGS) == description(TAGS)
     again = resumed(note, {**TAGS, "mlflow.source.git.commit": "def", "git.dirty": "false"})
     assert "ended" not in again and again.count("- resumed:") == 1 and "commit def" in again
+
+
+def test_a_cluster_follows_the_machine_and_the_resumes_and_is_said_once():
+    note = with_cluster(description(TAGS) + "\nmine", "2 nodes at http://me:secret@head")
+    assert note.splitlines()[3:] == ["- ran on: node1", "- cluster: 2 nodes at http://***@head", "mine"]
+    assert with_cluster(note, "2 nodes at http://me:secret@head") == note
+    again = with_cluster(resumed(note, {**TAGS, "command": "other"}), "4 nodes").splitlines()
+    assert again[-2].startswith("- resumed: ") and again[-1] == "- cluster: 4 nodes"
+
+
+def test_a_training_says_how_to_continue_with_it_and_a_probe_does_not():
+    tags = {**TAGS, "job": "pretrain", "folder": "/shared/my runs/it"}
+    assert description(tags).splitlines()[4:] == [
+        "- resume: `python -m jobs.pretrain 'resume=/shared/my runs/it'`",
+        "- probe: `python -m jobs.probe 'run=/shared/my runs/it'`",
+        "- export: `python -m jobs.export 'run=/shared/my runs/it'`",
+    ]
+    assert not any("probe" in line for line in description({**tags, "job": "face"}).splitlines())
+    assert description({**tags, "job": "probe"}) == description(TAGS)
+    assert "secret" not in description({**tags, "folder": "s3://me:secret@store/it"})

@@ -10,15 +10,18 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 import torch
 from ray import train
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError
 from ray.job_config import JobConfig
 from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
+
+# Ray has no public API for what it tells one worker; the tests of preemption notice if this name changes.
+from ray.train.v2._internal.execution.context import get_train_context as get_internal_train_context
 
 from ssl_sec.data.samplers import worker_counts, worker_rows
 from ssl_sec.edges.environment import require_files_for_ray
@@ -27,6 +30,8 @@ from ssl_sec.edges.folder.stored import StoredFolder
 from ssl_sec.edges.patience import Call
 from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.on_ray.channel import WorkerFolder, serve_folder
+from ssl_sec.edges.run.on_ray.gauges import followed_figures
+from ssl_sec.edges.run.on_ray.nodes import describe_cluster, followed_nodes
 from ssl_sec.edges.run.on_ray.policies import ElasticPolicy, ElasticTrainer, FailureWatch
 from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.worker import Worker, work
@@ -35,19 +40,21 @@ from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.settings import to_values
 from ssl_sec.training.config import RayConfig
 
+if TYPE_CHECKING:
+    from ssl_sec.edges.tracking.deferred import DeferredRun  # imports MLflow, which workers do not need
+
 logger = logging.getLogger("ssl_sec")
 
 # Between checks whether the cluster still has room for the workers.
 _SHORTAGE_CHECKS_S = 5.0
-# Between checks whether a machine is about to be preempted.
-_PREEMPTION_CHECKS_S = 1.0
 
 
-def run_with_ray(spec: RunSpec) -> None:
+def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
     """Executes a run on the workers of a Ray cluster, and waits for its end.
 
     Args:
         spec: of the run; its folder is on storage that all nodes share, or kept in object storage.
+        tracking: of the run, for the utilisation of its nodes.
 
     Raises:
         ConfigError: if the cluster is too small, or the number of workers does not divide the batch.
@@ -55,6 +62,7 @@ def run_with_ray(spec: RunSpec) -> None:
     options = spec.config.runtime
     assert isinstance(options, RayConfig)
     connect(options.address, spec.folder.name)
+    tracking.describe_cluster(describe_cluster())
     scaling = make_scaling(options, ray.cluster_resources())
     logger.info("starting %s", describe_workers(scaling))
     if isinstance(spec.config, TrainingConfig) and isinstance(scaling.num_workers, int):
@@ -62,7 +70,8 @@ def run_with_ray(spec: RunSpec) -> None:
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(options.start_timeout_s)
     deaths_at_start = 0
     while True:
-        failure = _failure_of(_trainer(spec, options, scaling), spec.folder)
+        with followed_nodes(spec.folder, tracking), followed_figures(spec):
+            failure = _failure_of(_trainer(spec, options, scaling), spec.folder)
         if failure is None:
             return
         if isinstance(failure, ControllerError) and isinstance(failure.controller_failure, UserError):
@@ -84,6 +93,8 @@ def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig) -> Torch
         **_link(folder),
         "working_folder": os.getcwd(),
     }
+    # Ray's detector of NCCL hangs (RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR) is for users to turn on: it is experimental,
+    # and needs the program `ncclras`, which PyTorch's packages lack. A hang ends after timeout_s without it.
     common: dict[str, Any] = {
         "train_loop_config": settings,
         "torch_config": TorchConfig(backend="nccl" if scaling.use_gpu else "gloo", timeout_s=options.timeout_s),
@@ -255,26 +266,14 @@ def make_scaling(options: RayConfig, resources: Mapping[str, float]) -> ScalingC
     )
 
 
-class _PreemptionWatch(threading.Thread):
-    """Checks, beside the training, whether machines of the run are about to be preempted.
+def _is_preempted() -> bool:
+    """Whether Ray has told this worker that machines of the run are about to be preempted.
 
-    Ray's answer is a barrier of all workers, so each of them must ask equally often.
+    Ray's public `get_preemption_info` waits for all workers, so it would need a thread beside the training. Without it,
+    and without `ray.train.report`, `FailureConfig.relax_collectives_on_preemption` has nothing to relax. Nor does
+    `preemption_grace_s` help: after the deadline the survivors wait for the lost worker, not for a checkpoint.
     """
-
-    def __init__(self) -> None:
-        super().__init__(name="preemption-watch", daemon=True)
-        self._announced = threading.Event()
-
-    def run(self) -> None:
-        """Checks until the workers are stopped."""
-        with contextlib.suppress(RayError, RuntimeError):  # Ray shuts down during a check
-            while not self._announced.wait(_PREEMPTION_CHECKS_S):
-                if train.get_preemption_info() is not None:
-                    self._announced.set()
-
-    def is_announced(self) -> bool:
-        """Whether a preemption was announced."""
-        return self._announced.is_set()
+    return get_internal_train_context().preemption_context.preemption_info is not None
 
 
 class _FolderHandler(logging.Handler):
@@ -300,14 +299,12 @@ def _worker(settings: dict[str, Any]) -> None:
     logging.getLogger("ssl_sec").setLevel(logging.INFO)
     device = get_device()
     assert isinstance(device, torch.device)
-    watch = _PreemptionWatch()
-    watch.start()
     worker = Worker(
         rank=context.get_world_rank(),
         world_size=context.get_world_size(),
         device=device,
         node=f"{socket.gethostname()} {ray.get_runtime_context().get_node_id()}",
-        is_preempted=watch.is_announced,
+        is_preempted=_is_preempted,
     )
     with _crash_reported(folder.crash_path(worker.rank)):
         work(settings["job"], settings["values"], folder, worker)

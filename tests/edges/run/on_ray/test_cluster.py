@@ -1,13 +1,16 @@
 """A cluster of several nodes, on this machine: nodes that are lost, that join and that are announced to leave."""
 
 import re
+import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import ray
+from mlflow.tracking import MlflowClient
 from ray.cluster_utils import Cluster
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
@@ -15,10 +18,12 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.on_ray.runtime import run_with_ray
 from ssl_sec.edges.run.spec import RunSpec
+from ssl_sec.edges.tracking.deferred import DeferredRun
 from ssl_sec.errors import StorageError
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import to_values
 from tests.edges.run.faulty import Once, config_of, figures, folder_of, in_one_process, messages, steps_so_far
+from tests.edges.servers import mlflow_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
@@ -137,6 +142,44 @@ def test_a_node_that_joins_takes_part_and_costs_no_step(cluster, tmp_path):
     assert_the_same_curve(run, stopped_after(saved + 3, tmp_path / "one"), saved + 3)
 
 
+def test_mlflow_shows_each_node_of_a_run_while_it_takes_part(cluster, tmp_path, monkeypatch):
+    """On a server, which only the driver talks to."""
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "1")
+    store = ("--backend-store-uri", f"sqlite:///{tmp_path}/server.db", "--workers", "1")
+    with mlflow_server("server", *store, log=tmp_path / "server.log") as address:
+        run, client = folder_of(tmp_path), MlflowClient(address)
+        more = ("tracking.system_metrics=true", f"tracking.uri={address}")
+        thread = in_the_background(config_of(tmp_path, *ENDLESS, *more))
+
+        def samples() -> dict[str, int]:
+            """How many samples of the processor there are, by node; the driver's has no name."""
+            time.sleep(0.5)
+            names = [
+                key for key in client.get_run(run.run_id).data.metrics if key.endswith("cpu_utilization_percentage")
+            ]
+            return {
+                name.removeprefix("system/").rpartition("/")[0]: len(client.get_metric_history(run.run_id, name))
+                for name in names
+            }
+
+        wait_for(lambda: steps_so_far(run) >= 3 and run.run_id is not None, thread)
+        wait_for(lambda: samples().get("", 0) >= 3, thread)
+        assert set(samples()) == {""}
+        joined = cluster.add_node(num_cpus=1)
+        name = f"{socket.gethostname()}-{joined.node_id[:6]}"
+        wait_for(lambda: samples().get(name, 0) >= 3, thread)
+        assert set(samples()) == {"", name}
+        cluster.remove_node(joined, allow_graceful=False)
+        wait_for(lambda: len(run.workers()) == 4, thread)
+        at_the_loss = samples()
+        wait_for(lambda: samples()[""] > at_the_loss[""] + 5, thread)
+        assert samples()[name] <= at_the_loss[name] + 1
+        run.stop_path.touch()
+        thread.join()
+        assert not any(each.name in ("node-monitor", "SystemMetricsMonitor") for each in threading.enumerate())
+    assert "figures of the machine" not in messages(run)
+
+
 def drain(cluster, node_id: str, seconds: int) -> None:
     """What a cloud's notice does."""
     command = [str(Path(sys.executable).with_name("ray")), "drain-node", "--address", cluster.address]
@@ -171,6 +214,6 @@ def test_a_folder_that_not_all_nodes_share_is_one_line(cluster, tmp_path):
     run = RunFolder(Path("/proc/self/cwd/it"))
     config = config_of(tmp_path, "runtime.num_workers=1")
     run.start(to_values(config))
-    spec = RunSpec(recipe=PRETRAIN, config=config, folder=run, identity=RunIdentity())
+    spec = RunSpec(recipe=PRETRAIN, config=config, folder=run, identity=RunIdentity(tags={"recipe": "digits"}))
     with pytest.raises(StorageError, match="^output_dir: /proc/self/cwd/it on .* is not the folder that the driver"):
-        run_with_ray(spec)
+        run_with_ray(spec, DeferredRun(spec.identity, {}, run))

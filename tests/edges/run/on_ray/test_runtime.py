@@ -4,6 +4,7 @@ import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.driver import run_training
-from ssl_sec.edges.run.on_ray.runtime import connect, describe_workers, find_shortage, make_scaling
+from ssl_sec.edges.run.on_ray.runtime import _is_preempted, connect, describe_workers, find_shortage, make_scaling
 from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
@@ -146,6 +147,19 @@ def test_workers_are_found_by_themselves():
     assert (cpus.num_workers, cpus.use_gpu, cpus.resources_per_worker) == (1, False, {"CPU": 2})
     forced = make_scaling(RayConfig(device="cpu", num_workers=4), {"CPU": 16.0, "GPU": 8.0})
     assert (forced.num_workers, forced.use_gpu, forced.resources_per_worker) == (4, False, {"CPU": 4})
+
+
+def test_a_notice_of_preemption_is_seen_without_the_other_workers(monkeypatch):
+    from ray.train import PreemptionInfo
+    from ray.train.v2._internal.execution import context
+    from ray.train.v2._internal.execution.preemption import PreemptionContext
+
+    told = PreemptionContext()
+    assert context.TrainContext.__dataclass_fields__["preemption_context"].type is PreemptionContext
+    monkeypatch.setattr(context, "_train_context", SimpleNamespace(preemption_context=told))
+    assert not _is_preempted()
+    told.preemption_info = PreemptionInfo(deadline_ms=None, preempted_node_to_ranks={"node": [1]})
+    assert _is_preempted()
 
 
 def test_an_address_without_a_cluster_is_one_line(monkeypatch):

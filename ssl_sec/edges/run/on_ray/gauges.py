@@ -1,0 +1,59 @@
+"""The figures of a run among Ray's metrics, which Prometheus scrapes: for those who operate the cluster.
+
+The driver sets them from the records of the run: that costs no step, and they stay while workers are started again.
+"""
+
+from collections.abc import Sequence
+
+from ray.util.metrics import Gauge
+
+from ssl_sec.edges.run.spec import RunSpec
+from ssl_sec.edges.tracking.following import Follower, Record
+
+# Ray puts `ray_` in front of the names.
+STEP, IMAGES_PER_S, LOSS = "ssl_sec_step", "ssl_sec_images_per_s", "ssl_sec_loss"
+_FIGURES = {"train/images_per_s": IMAGES_PER_S, "train/loss": LOSS, "probe/loss": LOSS}
+_ABOUT = {
+    STEP: "The last reported step of a run.",
+    IMAGES_PER_S: "The images that a run trains on in a second; 0 once it has ended.",
+    LOSS: "The last reported loss of a run.",
+}
+# Ray exports its metrics every 10 s.
+_INTERVAL_S = 5.0
+
+
+def followed_figures(spec: RunSpec) -> Follower:
+    """Sets the gauges of a run until the block ends.
+
+    Args:
+        spec: of the run.
+    """
+    return Follower(spec.folder.metrics_path, RunGauges(spec.folder.name, spec.group), interval_s=_INTERVAL_S)
+
+
+class RunGauges:
+    """Sets the gauges of a run; a sink of its records.
+
+    Args:
+        run: its name.
+        recipe: the name of its recipe, as runs of several recipes may have one name.
+    """
+
+    def __init__(self, run: str, recipe: str) -> None:
+        self._tags = {"run": run, "recipe": recipe}
+        self._gauges = {name: Gauge(name, about, tag_keys=("run", "recipe")) for name, about in _ABOUT.items()}
+
+    def __call__(self, records: Sequence[Record]) -> None:
+        """Sets the newest figures of these records."""
+        newest: dict[str, float] = {}
+        for record in records:
+            for key, value in record.get("metrics", {}).items():
+                newest[STEP] = record["step"]
+                if key in _FIGURES:
+                    newest[_FIGURES[key]] = float(value)
+        for name, value in newest.items():
+            self._gauges[name].set(value, self._tags)
+
+    def close(self) -> None:
+        """Shows that the run trains no more."""
+        self._gauges[IMAGES_PER_S].set(0.0, self._tags)

@@ -1,0 +1,218 @@
+"""A run's nodes in MLflow: the cluster in words, and the utilisation of each node.
+
+Ray measures each of its nodes, and shows the figures on a page of that node, for Prometheus. The driver reads these
+pages and logs them. So the workers need neither MLflow nor its credentials, any store will do, and training takes no
+part.
+"""
+
+import contextlib
+import logging
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import ray
+from prometheus_client.parser import text_string_to_metric_families
+
+# Ray gives the address only to the call of `ray.init` that connects, which need not be ours.
+from ray._private.worker import get_dashboard_url
+
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.errors import first_line
+
+if TYPE_CHECKING:
+    from ssl_sec.edges.tracking.deferred import DeferredRun
+
+logger = logging.getLogger("ssl_sec")
+
+_MEGABYTE = 1e6
+# MLflow's names of what Ray measures, with MLflow's unit in Ray's.
+_FIGURES = {
+    "cpu_utilization_percentage": ("ray_node_cpu_utilization", 1.0),
+    "system_memory_usage_megabytes": ("ray_node_mem_used", _MEGABYTE),
+    "disk_usage_percentage": ("ray_node_disk_utilization_percentage", 1.0),
+    "disk_usage_megabytes": ("ray_node_disk_usage", _MEGABYTE),
+    "disk_available_megabytes": ("ray_node_disk_free", _MEGABYTE),
+    "network_receive_megabytes": ("ray_node_network_received", _MEGABYTE),
+    "network_transmit_megabytes": ("ray_node_network_sent", _MEGABYTE),
+}
+_GPU_FIGURES = {
+    "utilization_percentage": ("ray_node_gpus_utilization", 1.0),
+    "memory_usage_megabytes": ("ray_node_gram_used", _MEGABYTE / 2**20),  # Ray counts MiB
+    "power_usage_watts": ("ray_node_gpu_power_milliwatts", 1000.0),
+}
+_ANSWER_WITHIN_S = 3.0
+# Ray's name of a resource that says which GPUs a node has.
+_ACCELERATOR = "accelerator_type:"
+# A node that joins needs a moment before it shows its figures.
+_WARN_AFTER = 3
+_END_WITHIN_S = 5.0
+
+# The nodes are in the driver's network: a proxy of the environment does not know them.
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def describe_cluster() -> str:
+    """The cluster that this process has joined, with a link to its job if there is a dashboard, in Markdown.
+
+    For example `2 nodes, 24 CPUs, 6 GPUs (4 H100, 2 A100), Ray 2.60.0`.
+    """
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    cpus, gpus = (int(sum(node["Resources"].get(kind, 0) for node in alive)) for kind in ("CPU", "GPU"))
+    types = Counter[str]()
+    for node in alive:
+        for name in node["Resources"]:
+            if name.startswith(_ACCELERATOR):
+                types[name.removeprefix(_ACCELERATOR)] += int(node["Resources"].get("GPU", 0))
+    known = ", ".join(f"{count} {name}" for name, count in sorted(types.items()) if count)
+    parts = [
+        f"{len(alive)} node{'s' if len(alive) > 1 else ''}",
+        f"{cpus} CPU{'s' if cpus > 1 else ''}",
+        *([f"{gpus} GPU{'s' if gpus > 1 else ''}{f' ({known})' if known else ''}"] if gpus else []),
+        f"Ray {ray.__version__}",
+    ]
+    if dashboard := get_dashboard_url():
+        parts.append(f"[job in the dashboard](http://{dashboard}/#/jobs/{ray.get_runtime_context().get_job_id()})")
+    return ", ".join(parts)
+
+
+@contextmanager
+def followed_nodes(folder: RunFolder, tracking: "DeferredRun") -> Iterator[None]:
+    """Logs the utilisation of the nodes of the workers until the block ends, beside that of the driver's machine.
+
+    Args:
+        folder: of the run.
+        tracking: of the run; it says whether and how often machines are followed.
+    """
+    if tracking.machine_interval_s is None:
+        yield
+        return
+    here = ray.get_runtime_context().get_node_id()
+    monitor = NodeMonitor(lambda: metrics_pages(folder, here), tracking.log_machines, tracking.machine_interval_s)
+    monitor.start()
+    try:
+        yield
+    finally:
+        monitor.close()
+
+
+def metrics_pages(folder: RunFolder, here: str) -> dict[str, str]:
+    """The addresses of the pages with the figures of the nodes, by the host's name.
+
+    A host with several nodes, as in tests, has the node's id in the name.
+
+    Args:
+        folder: of the run, which knows the nodes of the newest workers.
+        here: id of the driver's node, which is left out.
+    """
+    workers = folder.workers()
+    group = {each["rank"]: each["node"] for each in workers if each["world_size"] == workers[-1]["world_size"]}
+    ids = {node.rpartition(" ")[2] for node in group.values()}
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    hosts = Counter(node["NodeManagerHostname"] for node in alive)
+    pages: dict[str, str] = {}
+    for node in alive:
+        host = node["NodeManagerHostname"]
+        if node["NodeID"] in ids - {here}:
+            name = host if hosts[host] == 1 else f"{host}-{node['NodeID'][:6]}"
+            address = node["NodeManagerAddress"]
+            pages[name] = f"http://{f'[{address}]' if ':' in address else address}:{node['MetricsExportPort']}/metrics"
+    return pages
+
+
+class NodeMonitor(threading.Thread):
+    """Logs the utilisation of nodes until it is closed; whatever fails, training does not notice.
+
+    Args:
+        find_pages: returns the addresses of the pages of the present nodes, by name.
+        log: takes the figures of all nodes, by their names in MLflow.
+        interval_s: between samples.
+    """
+
+    def __init__(
+        self,
+        find_pages: Callable[[], Mapping[str, str]],
+        log: Callable[[Mapping[str, float]], object],
+        interval_s: float,
+    ) -> None:
+        super().__init__(name="node-monitor", daemon=True)
+        self._find_pages = find_pages
+        self._log = log
+        self._interval_s = interval_s
+        self._first: dict[str, dict[str, float]] = {}
+        self._silences: Counter[str] = Counter()
+        self._has_warned = False
+        self._closed = threading.Event()
+
+    def run(self) -> None:
+        """Samples the nodes."""
+        while not self._closed.wait(self._interval_s):
+            with contextlib.suppress(Exception):  # lost figures of a machine do not matter; an outage is reported once
+                figures = self._sample(self._find_pages())
+                if figures and not self._closed.is_set():
+                    self._log(figures)
+
+    def close(self) -> None:
+        """Ends it; does not wait for a store that does not answer."""
+        self._closed.set()
+        self.join(_END_WITHIN_S)
+
+    def _sample(self, pages: Mapping[str, str]) -> dict[str, float]:
+        figures: dict[str, float] = {}
+        for name, address in pages.items():
+            if self._closed.is_set():
+                break
+            try:
+                with _direct.open(address, timeout=_ANSWER_WITHIN_S) as page:
+                    found = utilisation(page.read().decode())
+            except (OSError, ValueError) as error:
+                self._note_silence(name, address, error)
+                continue
+            first = self._first.setdefault(name, found)
+            # Ray counts from the start of the machine, MLflow from that of the run.
+            since = {key: round(found[key] - first.get(key, 0.0), 1) for key in found if key.startswith("network_")}
+            figures |= {f"system/{name}/{key}": value for key, value in {**found, **since}.items()}
+        return figures
+
+    def _note_silence(self, name: str, address: str, error: Exception) -> None:
+        """Warns once of a node that never answers; one that has answered before is about to be lost."""
+        self._silences[name] += 1
+        if name not in self._first and self._silences[name] == _WARN_AFTER and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "MLflow gets no figures of the machine %s: %s cannot be read from here (%s)",
+                name,
+                address,
+                first_line(error),
+            )
+
+
+def utilisation(page: str) -> dict[str, float]:
+    """The figures of a node, by MLflow's names and in its units.
+
+    Args:
+        page: Ray's metrics of the node, in the format of Prometheus.
+    """
+    lines = [line for line in page.splitlines() if line.startswith("ray_node_")]
+    samples: dict[tuple[str, str | None], float] = {}
+    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+        for each in family.samples:
+            samples[each.name, each.labels.get("GpuIndex")] = float(each.value)
+    found = {
+        name: samples[key, None] / unit
+        for name, (key, unit) in _FIGURES.items()
+        if samples.get((key, None)) is not None
+    }
+    if total := samples.get(("ray_node_mem_total", None)):
+        found["system_memory_usage_percentage"] = 100 * samples.get(("ray_node_mem_used", None), 0.0) / total
+    for gpu in sorted({index for _, index in samples if index is not None}):
+        for name, (key, unit) in _GPU_FIGURES.items():
+            if (key, gpu) in samples:
+                found[f"gpu_{gpu}_{name}"] = samples[key, gpu] / unit
+        used, free = (samples.get((f"ray_node_gram_{what}", gpu), 0.0) for what in ("used", "available"))
+        if used + free:
+            found[f"gpu_{gpu}_memory_usage_percentage"] = 100 * used / (used + free)
+    return {name: round(value, 1) for name, value in found.items()}
