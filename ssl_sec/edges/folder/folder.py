@@ -246,8 +246,7 @@ class RunFolder:
 
     def newest_step(self) -> int | None:
         """The step of the newest checkpoint, whole or not; None if there is none."""
-        names = self.checkpoint_names()
-        return int(names[-1].removeprefix("step-")) if names else None
+        return max((int(name.removeprefix("step-")) for name in self.checkpoint_names()), default=None)
 
     def upload_checkpoints(self, rank: int, world_size: int, keep_last: int) -> CheckpointUpload | None:
         """Starts the upload of what this worker writes of checkpoints; None if the folder itself keeps them."""
