@@ -57,7 +57,7 @@ LIGHT = [
     (["pretrain", "epoch=3"], "did you mean 'epochs'?"),
     (["pretrain", "lr=0.1"], "did you mean 'optimiser.learning_rate'?"),
     (["align", "images=a", "landmarks=b", "output=c", "num_workers=-3"], "num_workers: found -3"),
-    (["replay", "folder=https://somewhere"], "folder: found 'https://somewhere', a URL"),
+    (["replay", "folder=https://somewhere"], "folder: found 'https://somewhere', must be a folder, or a URL"),
     (["report", "table=99"], "table: found 99"),
     (["report", "figure=99"], "figure: found 99; of 'Deep Metric Learning"),
     (["report", "table=5", "paper=nosuch"], "paper: found 'nosuch'"),

@@ -14,7 +14,7 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.checkpoints import WAITING, CheckpointUpload, Workers, download_checkpoint, whole_checkpoints
 from ssl_sec.edges.storage.lease import Lease
-from ssl_sec.edges.storage.mirror import Mirror, download_run
+from ssl_sec.edges.storage.mirror import UPLOADS_EVERY_S, Mirror, download_run
 from ssl_sec.edges.storage.places import local_folder, split_url, url_of
 from ssl_sec.errors import StorageError
 from ssl_sec.training.checkpoint import MANIFEST, Found, whole
@@ -65,7 +65,7 @@ class StoredFolder(RunFolder):
         try:
             download_run(self._bucket, self.path)
             self._bucket.clean()
-            self._mirror = Mirror(self.path, self._bucket)
+            self._mirror = self.mirror()
             try:
                 yield
             except BaseException:
@@ -77,6 +77,10 @@ class StoredFolder(RunFolder):
             self._mirror = None
             lease.release()
             self.tidy()
+
+    def mirror(self, interval_s: float | None = UPLOADS_EVERY_S) -> Mirror:
+        """Uploads what changes; see `Mirror`."""
+        return Mirror(self.path, self._bucket, interval_s)
 
     def refresh(self, only: Collection[str] | None = None) -> None:
         """Takes over what other machines have written.
@@ -153,7 +157,8 @@ class StoredFolder(RunFolder):
         """Starts the upload of what this worker writes of checkpoints; all workers call it."""
         shutil.rmtree(self.checkpoints_path, ignore_errors=True)  # of an earlier run of this name
         workers = Workers(rank=rank, world_size=world_size, start=gather_objects(uuid.uuid4().hex)[0])
-        return CheckpointUpload(self._checkpoints, workers, keep_last)
+        # The figures of the steps before it: a resume would drop later ones, and could not restore missing ones.
+        return CheckpointUpload(self._checkpoints, workers, keep_last, self.flush)
 
     def _stop(self) -> None:
         """Stops the run, which is another process's now."""

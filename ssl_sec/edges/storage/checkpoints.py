@@ -10,7 +10,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,12 +107,16 @@ class CheckpointUpload:
         bucket: the folder of the run's checkpoints.
         workers: of the run.
         keep_last: how many of the newest checkpoints are kept, besides the best.
+        on_uploaded: called before the manifest is written, so that what the checkpoint continues is stored before it.
     """
 
-    def __init__(self, bucket: Bucket, workers: Workers, keep_last: int) -> None:
+    def __init__(
+        self, bucket: Bucket, workers: Workers, keep_last: int, on_uploaded: Callable[[], object] = lambda: None
+    ) -> None:
         self._bucket = bucket
         self._workers = workers
         self._keep_last = keep_last
+        self._on_uploaded = on_uploaded
         self._waiting: list[Path] = []
         self._changed = threading.Condition()
         self._failure: StorageError | None = None
@@ -212,6 +216,7 @@ class CheckpointUpload:
             for rank in range(1, self._workers.world_size):
                 note = self._wait_for(self._note(path.name, rank), rank)
                 files[note["name"]] = note["file"]
+        self._on_uploaded()
         self._bucket.write(f"{path.name}/{MANIFEST}", json.dumps(manifest).encode())
         self._remove_others(path.name, files)
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.errors import StorageError
+from ssl_sec.locking import locked
 
 # Between two looks at the folder; more where uploads take long, which then take a tenth of the time.
-_INTERVAL_S = 5.0
+UPLOADS_EVERY_S = 5.0
 _SHARE_OF_TIME = 0.1
 
 # Of the folder, these stay on the machine: checkpoints have uploads of their own, and requests are for this process.
@@ -20,6 +21,9 @@ _LOCAL = ("checkpoints", "ray", "stop", "save", "launch", "crash-*")
 
 # What says that the run is complete changes last.
 _LAST = ("outcome", "unclosed")
+
+# In the folder: locked by the process that uploads.
+_LOCK = ".mirror"
 
 # When a file was last changed, and its size.
 Version = tuple[int, int]
@@ -82,19 +86,19 @@ class Mirror:
     Args:
         folder: of the run, on this machine; it is like that in object storage.
         bucket: the run's folder in object storage.
-        interval_s: between two looks at the folder.
+        interval_s: between two looks at the folder; None for none but those of `flush`.
     """
 
-    def __init__(self, folder: Path, bucket: Bucket, interval_s: float = _INTERVAL_S) -> None:
+    def __init__(self, folder: Path, bucket: Bucket, interval_s: float | None = UPLOADS_EVERY_S) -> None:
         self._folder = folder
         self._bucket = bucket
-        self._interval_s = interval_s
+        self._interval_s = 0.0 if interval_s is None else interval_s
         self._uploaded = versions(folder)
-        self._lock = threading.Lock()
         self._ended = threading.Event()
         self._is_abandoned = False
         self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
-        self._thread.start()
+        if interval_s is not None:
+            self._thread.start()
 
     def flush(self) -> None:
         """Uploads what has changed, and waits for it.
@@ -102,7 +106,10 @@ class Mirror:
         Raises:
             StorageError: if that fails.
         """
-        with self._lock:
+        if not self._folder.is_dir():
+            return
+        # Of two uploads of a file at once, the older content might come last.
+        with locked(self._folder / _LOCK):
             if self._is_abandoned:
                 return
             present = versions(self._folder)
@@ -112,10 +119,9 @@ class Mirror:
                     self._bucket.upload(self._folder / name, name)
                     self._uploaded[name] = present[name]
             gone = self._uploaded.keys() - present.keys()
-            if gone and self._folder.is_dir():
-                self._bucket.remove(sorted(gone))
-                for name in gone:
-                    del self._uploaded[name]
+            self._bucket.remove(sorted(gone))
+            for name in gone:
+                del self._uploaded[name]
 
     def abandon(self) -> None:
         """Uploads nothing more."""
@@ -129,7 +135,8 @@ class Mirror:
             StorageError: if that fails.
         """
         self._ended.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         self.flush()
 
     def _follow(self) -> None:

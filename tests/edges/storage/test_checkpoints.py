@@ -35,14 +35,14 @@ def test_a_checkpoint_comes_back_as_it_was(bucket: Bucket, tmp_path: Path):
     assert not any((tmp_path / "here" / module.WAITING).iterdir())
 
 
-def test_the_manifest_comes_last(bucket: Bucket, tmp_path: Path, monkeypatch):
+def test_the_figures_come_before_the_manifest_which_comes_last(bucket: Bucket, tmp_path: Path, monkeypatch):
     written, upload, write = [], Bucket.upload, Bucket.write
     monkeypatch.setattr(Bucket, "upload", lambda self, path, name: (written.append(name), upload(self, path, name)))
     monkeypatch.setattr(Bucket, "write", lambda self, name, content: (written.append(name), write(self, name, content)))
-    uploads = CheckpointUpload(bucket, ALONE, keep_last=2)
+    uploads = CheckpointUpload(bucket, ALONE, keep_last=2, on_uploaded=lambda: written.append("the figures"))
     uploads.offer(saved(tmp_path / "here", 4))
     uploads.close()
-    assert written == ["step-000000004/state.pt", "step-000000004/manifest.json"]
+    assert written == ["step-000000004/state.pt", "the figures", "step-000000004/manifest.json"]
 
 
 def test_the_newest_and_the_best_are_kept_and_what_broke_off_is_removed(bucket: Bucket, tmp_path: Path):

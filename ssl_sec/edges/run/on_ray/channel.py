@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.folder.descriptions import about_failure, about_worker
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.folder.stored import StoredFolder
+from ssl_sec.edges.folder.stored import StoredFolder, open_folder
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.mirror import Version, versions
 from ssl_sec.edges.storage.places import local_folder, split_url
@@ -39,11 +39,18 @@ class DriverFolder:
     """
 
     def __init__(self, path: str) -> None:
-        self._folder = RunFolder(Path(path))
+        self._folder = open_folder(Path(path))
+        assert isinstance(self._folder, StoredFolder)
+        # The driver has one of its own, in another process.
+        self._mirror = self._folder.mirror(interval_s=None)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Calls a method of the folder."""
         return getattr(self._folder, method)(*arguments)
+
+    def store(self) -> None:
+        """Uploads what has changed."""
+        self._mirror.flush()
 
     def write(self, name: str, content: bytes, start: int, is_last: bool) -> None:
         """Writes a piece of a file, which appears whole after the last one.
@@ -144,6 +151,11 @@ class WorkerFolder(StoredFolder):
         super().tidy()
         if not self.checkpoints_path.exists():
             shutil.rmtree(self.path, ignore_errors=True)
+
+    def flush(self) -> None:
+        """Has the driver's machine upload what this worker has sent."""
+        self.wait_until_sent()
+        ray.get(self._server.store.remote())
 
     def wait_until_sent(self) -> None:
         """Waits until the driver has everything."""
