@@ -5,10 +5,8 @@ take by `checkpoint=`.
 """
 
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from mlflow.artifacts import download_artifacts
 from mlflow.entities import LoggedModel, Metric
@@ -23,6 +21,8 @@ from ssl_sec.recipes.tracking import Checkpoint
 
 _SCORE_TAG = "score"
 _MODEL_TYPE = "checkpoint"
+# Of these, a long run has too many points to look for a few of them.
+_FREQUENT, _LOSS = ("train/", "system/"), "train/loss"
 
 
 def log_checkpoints(
@@ -38,9 +38,9 @@ def log_checkpoints(
         folder: of the run.
     """
     known = _models(client, experiment_id, run_id).keys()
-    for step, score in kept_checkpoints(folder).items():
-        if step in known:
-            continue
+    new = {step: score for step, score in kept_checkpoints(folder).items() if step not in known}
+    points = _points(client, run_id, [step - 1 for step in new])
+    for step, score in new.items():
         with tempfile.TemporaryDirectory() as made:
             write_network(folder, recipe, step, Path(made))
             model = client.create_logged_model(
@@ -53,12 +53,9 @@ def log_checkpoints(
             )
             client.log_model_artifacts(model.model_id, made)
         client.finalize_logged_model(model.model_id, "READY")
-        now = int(time.time() * 1000)
-        points = [
-            Metric(name, value, now, step - 1, model_id=model.model_id, run_id=run_id)
-            for name, value in _metrics_at(step - 1, folder.records()).items()
-        ]
-        client.log_batch(run_id, metrics=points)
+        client.log_batch(
+            run_id, metrics=[_of_model(point, model.model_id) for point in points if point.step == step - 1]
+        )
 
 
 def download_checkpoint(
@@ -98,6 +95,14 @@ def _score(model: LoggedModel) -> float | None:
     return float(model.tags[_SCORE_TAG]) if _SCORE_TAG in model.tags else None
 
 
-def _metrics_at(step: int, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The metrics of a step."""
-    return {name: value for record in records if record["step"] == step for name, value in record["metrics"].items()}
+def _points(client: MlflowClient, run_id: str, steps: Collection[int]) -> list[Metric]:
+    """The points of some steps of a run: of what is measured seldom, and of the loss."""
+    if not steps:
+        return []
+    names = [name for name in client.get_run(run_id).data.metrics if not name.startswith(_FREQUENT) or name == _LOSS]
+    return [point for name in names for point in client.get_metric_history(run_id, name) if point.step in steps]
+
+
+def _of_model(point: Metric, model_id: str) -> Metric:
+    """The point as one of a model; the store knows it by its time and value, so that the run has it once."""
+    return Metric(point.key, point.value, point.timestamp, point.step, model_id=model_id)

@@ -69,8 +69,12 @@ def test_mlflow_has_the_kept_checkpoints_side_by_side(trained):
             for record in trained.folder.records()
             if record["step"] == step - 1
             for name, value in record["metrics"].items()
+            if name == "train/loss" or not name.startswith("train/")
         }
+        assert "train/loss" in expected and ("val/knn_top1" in expected) == (step == 10)
         assert found == expected and model.status == "READY" and model.source_run_id == trained.run_id
+    losses = [point.step for point in client.get_metric_history(trained.run_id, "train/loss")]
+    assert len(set(losses)) == len(losses)  # the run has each point once
     jobs.replay([f"folder={trained.folder.path}"])
     assert len(client.search_logged_models([trained.experiment_id])) == 2  # none is there twice
 
