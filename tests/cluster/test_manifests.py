@@ -14,6 +14,7 @@ import yaml
 
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.storage.places import STAGING_VARIABLE, is_remote
 from ssl_sec.edges.submit.orders import expand_sweep
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
@@ -130,8 +131,6 @@ def test_objects_that_the_pods_refer_to_exist():
     assert SPEC["authOptions"]["secretName"] in secrets
     for pod in PODS.values():
         assert ("ServiceAccount", pod["serviceAccountName"]) in existing
-        for volume in pod.get("volumes", []):
-            assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in existing
         for source in pod["containers"][0].get("envFrom", []):
             if "secretRef" in source:
                 assert source["secretRef"]["name"] in secrets
@@ -176,15 +175,18 @@ def pod_monitors() -> list[dict]:
     return list(yaml.safe_load_all(re.sub("(?m)^# ", "", commented)))
 
 
-def test_the_run_fits_the_cluster_and_the_shared_storage():
+def test_the_run_fits_the_cluster_and_needs_no_folder_that_pods_share():
     ((_, overrides),) = entrypoint()
     config = from_values(PretrainConfig, compose("pretrain", overrides))
     assert config.runtime.num_workers == (WORKERS["minReplicas"], WORKERS["maxReplicas"])
     assert WORKERS["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
     for name in ("head", "worker"):
-        (mount,) = PODS[name]["containers"][0]["volumeMounts"]
-        assert Path(config.output_dir).is_relative_to(mount["mountPath"])
-        assert Path(config.data.root).is_relative_to(mount["mountPath"])
+        (mount,), (volume,) = PODS[name]["containers"][0]["volumeMounts"], PODS[name]["volumes"]
+        assert "emptyDir" in volume and volume["name"] == mount["name"]
+        assert Path(config.data.root).is_relative_to(mount["mountPath"]) and config.data.download
+        (storage,) = [each["data"] for each in COMMON if each["metadata"]["name"] == "ssl-sec-storage"]
+        assert Path(storage[STAGING_VARIABLE]).is_relative_to(mount["mountPath"])
+    assert is_remote(config.output_dir)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # Ray's command line imports Ray Serve
