@@ -210,7 +210,7 @@ class Bucket:
 
 def _is_final(error: BaseException) -> bool:
     """Whether a request need not be tried again."""
-    if isinstance(error, PermissionError | ImportError | IsADirectoryError | NotADirectoryError):
+    if isinstance(error, PermissionError | ImportError | IsADirectoryError | NotADirectoryError | TypeError):
         return True
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         return True
