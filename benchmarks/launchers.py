@@ -30,6 +30,7 @@ from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.worker import Worker, work
+from ssl_sec.edges.tracking.deferred import DeferredRun
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values, to_values
@@ -184,14 +185,17 @@ def _run_driver(path: Path) -> None:
     from ssl_sec.edges.run.on_ray.runtime import run_with_ray
 
     config = from_values(PretrainConfig, yaml.safe_load(RunFolder(path).config_path.read_text()))
-    run_with_ray(RunSpec(recipe=PRETRAIN, config=config, folder=RunFolder(path), identity=RunIdentity()))
+    folder, identity = RunFolder(path), RunIdentity()
+    untracked = DeferredRun(identity, {}, folder, system_metrics=False)
+    run_with_ray(RunSpec(recipe=PRETRAIN, config=config, folder=folder, identity=identity), untracked)
 
 
 def _run_worker(path: Path) -> None:
     """Runs a worker that torchrun started."""
     dist.init_process_group("gloo")
     worker = Worker(rank=dist.get_rank(), world_size=dist.get_world_size(), device=torch.device("cpu"))
-    work("pretrain", yaml.safe_load(RunFolder(path).config_path.read_text()), str(path), worker)
+    folder = RunFolder(path)
+    work("pretrain", yaml.safe_load(folder.config_path.read_text()), folder, worker)
     dist.destroy_process_group()
 
 

@@ -329,8 +329,7 @@ def test_a_url_is_no_path(place):
     with pytest.raises(ConfigError) as caught:
         Ranged(place=place)
     assert str(caught.value) == (
-        f"ranged.place: found {place!r}, a URL; object storage is not supported yet: must be a path, on a cluster one "
-        "that all nodes see"
+        f"ranged.place: found {place!r}, a URL; must be a path, on a cluster one that all nodes see"
     )
 
 

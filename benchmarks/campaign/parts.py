@@ -267,7 +267,7 @@ def _run_job(job: Any, config: PretrainConfig | ProbeJobConfig, folder: RunFolde
     reporter = threading.Thread(target=_report_progress, args=(folder, ended, write), daemon=True)
     reporter.start()
     try:
-        work(job, values, str(folder.path), Worker(rank=0, world_size=1, device=choose_device()))
+        work(job, values, folder, Worker(rank=0, world_size=1, device=choose_device()))
     finally:
         ended.set()
         reporter.join()

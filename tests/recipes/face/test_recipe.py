@@ -84,8 +84,9 @@ def test_two_workers_give_the_same_run(tmp_path, whole, tested):
 
 def work_on_a_worker(folder, changes):
     """A job as a cluster's worker does it, with the run's folder."""
-    work("face", {**VALUES, **changes}, str(folder), Worker(rank=rank(), world_size=world_size(), device=CPU))
-    return RunFolder(folder).outcome()
+    run = RunFolder(folder)
+    work("face", {**VALUES, **changes}, run, Worker(rank=rank(), world_size=world_size(), device=CPU))
+    return run.outcome()
 
 
 @pytest.mark.distributed
