@@ -17,6 +17,7 @@ import torch
 from ray.cluster_utils import Cluster
 from safetensors.torch import load_file
 
+from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.finding import downloaded
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored import StoredFolder
@@ -24,9 +25,12 @@ from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.errors import StorageError
-from ssl_sec.recipes.registry import PRETRAIN
+from ssl_sec.recipes.face.config import FaceConfig
+from ssl_sec.recipes.registry import FACE, PRETRAIN
+from ssl_sec.settings import from_values
 from ssl_sec.training.checkpoint import load_checkpoint
 from tests import jobs
+from tests.edges.conftest import QUICK_FACE
 from tests.edges.run.faulty import RUN, Once, config_of, figures, messages, steps_so_far
 from tests.edges.servers import ceph_server
 from tests.edges.storage.faulty_server import Faults, faulty
@@ -147,6 +151,23 @@ def test_a_killed_worker_changes_nothing(cluster, whole, url, rank):
     assert killing.happened
     assert len(staged(url).workers()) == 4
     assert_bit_equal(url, whole)
+
+
+def test_templates_that_the_workers_share_out_come_back_after_a_kill(cluster, digit_pairs, url, tmp_path):
+    options = [*QUICK_FACE, "run_name=it", "share_classes_from=10", "checkpoint.every_epochs=1", digit_pairs]
+    options += ["runtime=ray", "runtime.num_workers=2", "runtime.cpus_per_worker=1"]
+    configs = [from_values(FaceConfig, compose("face", [*options, f"output_dir={place}"])) for place in (url, tmp_path)]
+    with Once(lambda: steps_so_far(staged(url)) >= 6, lambda: kill(staged(url), 1)) as killing:
+        run_training(FACE, configs[0])
+    expected = run_training(FACE, configs[1]).folder
+    assert killing.happened
+    downloaded.cache_clear()
+    run = downloaded(f"{url}/digits/it")
+    places = [each.find_checkpoint().path for each in (run, expected)]
+    assert len(list(places[0].glob("rows-*.safetensors"))) == 2
+    states = [load_checkpoint(place, torch.device("cpu"), held=slice(0, 10)) for place in places]
+    torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
+    assert figures(run) == figures(expected)
 
 
 def test_a_stop_arrives_and_the_run_resumes_from_the_storage_alone(cluster, whole, url):
