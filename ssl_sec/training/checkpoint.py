@@ -116,6 +116,11 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:09d}"
 
 
+def step_of(name: str) -> int:
+    """The steps after which the checkpoint of this name was saved."""
+    return int(name.removeprefix("step-"))
+
+
 def without_held_rows(state: Any, path: tuple[str | int, ...] = ()) -> tuple[Any, dict[str, HeldRows]]:
     """The state that all workers have in common, and the rows that this one holds, by their places in the state."""
     if not isinstance(state, Mapping):
@@ -252,7 +257,9 @@ def load_checkpoint(path: Path, device: torch.device, held: slice | None = None)
     Raises:
         StorageError: if a file is not whole, or rows are missing.
     """
-    whole(path, defect_of(path))
+    reason = defect_of(path)
+    if reason is not None:
+        raise StorageError(f"checkpoint {path}: {reason}")
     state: dict[str, Any] = torch.load(path / _STATE, map_location=device, weights_only=True)
     if held is not None:
         if held.stop > (saved := state.get("num_classes", held.stop)):
@@ -301,17 +308,6 @@ def defect_of(path: Path) -> str | None:
         if file_sha256(file) != sha256:
             return f"{name} does not match its hash"
     return None
-
-
-def whole(path: Path, defect: str | None) -> Path:
-    """The folder of a checkpoint that has no defect.
-
-    Raises:
-        StorageError: if it has one.
-    """
-    if defect is not None:
-        raise StorageError(f"checkpoint {path}: {defect}")
-    return path
 
 
 def _parts_folder(folder: Path, step: int) -> Path:

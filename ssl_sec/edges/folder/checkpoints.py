@@ -11,7 +11,7 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.registry import RecipeRow
 from ssl_sec.recipes.tracking import Checkpoint
-from ssl_sec.training.checkpoint import best_of, checkpoint_name, load_checkpoint, score_of
+from ssl_sec.training.checkpoint import best_of, checkpoint_name, load_checkpoint, score_of, step_of
 
 # In a run's folder: the parts of the network, by their names in a checkpoint.
 _PARTS = {"encoder.safetensors": ("encoder", "backbone."), "head.safetensors": ("head", "")}
@@ -24,11 +24,7 @@ def kept_checkpoints(folder: RunFolder) -> dict[int, float | None]:
         StorageError: if the storage cannot be used.
     """
     manifests = {name: folder.read_manifest(name) for name in folder.checkpoint_names()}
-    return {
-        int(name.removeprefix("step-")): score_of(manifest)
-        for name, manifest in manifests.items()
-        if manifest is not None
-    }
+    return {step_of(name): score_of(manifest) for name, manifest in manifests.items() if manifest is not None}
 
 
 def chosen_step(checkpoint: Checkpoint, kept: Mapping[int, float | None], where: str) -> int:
@@ -51,7 +47,7 @@ def chosen_step(checkpoint: Checkpoint, kept: Mapping[int, float | None], where:
         best = best_of({checkpoint_name(step): score for step, score in kept.items()})
         if best is None:
             raise ConfigError(f"checkpoint: found 'best', but no checkpoint of {where} has a score; allowed: {listed}")
-        return int(best.removeprefix("step-"))
+        return step_of(best)
     if checkpoint not in kept:
         raise ConfigError(f"checkpoint: found {checkpoint}, but {where} keeps only those of the steps {listed}")
     return checkpoint

@@ -28,7 +28,7 @@ from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.edges.storage.checkpoints import CheckpointUpload
 from ssl_sec.errors import ConfigError, DataError, StorageError, UserError
 from ssl_sec.recipes.registry import PRETRAIN, RECIPES
-from ssl_sec.training.checkpoint import MANIFEST, Found, defect_of, load_checkpoint, newest_checkpoint, whole
+from ssl_sec.training.checkpoint import MANIFEST, Found, load_checkpoint, newest_checkpoint, step_of
 from ssl_sec.training.norms import NormHistogram
 
 if TYPE_CHECKING:
@@ -237,16 +237,12 @@ class RunFolder:
         return None
 
     def fetch_checkpoint(self, name: str) -> Path:
-        """The folder of a whole checkpoint on this machine.
-
-        Raises:
-            StorageError: if it is not whole.
-        """
-        return whole(self.checkpoints_path / name, defect_of(self.checkpoints_path / name))
+        """The folder of a checkpoint on this machine; who loads it checks it."""
+        return self.checkpoints_path / name
 
     def newest_step(self) -> int | None:
         """The step of the newest checkpoint, whole or not; None if there is none."""
-        return max((int(name.removeprefix("step-")) for name in self.checkpoint_names()), default=None)
+        return max((step_of(name) for name in self.checkpoint_names()), default=None)
 
     def upload_checkpoints(self, rank: int, world_size: int, keep_last: int) -> CheckpointUpload | None:
         """Starts the upload of what this worker writes of checkpoints; None if the folder itself keeps them."""

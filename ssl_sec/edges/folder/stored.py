@@ -17,7 +17,7 @@ from ssl_sec.edges.storage.lease import Lease
 from ssl_sec.edges.storage.mirror import UPLOADS_EVERY_S, Mirror, download_run
 from ssl_sec.edges.storage.places import local_folder, split_url, url_of
 from ssl_sec.errors import StorageError
-from ssl_sec.training.checkpoint import MANIFEST, Found, whole
+from ssl_sec.training.checkpoint import MANIFEST, Found
 
 logger = logging.getLogger("ssl_sec")
 
@@ -151,7 +151,9 @@ class StoredFolder(RunFolder):
             StorageError: if it is not whole, or the storage cannot be used.
         """
         path = self._restored_path / name
-        return whole(path, download_checkpoint(self._checkpoints, name, self._restored_path))
+        if (reason := download_checkpoint(self._checkpoints, name, self._restored_path)) is not None:
+            raise StorageError(f"checkpoint {path}: {reason}")
+        return path
 
     def upload_checkpoints(self, rank: int, world_size: int, keep_last: int) -> CheckpointUpload | None:
         """Starts the upload of what this worker writes of checkpoints; all workers call it."""
