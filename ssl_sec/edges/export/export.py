@@ -3,7 +3,6 @@
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,22 +18,18 @@ from ssl_sec.augment.views import unit_range
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.export.model_card import model_card
 from ssl_sec.edges.export_config import ExportConfig
-from ssl_sec.edges.folder.checkpoints import network_files
 from ssl_sec.edges.folder.encoder import load_network
-from ssl_sec.edges.folder.finding import trained_folder
-from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.record import run_record
-from ssl_sec.edges.folder.stored_config import training_config
 from ssl_sec.edges.patience import ANSWER_S, Patience
 from ssl_sec.edges.storage.places import is_remote
-from ssl_sec.edges.tracking.runs import RunArchive, beside, find_run
+from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
+from ssl_sec.edges.tracking.runs import RunArchive, beside
 from ssl_sec.edges.tracking.scores import child_probes
 from ssl_sec.edges.tracking.store import store_errors
 from ssl_sec.errors import ConfigError, StorageError, UserError, first_line
 from ssl_sec.exporting import FILE_NAMES, FORMATS, Exportable, Format, check_export, require_packages
 from ssl_sec.exporting.checking import Check
-from ssl_sec.recipes.config import TrainingConfig
-from ssl_sec.recipes.registry import RECIPES, RecipeRow, trainings
+from ssl_sec.recipes.registry import trainings
 
 logger = logging.getLogger("ssl_sec")
 
@@ -84,7 +79,7 @@ def run_export(config: ExportConfig) -> Exported:
     """
     form = FORMATS[config.format]
     require_packages(form)
-    with _find(config) as source:
+    with found_network(config.run, config.checkpoint, config.tracking, config.output_dir, trainings()) as source:
         trained = source.config
         near = "runs" if is_remote(config.output_dir) else config.output_dir
         of = "" if config.checkpoint == "last" else f"-{config.checkpoint}"
@@ -101,76 +96,32 @@ def run_export(config: ExportConfig) -> Exported:
             head=network.head,
             dim=network.dim,
         )
+        run, probes = _record(source, config)
     images = _some_images(image_set)
     with _replacing(output, config.overwrite) as folder:
         form.write(exportable, images, folder)
         check = check_export(form, exportable, images, folder)
-        (folder / "README.md").write_text(
-            model_card(source.run, source.probes, form, exportable, check), encoding="utf-8"
-        )
+        (folder / "README.md").write_text(model_card(run, probes, form, exportable, check), encoding="utf-8")
         for path in folder.iterdir():  # safetensors makes its files readable for their owner only
             shutil.copymode(folder / "README.md", path)
     return Exported(folder=output, form=form, exportable=exportable, check=check)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Source:
-    """The run whose network is exported.
-
-    Attributes:
-        recipe: of the run.
-        files: folder with its weights.
-        config: of the run.
-        short_name: for the default output folder.
-        run: in MLflow, or made from its folder.
-        probes: of its encoder; None if MLflow, which knows them, cannot be asked.
-    """
-
-    recipe: RecipeRow
-    files: Path
-    config: TrainingConfig
-    short_name: str
-    run: Run
-    probes: list[Run] | None
-
-
-@contextmanager
-def _find(config: ExportConfig) -> Iterator[_Source]:
-    """The run to export, with its files for as long as the context lasts."""
-    with tempfile.TemporaryDirectory() as made:
-        folder = trained_folder(config.run, trainings(), config.checkpoint)
-        if folder is not None:
-            source = _in_folder(folder, config)
-            yield replace(source, files=network_files(folder, source.recipe, config.checkpoint, Path(made)))
-            return
-        store, found = find_run(config.run, config.tracking, config.output_dir, trainings())
-        run, probes = _with_probes(store.client, found.run_id)
-        yield _Source(
-            recipe=RECIPES[found.job],
-            files=Path(made),
-            config=store.download_network(found, trainings(), Path(made), config.checkpoint),
-            short_name=found.run_id[:8],
-            run=run,
-            probes=probes,
-        )
-
-
-def _in_folder(folder: RunFolder, config: ExportConfig) -> _Source:
-    """The run of a folder; if MLflow answers, with its probes and more about its origin."""
-    recipe = RECIPES[str(folder.identity.job)]
-    trained = training_config(recipe, folder.config_path)
-    run_id = folder.run_id
-    run, probes = run_record(folder, trained.data.title), None
+def _record(source: FoundNetwork, config: ExportConfig) -> tuple[Run, list[Run] | None]:
+    """The run in MLflow, or made from its folder; and the probes of its encoder, None if MLflow cannot be asked."""
+    run_id, folder = source.run_id, source.folder
+    if folder is None:
+        assert source.archive is not None and run_id is not None
+        return _with_probes(source.archive.client, run_id)
     if run_id is not None:
         try:
             tracking = replace(beside(folder.location, config.tracking), experiment=None)
             store = RunArchive.open(tracking, config.output_dir)
             with store_errors(store.client.tracking_uri):
-                run, probes = Patience(ANSWER_S).call(lambda: _with_probes(store.client, run_id))
+                return Patience(ANSWER_S).call(lambda: _with_probes(store.client, run_id))
         except UserError as error:
             logger.warning("%s; the model card has only what is in %s", first_line(error), folder.location)
-    short_name = folder.path.name if run_id is None else run_id[:8]
-    return _Source(recipe=recipe, files=folder.path, config=trained, short_name=short_name, run=run, probes=probes)
+    return run_record(folder, source.config.data.title), None
 
 
 def _with_probes(client: MlflowClient, run_id: str) -> tuple[Run, list[Run]]:

@@ -15,16 +15,17 @@ from safetensors.torch import load_file
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
-from ssl_sec.edges.export.export import _find, run_export
+from ssl_sec.edges.export.export import _record, run_export
 from ssl_sec.edges.export.model_card import model_card
 from ssl_sec.edges.export_config import ExportConfig
 from ssl_sec.edges.folder.encoder import load_network
 from ssl_sec.edges.run.driver import run_training
+from ssl_sec.edges.tracking.networks import found_network
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.exporting import formats
 from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.recipes.registry import FACE, PRETRAIN
+from ssl_sec.recipes.registry import FACE, PRETRAIN, trainings
 from ssl_sec.settings import from_values
 from tests.edges.conftest import QUICK, QUICK_FACE
 from tests.jobs import export
@@ -123,10 +124,12 @@ def test_the_scaling_is_told_where_the_file_has_it_not(exported):
 
 def test_a_folder_is_exported_while_its_store_is_away(finished, exported, tmp_path: Path, caplog):
     overrides = [f"run={finished.folder.path}", "format=safetensors"]
-    with _find(from_values(ExportConfig, compose("export", [*overrides, f"output_dir={tmp_path}"]))) as source:
-        assert caplog.text == "" and source.probes is not None
-        assert (source.run.info.run_id, len(source.probes)) == (finished.run_id, 1)
-        assert source.run.data.tags["ssl_sec.version"]  # as MLflow has it, and no folder
+    config = from_values(ExportConfig, compose("export", [*overrides, f"output_dir={tmp_path}"]))
+    with found_network(config.run, config.checkpoint, config.tracking, config.output_dir, trainings()) as source:
+        run, probes = _record(source, config)
+        assert caplog.text == "" and probes is not None
+        assert (run.info.run_id, len(probes)) == (finished.run_id, 1)
+        assert run.data.tags["ssl_sec.version"]  # as MLflow has it, and no folder
     here = exported["safetensors"]
     away = ["tracking.uri=http://127.0.0.1:9", f"output={tmp_path / 'away'}"]
     alone = run_export(from_values(ExportConfig, compose("export", [*overrides, *away])))

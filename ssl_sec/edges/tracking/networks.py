@@ -1,0 +1,84 @@
+"""The trained network that a job is about: that of a run, in its folder or in MLflow."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssl_sec.edges.folder.checkpoints import network_files
+from ssl_sec.edges.folder.finding import trained_folder
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.folder.stored_config import training_config
+from ssl_sec.edges.tracking.runs import RunArchive, find_run
+from ssl_sec.recipes.config import TrainingConfig
+from ssl_sec.recipes.registry import RECIPES, RecipeRow
+from ssl_sec.recipes.tracking import Checkpoint, TrackingConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundNetwork:
+    """The network of a run.
+
+    Attributes:
+        recipe: of the run.
+        config: of the run.
+        files: folder with the weights.
+        run_id: in MLflow; None if the run is in no store.
+        folder: of the run, if it was found there.
+        archive: the store, if it was found there instead.
+    """
+
+    recipe: RecipeRow
+    config: TrainingConfig
+    files: Path
+    run_id: str | None
+    folder: RunFolder | None = None
+    archive: RunArchive | None = None
+
+    @property
+    def short_name(self) -> str:
+        """The beginning of the run's id, or the name of its folder."""
+        if self.run_id is not None:
+            return self.run_id[:8]
+        assert self.folder is not None
+        return self.folder.path.name
+
+
+@contextmanager
+def found_network(
+    word: str, checkpoint: Checkpoint, tracking: TrackingConfig, output_dir: str, jobs: Sequence[str]
+) -> Iterator[FoundNetwork]:
+    """The network of a run, with its files for as long as the context lasts.
+
+    Args:
+        word: the value of `run`: an id, a name, the beginning of either, or the folder of a run.
+        checkpoint: whose weights.
+        tracking: of the job.
+        output_dir: where the default store is.
+        jobs: whose runs are accepted.
+
+    Raises:
+        ConfigError: if there is no such run, or it has no such network.
+        StorageError: if the store cannot be used.
+    """
+    with tempfile.TemporaryDirectory() as made:
+        folder = trained_folder(word, jobs, checkpoint)
+        if folder is not None:
+            recipe = RECIPES[str(folder.identity.job)]
+            yield FoundNetwork(
+                recipe=recipe,
+                config=training_config(recipe, folder.config_path),
+                files=network_files(folder, recipe, checkpoint, Path(made)),
+                run_id=folder.run_id,
+                folder=folder,
+            )
+            return
+        archive, found = find_run(word, tracking, output_dir, jobs)
+        yield FoundNetwork(
+            config=archive.download_network(found, jobs, Path(made), checkpoint),
+            recipe=RECIPES[found.job],
+            files=Path(made),
+            run_id=found.run_id,
+            archive=archive,
+        )
