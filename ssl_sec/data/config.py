@@ -53,6 +53,15 @@ class _DataConfig(Settings, key="data"):
         """Opens one split; the subset is of the training split only."""
         return self._limit(self._open(split, None), split)
 
+    def open_cropped(self, split: Split, crop: Crop | None) -> ImageSet:
+        """Opens one split with all its images.
+
+        Args:
+            split: which part.
+            crop: the crop of each image, if the images have no common size.
+        """
+        return self._open(split, crop)
+
     def open_by_class(self, split: Split, crop: Crop) -> ImageSet:
         """Opens one of two splits without common classes, each with its own labels, 0, 1, ….
 

@@ -78,12 +78,25 @@ def report(overrides: Sequence[str]) -> str:
 def export(overrides: Sequence[str]) -> str:
     """The encoder of a run in a format that other programs load."""
     values = values_of("export", overrides)
-    from ssl_sec.edges.export_config import ExportConfig
+    from ssl_sec.edges.config.export import ExportConfig
 
     config = from_values(ExportConfig, values)
     from ssl_sec.edges.export.export import run_export
 
     return str(run_export(config))
+
+
+def embed(overrides: Sequence[str]) -> str:
+    """Embeddings of a data set by a trained encoder, as Parquet."""
+    values = values_of("embed", overrides)
+    from ssl_sec.edges.config.embed import EmbedConfig
+    from ssl_sec.edges.machine import announce
+
+    config = from_values(EmbedConfig, values)
+    announce(config.runtime)
+    from ssl_sec.edges.embeddings.embed import run_embed
+
+    return str(run_embed(config))
 
 
 def align(overrides: Sequence[str]) -> str:
@@ -140,7 +153,7 @@ def pipeline(arguments: Sequence[str]) -> int:
 
 # Commands that are configured by `configs/<name>.yaml` and return what is to be printed.
 _JOBS: dict[str, Callable[[Sequence[str]], str]] = {
-    job.__name__: job for job in (preview, ablate, export, align, report, replay)
+    job.__name__: job for job in (preview, ablate, export, embed, align, report, replay)
 }
 # Commands with a command line of their own, which return the exit code.
 _OTHERS: dict[str, Callable[[Sequence[str]], int]] = {"submit": submit}

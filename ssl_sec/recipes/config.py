@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import torch
 
 from ssl_sec.data.config import DataConfig
+from ssl_sec.data.crops import Crop
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.losses import PAIR_LOSSES, Loss
@@ -143,6 +144,11 @@ class TrainingConfig(RunConfig, is_base=True):
     @property
     def linear_probe(self) -> ProbeConfig | None:
         """How the encoder is probed; None if this recipe's encoders are not."""
+        return None
+
+    @property
+    def evaluated_crop(self) -> Crop | None:
+        """The crop of evaluated images; None if all have one size."""
         return None
 
     def open_evaluated(self, data: DataConfig) -> ImageSet:

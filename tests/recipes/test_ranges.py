@@ -13,7 +13,7 @@ from torch import nn
 from ssl_sec.augment.config import AugmentConfig, CropConfig
 from ssl_sec.data.samplers import permute
 from ssl_sec.edges.config import AblateConfig, AlignConfig, ReplayConfig, ReportConfig
-from ssl_sec.edges.export_config import ExportConfig
+from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.linear_probe import train_linear_probes
 from ssl_sec.losses.config import ClassLossConfig, FeatureTransformConfig, GeneratorConfig, PairLossConfig, Transformed

@@ -6,8 +6,8 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.composition.keys import kind_of
+from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.edges.export.export import run_export
-from ssl_sec.edges.export_config import ExportConfig
 from ssl_sec.edges.report.report import NORMFACE_FIGURES, SWEEP
 from ssl_sec.edges.run.driver import run_recipe
 from ssl_sec.edges.run.summary import summary

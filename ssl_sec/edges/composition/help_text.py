@@ -24,6 +24,7 @@ _FIXED = "\N{NO-BREAK SPACE}"
 _USAGES: Mapping[str, str] = {
     "ablate": "[group=option ...] [key=value ...]",
     "align": "images=<folder> landmarks=<csv> output=<folder>",
+    "embed": "run=<MLflow run id> output=<folder or URL> [group=option ...] [key=value ...]",
     "export": "run=<MLflow run id> format=<format> [key=value ...]",
     "preview": "[group=option ...] [key=value ...]",
     "replay": "folder=<the run's folder>",
@@ -35,6 +36,10 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("experiment=cifar10_cpu 'seeds=[0,1,2]' 'arms=[none,sec]'", "mean and spread of three seeds"),
     ),
     "align": (("images=lfw landmarks=points.csv output=lfw_aligned", "faces of 112 x 112 pixels"),),
+    "embed": (
+        ("run=<id> output=embeddings", "the training images of the run"),
+        ("run=<id> output=s3://bucket/photos data=folder data.root=<folder>", "your images, into object storage"),
+    ),
     "export": (
         ("run=<id> format=safetensors", "weights, and the Python that loads them"),
         ("run=<id> format=onnx output=encoder", "an ONNX graph, in the folder encoder"),

@@ -47,9 +47,13 @@ def kind_of(job: str) -> type[Any]:
         bases = (config.PreviewConfig, PRETRAIN.config)
         return dataclasses.make_dataclass("Preview", [], bases=bases, frozen=True, kw_only=True)
     if job == "export":
-        from ssl_sec.edges.export_config import ExportConfig  # with torch
+        from ssl_sec.edges.config.export import ExportConfig  # with torch
 
         return ExportConfig
+    if job == "embed":
+        from ssl_sec.edges.config.embed import EmbedConfig  # with torch
+
+        return EmbedConfig
     return {"align": config.AlignConfig, "replay": config.ReplayConfig, "report": config.ReportConfig}[job]
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ssl_sec.augment.views import unit_range
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.edges.export.model_card import model_card
-from ssl_sec.edges.export_config import ExportConfig
 from ssl_sec.edges.folder.encoder import load_network
 from ssl_sec.edges.folder.record import run_record
 from ssl_sec.edges.patience import ANSWER_S, Patience

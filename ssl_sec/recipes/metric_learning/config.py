@@ -5,6 +5,7 @@ from typing import Annotated
 
 from ssl_sec.augment.config import CropConfig
 from ssl_sec.data.config import DataConfig
+from ssl_sec.data.crops import Crop
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.selection_config import SamplerConfig
 from ssl_sec.losses.config import GeneratorConfig, NoTransformConfig, PairLossConfig, TransformConfig
@@ -82,9 +83,14 @@ class MetricLearningConfig(TrainingConfig):
         """Steps of the run."""
         return self.steps
 
+    @property
+    def evaluated_crop(self) -> Crop:
+        """The centre."""
+        return self.augment.centre_crop()
+
     def open_evaluated(self, data: DataConfig) -> ImageSet:
         """Images of the test classes, their centres."""
-        return data.open_by_class("test", self.augment.centre_crop())
+        return data.open_by_class("test", self.evaluated_crop)
 
 
 CONFIG = MetricLearningConfig

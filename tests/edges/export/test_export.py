@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.edges.export.export import _record, run_export
 from ssl_sec.edges.export.model_card import model_card
-from ssl_sec.edges.export_config import ExportConfig
 from ssl_sec.edges.folder.encoder import load_network
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.tracking.networks import found_network

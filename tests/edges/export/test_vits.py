@@ -3,8 +3,8 @@
 import pytest
 
 from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.edges.export.export import run_export
-from ssl_sec.edges.export_config import ExportConfig
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.exporting import FORMATS
 from ssl_sec.recipes.pretraining.config import PretrainConfig

@@ -9,8 +9,8 @@ from mlflow.tracking import MlflowClient
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config import ReplayConfig
+from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.edges.export.export import run_export
-from ssl_sec.edges.export_config import ExportConfig
 from ssl_sec.edges.folder.encoder import load_network
 from ssl_sec.edges.report.figures import make_figure_report
 from ssl_sec.edges.run.driver import run_probe, run_replay, run_training

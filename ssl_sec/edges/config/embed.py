@@ -1,0 +1,37 @@
+"""The configuration of jobs.embed."""
+
+from dataclasses import dataclass, field
+
+from ssl_sec.data.config import DataConfig, Split
+from ssl_sec.recipes.tracking import Checkpoint, OutputDir, TrackingConfig
+from ssl_sec.settings import Count, Settings
+from ssl_sec.training.config import RuntimeConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedConfig(Settings):
+    """The embeddings of a data set by the encoder of a run; by its head, too, if embeddings were trained.
+
+    Attributes:
+        run: the training's MLflow run id, its name, a prefix of one, or its folder; or a registered model,
+            models:/<name>@<alias> or models:/<name>/<version>.
+        output: a folder or a URL, for files of rows_per_part images; whole files of the same embeddings are kept.
+        data: None takes the data set of the run.
+        split: of the data set.
+        checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
+            that was kept.
+        rows_per_part: images of a file.
+        batch_size: images of a forward pass.
+        output_dir: of the run, with MLflow's sqlite file unless tracking names a store.
+    """
+
+    run: str
+    output: OutputDir
+    runtime: RuntimeConfig
+    data: DataConfig | None = None
+    split: Split = "train"
+    checkpoint: Checkpoint = "last"
+    rows_per_part: Count = 8192
+    batch_size: Count = 512
+    output_dir: OutputDir = "runs"
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)

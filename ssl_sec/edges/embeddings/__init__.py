@@ -1,0 +1,1 @@
+"""Embeddings of data sets by trained networks."""

@@ -1,0 +1,247 @@
+"""Embeds a data set by a trained network, part by part: in this process, or on the workers of a cluster."""
+
+import io
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pyarrow.parquet as pq
+import torch
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from ssl_sec.data.config import DataConfig
+from ssl_sec.data.fingerprint import fingerprint
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.edges.config.embed import EmbedConfig
+from ssl_sec.edges.embeddings.network import TravellingNetwork, travelling_network
+from ssl_sec.edges.embeddings.places import place_at
+from ssl_sec.edges.masking import masked_values
+from ssl_sec.embeddings.computing import embed
+from ssl_sec.embeddings.parts import Plan, encoded, origin_of, stem_of
+from ssl_sec.errors import ConfigError, Stopped, StorageError
+from ssl_sec.networks.convolutions import lay_out
+from ssl_sec.recipes.assembly import in_words
+from ssl_sec.settings import to_values
+from ssl_sec.training.config import LocalConfig, RuntimeConfig
+
+logger = logging.getLogger("ssl_sec")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Embedded:
+    """Finished embeddings.
+
+    Attributes:
+        output: the folder or URL.
+        split: of the data set.
+        num_images: in the set.
+        num_left_out: images of the parts computed now that could not be read.
+        dim: of the embeddings.
+        num_parts: files in all.
+        num_kept: files that already existed.
+        images_per_s: of the parts computed now; None if there were none.
+    """
+
+    output: str
+    split: str
+    num_images: int
+    num_left_out: int
+    dim: int
+    num_parts: int
+    num_kept: int
+    images_per_s: float | None
+
+    def __str__(self) -> str:
+        speed = "" if self.images_per_s is None else f", {self.images_per_s:,.0f} images/s"
+        left_out = f"; {self.num_left_out:,} that cannot be read were left out" if self.num_left_out else ""
+        kept = f", of which {self.num_kept} already existed" if self.num_kept else ""
+        return "\n".join(
+            [
+                f"embedded: {self.num_images:,} images in {self.dim} dimensions{speed}{left_out}",
+                f"files: {self.num_parts}{kept}",
+                f"folder: {self.output}",
+                "",
+                "    import pandas",
+                "",
+                f'    embeddings = pandas.read_parquet("{self.output}")',
+            ]
+        )
+
+
+def run_embed(config: EmbedConfig) -> Embedded:
+    """Writes the embeddings of a data set that are not there yet.
+
+    Raises:
+        ConfigError: if there is no such run, its network does not take the images, or the output holds other
+            embeddings.
+        DataError: if the images cannot be read.
+        StorageError: if the output cannot be written.
+        Stopped: if it was interrupted; whole files are kept.
+    """
+    network = travelling_network(config)
+    data = _unresized(config.data or network.config.data, network.config.data)
+    work = EmbeddingWork(config=config, network=network, data=data)
+    image_set = work.open()
+    logger.info("data: %s", in_words(image_set))
+    dim = _dim(network, image_set)
+    plan = Plan(split=config.split, num_images=len(image_set), rows_per_part=config.rows_per_part)
+    work = replace(work, plan=plan, origin=_origin(config, network, data, image_set, dim))
+    waiting = [part for part in range(plan.num_parts) if part not in _present(work)]
+    num_kept = plan.num_parts - len(waiting)
+    num_waiting = sum(len(plan.rows(part)) for part in waiting)
+    if num_kept:
+        logger.info("%d of %d files already exist", num_kept, plan.num_parts)
+    num_written, start = 0, time.perf_counter()
+    with logging_redirect_tqdm(), tqdm(total=num_waiting, desc="embed", unit="image", disable=None) as bar:
+        try:
+            for rows in _done(work, waiting, bar.update):
+                num_written += rows
+        except KeyboardInterrupt:
+            raise Stopped(
+                f"stopped; whole files are kept in {config.output}, and the same command continues with the others"
+            ) from None
+    seconds = time.perf_counter() - start
+    return Embedded(
+        output=config.output,
+        split=config.split,
+        num_images=len(image_set),
+        num_left_out=num_waiting - num_written,
+        dim=dim,
+        num_parts=plan.num_parts,
+        num_kept=num_kept,
+        images_per_s=num_waiting / seconds if waiting else None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingWork:
+    """What computes and writes parts, on any machine.
+
+    Attributes:
+        config: of the job.
+        network: that embeds.
+        data: the set.
+        plan: of its parts.
+        origin: what the embeddings are computed from.
+    """
+
+    config: EmbedConfig
+    network: TravellingNetwork
+    data: DataConfig
+    plan: Plan = field(default_factory=lambda: Plan(split="", num_images=0, rows_per_part=1))
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+    def open(self) -> ImageSet:
+        """The images, cut as the run's evaluation cuts them."""
+        return self.data.open_cropped(self.config.split, self.network.config.evaluated_crop)
+
+    def start(
+        self, device: torch.device, on_images: Callable[[int], object] = lambda count: None
+    ) -> Callable[[int], int]:
+        """What does a part on a device, and returns how many images it embedded.
+
+        Args:
+            device: of this process.
+            on_images: called with the number of images after each forward pass.
+        """
+        image_set = self.open()
+        computation = self.config.runtime.on(device)
+        network = self.network.load(image_set.image_shape).to(device, computation.dtype)
+        lay_out(network, device, computation.channels_last)
+        place = place_at(self.config.output)
+
+        def do(part: int) -> int:
+            rows = self.plan.rows(part)
+            found = embed(network, image_set, rows, device, computation, self.config.batch_size, on_images)
+            place.write(self.plan.name(part), encoded(found, image_set.class_names, self.origin))
+            return len(found.rows)
+
+        return do
+
+
+def _done(work: EmbeddingWork, waiting: list[int], on_images: Callable[[int], object]) -> Iterator[int]:
+    """Does the parts; yields how many images each embedded."""
+    runtime: RuntimeConfig = work.config.runtime
+    if not waiting:
+        return
+    if isinstance(runtime, LocalConfig):
+        yield from map(work.start(runtime.resolve_device(), on_images), waiting)
+        return
+    from ssl_sec.edges.run.on_ray.parts import done_with_ray  # imports Ray
+
+    for rows in done_with_ray(work.start, waiting, runtime):
+        on_images(rows)
+        yield rows
+
+
+def _unresized(data: DataConfig, trained: DataConfig) -> DataConfig:
+    """The set with the size of the training images where none is given, and decoded when it is read.
+
+    Each worker reads its own parts, and only an encoded set knows the paths of its images.
+    """
+    changes: dict[str, Any] = {}
+    if hasattr(data, "resident_limit_mib"):
+        changes["resident_limit_mib"] = 0
+    size_px = getattr(trained, "image_size_px", None)
+    if getattr(data, "image_size_px", 0) is None and size_px is not None:
+        changes["image_size_px"] = size_px
+    return cast(DataConfig, replace(cast(Any, data), **changes))
+
+
+def _dim(network: TravellingNetwork, image_set: ImageSet) -> int:
+    """The length of the embeddings, of an image on the CPU: a network that does not fit is found at once."""
+    batch = image_set.read(torch.zeros(1, dtype=torch.int64))
+    with torch.no_grad():
+        return network.load(image_set.image_shape)(batch.images.cpu() / 255).shape[1]
+
+
+def _origin(
+    config: EmbedConfig, network: TravellingNetwork, data: DataConfig, image_set: ImageSet, dim: int
+) -> dict[str, Any]:
+    """What decides the embeddings and their division into files; beside it, where they come from."""
+    return {
+        "run": network.run,
+        "checkpoint": config.checkpoint,
+        "weights": network.digest,
+        "data": masked_values(to_values(data)),
+        "digest": fingerprint(image_set),
+        "split": config.split,
+        "images": len(image_set),
+        "image_shape": list(image_set.image_shape),
+        "rows_per_part": config.rows_per_part,
+        "dim": dim,
+        "precision": config.runtime.precision,
+    }
+
+
+# Of the origin, what must be equal for two files to belong together.
+_DECIDING = ("weights", "digest", "split", "images", "image_shape", "rows_per_part", "dim", "precision")
+
+
+def _present(work: EmbeddingWork) -> set[int]:
+    """The parts that exist.
+
+    Raises:
+        ConfigError: if the output holds other embeddings of this split.
+        StorageError: if a file cannot be read.
+    """
+    place, split = place_at(work.config.output), work.config.split
+    names = sorted(name for name in place.files() if stem_of(name) == split)
+    for name in names[:1]:  # the files of one job are alike
+        content = place.read(name)
+        try:
+            found = None if content is None else origin_of(pq.read_schema(io.BytesIO(content)))
+        except (OSError, ValueError) as error:
+            raise StorageError(f"output: {work.config.output}/{name} is not a whole Parquet file") from error
+        other = [key for key in _DECIDING if (found or {}).get(key) != work.origin[key]]
+        if other:
+            before, now = (found or {}).get(other[0]), work.origin[other[0]]
+            raise ConfigError(
+                f"output: {work.config.output} holds other embeddings of the {split} split, with {other[0]} {before} "
+                f"instead of {now}; allowed: another folder"
+            )
+    by_name = {work.plan.name(part): part for part in range(work.plan.num_parts)}
+    return {by_name[name] for name in names if name in by_name}

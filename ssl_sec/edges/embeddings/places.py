@@ -1,0 +1,93 @@
+"""Where files of embeddings are kept: in a folder, or in object storage."""
+
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.edges.storage.places import is_remote
+from ssl_sec.errors import StorageError
+
+
+@runtime_checkable
+class Place(Protocol):
+    """Files by name, each whole or absent."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replaces a file.
+
+        Raises:
+            StorageError: if it cannot be written; it is as before.
+        """
+        ...
+
+    def files(self) -> dict[str, int]:
+        """Name -> size in bytes of all files.
+
+        Raises:
+            StorageError: if they cannot be listed.
+        """
+        ...
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None if it does not exist.
+
+        Raises:
+            StorageError: if it cannot be read.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalPlace:
+    """A folder of this machine, or one that all nodes share.
+
+    Attributes:
+        folder: made when a file is written.
+    """
+
+    folder: Path
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replaces a file atomically."""
+        path = self.folder / name
+        temporary = path.with_name(f".{name}.{uuid.uuid4().hex}")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(content)
+            os.replace(temporary, path)
+        except OSError as error:
+            raise StorageError(f"output: {path} cannot be written: {error.strerror}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def files(self) -> dict[str, int]:
+        """Name -> size of the files in the folder."""
+        try:
+            return {path.name: path.stat().st_size for path in self.folder.iterdir() if path.is_file()}
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise StorageError(f"output: {self.folder} cannot be read: {error.strerror}") from error
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file."""
+        try:
+            return (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(f"output: {self.folder / name} cannot be read: {error.strerror}") from error
+
+
+def place_at(output: str) -> Place:
+    """The place at a path or a URL.
+
+    Raises:
+        ConfigError: if the URL cannot be used.
+    """
+    if is_remote(output):
+        return Bucket(output, "output")
+    return LocalPlace(folder=Path(output.removeprefix("file://")).expanduser().resolve())

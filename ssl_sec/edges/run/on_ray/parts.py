@@ -1,0 +1,82 @@
+"""Independent parts of a job, each done by one of several workers of a Ray cluster: Ray Data hands them out."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+import ray
+import ray.data
+import torch
+from ray.data import ActorPoolStrategy
+
+from ssl_sec.edges.run.on_ray.runtime import connect, describe_workers, make_scaling
+from ssl_sec.errors import UserError
+from ssl_sec.training.config import RayConfig
+
+logger = logging.getLogger("ssl_sec")
+
+# What does the parts on a device: called with the number of a part, it returns how many rows that made.
+Work = Callable[[int], int]
+
+
+def done_with_ray(start: Callable[[torch.device], Work], parts: Sequence[int], options: RayConfig) -> Iterator[int]:
+    """Does the parts on the workers of a cluster; yields what each returns, in the order in which they end.
+
+    A worker that dies is started again, and its part is done again.
+
+    Args:
+        start: makes the work on the device of a worker; it travels there.
+        parts: their numbers.
+        options: of the runtime.
+
+    Raises:
+        ConfigError: if the cluster is too small.
+        UserError: of a part.
+    """
+    connect(options.address, "embed")
+    scaling = make_scaling(options, ray.cluster_resources())
+    logger.info("starting %s", describe_workers(scaling))
+    count = scaling.num_workers
+    least, most = count if isinstance(count, tuple) else (count, count)
+    most = min(most, len(parts))
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False  # the job has its own
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    done = ray.data.from_items([{"part": part} for part in parts], override_num_blocks=len(parts)).map_batches(
+        _Worker,
+        fn_constructor_args=(ray.put(start), scaling.use_gpu, os.getcwd()),
+        batch_size=1,
+        compute=ActorPoolStrategy(min_size=min(least, most), max_size=most),
+        num_gpus=1 if scaling.use_gpu else 0,
+        num_cpus=cast(dict[str, float], scaling.resources_per_worker)["CPU"],
+    )
+    try:
+        for row in done.iter_rows():
+            yield int(row["rows"])
+    except Exception as error:
+        raise _of_user(error) or error from None
+
+
+class _Worker:
+    """An actor of Ray Data."""
+
+    def __init__(self, start: "ray.ObjectRef[Callable[[torch.device], Work]]", use_gpu: bool, folder: str) -> None:
+        # Ray starts workers in a folder of its own; paths of a configuration are relative to the driver's folder.
+        with contextlib.suppress(OSError):  # it may not exist on another machine
+            os.chdir(folder)
+        self._work = ray.get(start)(torch.device("cuda" if use_gpu else "cpu"))
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
+        return {"rows": np.array([self._work(int(part)) for part in batch["part"]])}
+
+
+def _of_user(error: BaseException | None) -> UserError | None:
+    """The mistake of the user that Ray reports as the cause of its own error."""
+    while error is not None:
+        if isinstance(error, UserError):
+            return error
+        error = getattr(error, "cause", None) or error.__cause__
+    return None

@@ -1,0 +1,1 @@
+"""Embeddings of data sets in Parquet files, and exact search in them."""

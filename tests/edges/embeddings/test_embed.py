@@ -1,0 +1,114 @@
+"""Embeddings of digits by a run: the files, their continuation, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from ssl_sec.data.standard_sets import open_digits
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.config.embed import EmbedConfig
+from ssl_sec.edges.embeddings.embed import Embedded, run_embed
+from ssl_sec.edges.folder.encoder import load_encoder
+from ssl_sec.edges.run.driver import run_training
+from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.evaluation.features import extract_features
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.registry import PRETRAIN
+from ssl_sec.settings import from_values
+from tests.edges.conftest import QUICK
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished pretraining."""
+    overrides = [*QUICK, "runtime=local", "run_name=whole", f"output_dir={tmp_path_factory.mktemp('runs')}"]
+    return run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", overrides))).folder.path
+
+
+def embed(run: Path, output: Path, *overrides: str) -> Embedded:
+    given = [f"run={run}", f"output={output}", "runtime=local", "split=test", "rows_per_part=100", *overrides]
+    return run_embed(from_values(EmbedConfig, compose("embed", given)))
+
+
+@pytest.fixture(scope="module")
+def embedded(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the embeddings of the 360 test digits."""
+    output = tmp_path_factory.mktemp("embeddings")
+    embed(run, output)
+    return output
+
+
+def test_the_files_hold_the_features_that_evaluation_uses_in_the_order_of_the_set(run: Path, embedded: Path):
+    assert sorted(path.name for path in embedded.iterdir()) == [f"test-0000{n}-of-00004.parquet" for n in range(4)]
+    table, digits = pq.read_table(embedded), open_digits("test")
+    features, labels = extract_features(load_encoder(run), digits)
+    assert table["row"].to_pylist() == list(range(len(digits)))
+    assert table["label"].to_pylist() == labels.tolist()
+    assert table["path"].null_count == len(digits)  # they come from no files
+    assert pa.types.is_fixed_size_list(table.schema.field("embedding").type)
+    found = torch.from_numpy(np.stack(table["embedding"].to_numpy(zero_copy_only=False)))
+    torch.testing.assert_close(found, features, rtol=1e-4, atol=1e-5)
+    norms = torch.from_numpy(table["norm"].to_numpy(zero_copy_only=False).copy())
+    torch.testing.assert_close(norms, found.norm(dim=1), rtol=1e-5, atol=0)
+
+
+def test_the_columns_are_described_as_the_datasets_library_does(embedded: Path):
+    schema = pq.read_schema(embedded / "test-00000-of-00004.parquet")
+    features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+    assert list(features) == schema.names
+    assert features["label"] == {"names": [str(digit) for digit in range(10)], "_type": "ClassLabel"}
+    assert features["embedding"]["length"] == schema.field("embedding").type.list_size
+
+
+def test_a_stopped_job_continues_with_what_is_missing(run: Path, embedded: Path, tmp_path: Path):
+    first = embed(run, tmp_path)
+    assert (first.num_parts, first.num_kept) == (4, 0)
+    missing = tmp_path / "test-00002-of-00004.parquet"
+    missing.unlink()
+    kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    again = embed(run, tmp_path)
+    assert (again.num_parts, again.num_kept) == (4, 3)
+    assert all((tmp_path / name).stat().st_mtime_ns == time for name, time in kept.items())
+    assert missing.read_bytes() == (embedded / missing.name).read_bytes()
+
+
+def test_another_split_may_stand_beside_it_and_other_embeddings_may_not(run: Path, tmp_path: Path):
+    embed(run, tmp_path)
+    embed(run, tmp_path, "split=train", "rows_per_part=1000")
+    names = {path.name.partition("-")[0] for path in tmp_path.iterdir()}
+    assert names == {"test", "train"}
+    with pytest.raises(ConfigError, match="holds other embeddings of the test split, with rows_per_part 100 instead"):
+        embed(run, tmp_path, "rows_per_part=50")
+
+
+def test_a_file_that_is_not_whole_is_named(run: Path, tmp_path: Path):
+    (tmp_path / "test-00000-of-00004.parquet").write_bytes(b"PAR1")
+    with pytest.raises(StorageError, match="test-00000-of-00004.parquet is not a whole Parquet file"):
+        embed(run, tmp_path)
+
+
+def test_images_that_the_encoder_does_not_take_are_refused_before_anything_is_written(run: Path, tmp_path: Path):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    from PIL import Image
+
+    for number in range(3):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(photos / f"{number}.png")
+    output = tmp_path / "output"
+    with pytest.raises(
+        ConfigError, match="^data: found images of 3 x 8 x 8, which do not fit the encoder: conv1.weight has shape"
+    ):
+        embed(run, output, "data=folder", f"data.root={photos}", "split=train")
+    assert not output.exists()
+    grey = ("data=folder", f"data.root={photos}", "data.num_channels=1", "split=train")
+    embed(run, output, *grey)
+    assert pq.read_table(output)["path"].to_pylist() == [str(photos / f"{number}.png") for number in range(3)]
+    (photos / "1.png").write_bytes(b"no image")
+    skipping = embed(run, tmp_path / "skipped", *grey, "data.on_bad_image=skip")
+    assert skipping.num_left_out == 1
+    assert pq.read_table(tmp_path / "skipped")["row"].to_pylist() == [0, 2]
