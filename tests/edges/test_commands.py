@@ -20,6 +20,7 @@ SHOWN = [
     "preview",
     "ablate",
     "export",
+    "embed",
     "align",
     "report",
     "replay",

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values
 from tests.edges.conftest import QUICK
+from tests.test_library import blocks
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +65,16 @@ def test_the_columns_are_described_as_the_datasets_library_does(embedded: Path):
     assert list(features) == schema.names
     assert features["label"] == {"names": [str(digit) for digit in range(10)], "_type": "ClassLabel"}
     assert features["embedding"]["length"] == schema.field("embedding").type.list_size
+
+
+def test_pandas_reads_the_files_as_the_documentation_says(embedded: Path, monkeypatch: pytest.MonkeyPatch):
+    (embedded.parent / "embeddings").symlink_to(embedded)
+    monkeypatch.chdir(embedded.parent)
+    names: dict[str, Any] = {}
+    exec(blocks("evaluation.md")[-1], names)
+    table = names["embeddings"]
+    assert list(table.columns) == ["row", "path", "label", "embedding", "norm"]
+    assert table["row"].tolist() == list(range(360))
 
 
 def test_a_stopped_job_continues_with_what_is_missing(run: Path, embedded: Path, tmp_path: Path):
