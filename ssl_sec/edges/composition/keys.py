@@ -50,6 +50,10 @@ def kind_of(job: str) -> type[Any]:
         from ssl_sec.edges.export_config import ExportConfig  # with torch
 
         return ExportConfig
+    if job == "transfer":
+        from ssl_sec.recipes.probing.config import TransferConfig  # with torch
+
+        return TransferConfig
     return {"align": config.AlignConfig, "replay": config.ReplayConfig, "report": config.ReportConfig}[job]
 
 
