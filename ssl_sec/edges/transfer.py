@@ -27,7 +27,7 @@ from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
 from ssl_sec.edges.tracking.runs import beside, tracked_beside
 from ssl_sec.edges.tracking.store import tracking_uri
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, UserError, first_line
 from ssl_sec.figures.transfer import transfer_figure
 from ssl_sec.recipes.probing.config import ProbeJobConfig, TransferConfig
 from ssl_sec.recipes.registry import PRETRAIN
@@ -108,15 +108,19 @@ def _probes(config: TransferConfig, found: FoundNetwork) -> dict[str, ProbeJobCo
 def _image_shape(config: TransferConfig, found: FoundNetwork) -> tuple[int, int]:
     """Channels and side of the images that the encoder gets."""
     channels, size = config.probe.num_channels, config.probe.image_size_px
+    if channels is not None and size is not None:
+        return channels, size
     if found.folder is not None and found.folder.holds_data:
         own, height, width = found.folder.data().image_shape
-        channels, size = channels or own, size or min(height, width)
-    if channels is None or size is None:
-        raise ConfigError(
-            "probe.image_size_px, probe.num_channels: found None, must be given: the folder of the run, which says on "
-            "what images it was trained, is not on this machine"
-        )
-    return channels, size
+    else:  # a run in MLflow, whose folder may be anywhere
+        try:
+            own, height, width = found.config.open_evaluated(found.config.data).image_shape
+        except UserError as error:
+            raise ConfigError(
+                "probe.image_size_px, probe.num_channels: found None, must be given, since the images that the run was "
+                f"trained on cannot be read: {first_line(error)}"
+            ) from error
+    return channels or own, size or min(height, width)
 
 
 def _sized(data: DataConfig, size: int, channels: int) -> DataConfig:
@@ -152,14 +156,12 @@ def _sweep(config: TransferConfig, group: str, name: str) -> Sweep:
     return Sweep.start(identity, {**values, "probe": to_values(config.probe)}, config.output_dir)
 
 
-def _points(config: TransferConfig, title: str, metrics: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """Each measure's percentage and half the width of its interval, 0 for none."""
+def _points(config: TransferConfig, title: str, metrics: Mapping[str, float]) -> dict[str, tuple[float, float | None]]:
+    """Each measure's percentage and half the width of its interval, if it has one."""
     logistic = "probe/logistic_mean_per_class" if title in config.mean_per_class else "probe/logistic_top1"
     few = {f"probe/few_shot_{count}": f"{count} labels per class" for count in config.probe.few_shot}
     names = {**_COLUMNS, logistic: "logistic regression", **few}
-    return {
-        words: (metrics[key], metrics.get(f"{key}_interval", 0.0)) for key, words in names.items() if key in metrics
-    }
+    return {words: (metrics[key], metrics.get(f"{key}_interval")) for key, words in names.items() if key in metrics}
 
 
 def _rows(config: TransferConfig, results: Mapping[str, Mapping[str, float]]) -> tuple[list[str], list[list[str]]]:
@@ -179,8 +181,8 @@ def _rows(config: TransferConfig, results: Mapping[str, Mapping[str, float]]) ->
     return ["set", *(f"{measure} %" for measure in measures), "measure", "test images"], rows
 
 
-def _shown(value: float, half: float) -> str:
-    return f"{value:.2f} ± {half:.2f}" if half else f"{value:.2f}"
+def _shown(value: float, half: float | None) -> str:
+    return f"{value:.2f} ± {half:.2f}" if half is not None else f"{value:.2f}"
 
 
 def _text(config: TransferConfig, results: Mapping[str, Mapping[str, float]]) -> str:

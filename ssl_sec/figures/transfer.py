@@ -7,11 +7,11 @@ from matplotlib.figure import Figure
 from ssl_sec.figures.drawing import add_grid, arm_look
 
 
-def transfer_figure(results: Mapping[str, Mapping[str, tuple[float, float]]]) -> Figure:
+def transfer_figure(results: Mapping[str, Mapping[str, tuple[float, float | None]]]) -> Figure:
     """A row of points for each data set, one for each measure.
 
     Args:
-        results: of each data set, by measure: a percentage, and half the width of its interval, 0 for none.
+        results: of each data set, by measure: a percentage, and half the width of its interval, if it has one.
     """
     figure = Figure(figsize=(7, 1.8 + 0.6 * len(results)), layout="constrained")
     axes = figure.subplots()
@@ -23,7 +23,7 @@ def transfer_figure(results: Mapping[str, Mapping[str, tuple[float, float]]]) ->
         axes.errorbar(
             [value for value, _ in points],
             heights,
-            xerr=[half for _, half in points],
+            xerr=[half or 0.0 for _, half in points],
             fmt="os^Dv"[place % 5],
             color=arm_look(place)[0],
             capsize=3,
