@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from ssl_sec.edges.commands import ablate, align, export, preview, replay, report, run_recipe, transfer
+from ssl_sec.edges.commands import ablate, align, export, preview, replay, report, run_recipe
 
 __all__ = ["ablate", "align", "export", "face", "metric_learning", "pretrain", "preview", "probe", "replay", "report"]
 

@@ -229,7 +229,7 @@ def test_transfer_and_corruptions_are_measured_where_they_are_asked_for():
     assert corrupted["probe/corruption/mean_top1"] < plain["probe/top1"]
 
 
-def test_a_number_of_labels_that_a_class_lacks_is_left_out:
+def test_a_number_of_labels_that_a_class_lacks_is_left_out():
     metrics = probe(config=dataclasses.replace(QUICK, few_shot=(5, 1000), few_shot_draws=2)).metrics()
     assert "probe/few_shot_5" in metrics
     assert "probe/few_shot_1000" not in metrics

@@ -100,7 +100,9 @@ class Sweep:
 
     def log_files(self, paths: Sequence[Path], folder: str | None = None) -> None:
         """Uploads files of the sweep; errors of MLflow are logged."""
-        for path in paths if self._run is not None else ():
+        if self._run is None:
+            return
+        for path in paths:
             try:
                 self._run.log_file(path, folder)
             except (MlflowException, OSError) as error:
