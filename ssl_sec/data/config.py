@@ -49,6 +49,11 @@ class _DataConfig(Settings, key="data"):
         """The set's name in the names of runs, folders, experiments and registered models."""
         return self.name
 
+    @property
+    def has_test_images(self) -> bool:
+        """Whether it says where test images are."""
+        return True
+
     def open(self, split: Split) -> ImageSet:
         """Opens one split; the subset is of the training split only."""
         return self._limit(self._open(split, None), split)
@@ -212,6 +217,11 @@ class _ShardsConfig(_FilesConfig):
         """The first file's own name, or that of its folder."""
         return (title_of_place(self.train[0]) if self.train else "") or self.name
 
+    @property
+    def has_test_images(self) -> bool:
+        """Whether it says where test images are."""
+        return self.test is not None
+
     def open_by_class(self, split: Split, crop: Crop) -> ImageSet:
         """As of every data set; the images of a class are anywhere in the set."""
         needed = "null: batches of classes are drawn from the whole set"
@@ -298,6 +308,11 @@ class RecordsConfig(_FilesConfig):
     def title(self) -> str:
         """The folder's own name."""
         return title_of_place(self.root) or self.name
+
+    @property
+    def has_test_images(self) -> bool:
+        """Its files hold training images alone."""
+        return False
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         if split == "test":

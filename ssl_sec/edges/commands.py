@@ -56,6 +56,19 @@ def ablate(overrides: Sequence[str]) -> str:
     return run_ablation(configs)
 
 
+def transfer(overrides: Sequence[str]) -> str:
+    """Probe, kNN, logistic regression and few labels of one encoder on several data sets, in one table."""
+    values = values_of("transfer", overrides)
+    from ssl_sec.edges.machine import announce
+    from ssl_sec.recipes.probing.config import TransferConfig
+
+    config = from_values(TransferConfig, values)
+    announce(config.runtime)
+    from ssl_sec.edges.transfer import run_transfer
+
+    return run_transfer(config)
+
+
 def preview(overrides: Sequence[str]) -> str:
     """Some images with their augmented views as one picture, without training."""
     values = compose("preview", overrides)
@@ -153,7 +166,7 @@ def pipeline(arguments: Sequence[str]) -> int:
 
 # Commands that are configured by `configs/<name>.yaml` and return what is to be printed.
 _JOBS: dict[str, Callable[[Sequence[str]], str]] = {
-    job.__name__: job for job in (preview, ablate, export, embed, align, report, replay)
+    job.__name__: job for job in (preview, ablate, transfer, export, embed, align, report, replay)
 }
 # Commands with a command line of their own, which return the exit code.
 _OTHERS: dict[str, Callable[[Sequence[str]], int]] = {"submit": submit}
@@ -173,7 +186,7 @@ def run_command(arguments: Sequence[str], supervise: bool = False) -> int:
     if job in RECIPES:
         return run_job(job, partial(run_recipe, job), rest, supervise=supervise)
     if job in _JOBS:
-        return run_job(job, _JOBS[job], rest, supervise=supervise and _JOBS[job] is ablate)
+        return run_job(job, _JOBS[job], rest, supervise=supervise and _JOBS[job] in (ablate, transfer))
     return exit_code_of(lambda: _run_other(name, job, rest))
 
 

@@ -1,7 +1,7 @@
 """The options of a linear probe."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from ssl_sec.settings import (
     BelowOne,
@@ -10,6 +10,7 @@ from ssl_sec.settings import (
     Range,
     Seed,
     Settings,
+    Side,
     check,
 )
 from ssl_sec.training.config import PositiveRate
@@ -29,7 +30,18 @@ class ProbeConfig(Settings, key="probe"):
         momentum: momentum of its SGD, in [0, 1).
         decay_at: shares of the epochs, each in (0, 1), after which the learning rates fall.
         decay_factor: factor by which the learning rates are divided then, ≥ 1.
-        seed: seed of the order of the images, the held-out tenth and the few labels.
+        seed: seed of the order of the images, the held-out tenth, the few labels and the noise of corrupted images.
+        corruptions: whether the probe is also measured on blurred, noisy, JPEG-coded and faded test images, at five
+            strengths each.
+        logistic: whether a logistic regression by L-BFGS is measured, too, its penalty chosen on the held-out tenth.
+        few_shot: numbers of labels of each class with which the nearest class mean is measured, over many draws.
+        few_shot_draws: draws of those labels.
+        mean_per_class: whether the logistic regression's penalty is chosen by the mean of the classes' accuracies, and
+            few-shot accuracies are such means; for sets whose papers do so.
+        test_share: share of each class of the training split that is held out as the test images; None takes the test
+            split.
+        image_size_px: side that images are resized and cropped to on the device; None leaves them as they are.
+        num_channels: 1 or 3, to which images are converted; None leaves them as they are.
     """
 
     enabled: bool = False
@@ -42,6 +54,14 @@ class ProbeConfig(Settings, key="probe"):
     decay_factor: Annotated[float, Range(ge=1, le=1000)] = 5.0
     labels_per_class: Count | None = None
     seed: Seed = 0
+    corruptions: bool = False
+    logistic: bool = False
+    few_shot: tuple[Count, ...] = ()
+    few_shot_draws: Count = 100
+    mean_per_class: bool = False
+    test_share: Annotated[float, Range(gt=0, lt=1)] | None = None
+    image_size_px: Side | None = None
+    num_channels: Literal[1, 3] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,5 +1,7 @@
 """The features that an encoder computes for a data set, whose images are divided among the workers."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
@@ -8,6 +10,8 @@ from ssl_sec.augment.views import unit_range
 from ssl_sec.collectives import gather_rows, rank, world_size
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.loading import batches
+
+Corrupt = Callable[[Float[Tensor, "batch channels height width"], Int64[Tensor, " batch"]], Tensor]
 
 
 @torch.no_grad()
@@ -19,6 +23,7 @@ def extract_features(
     *,
     batch_size: int = 512,
     num_loader_workers: int = 0,
+    corrupt: Corrupt | None = None,
 ) -> tuple[Float[Tensor, "images dim"], Int64[Tensor, " images"]]:
     """Features and labels of the images at `indices`, in that order, on every worker.
 
@@ -29,6 +34,7 @@ def extract_features(
         device: the encoder's device; None takes that of its parameters.
         batch_size: images of a forward pass on one worker.
         num_loader_workers: processes that decode a streamed set.
+        corrupt: images in [0, 1] and their indices -> the images that the encoder gets; None leaves them as they are.
 
     Returns:
         Features in float32 or the encoder's float64, and labels, both on `device`.
@@ -45,7 +51,8 @@ def extract_features(
     features: list[Tensor] = []
     labels: list[Tensor] = []
     for batch in batches(image_set, list(own.split(batch_size)), device, num_loader_workers):
-        rows = encoder(unit_range(batch.images).to(dtype))
+        images = unit_range(batch.images)
+        rows = encoder((images if corrupt is None else corrupt(images, batch.indices)).to(dtype))
         features.append(rows if rows.dtype == torch.float64 else rows.float())
         labels.append(batch.labels)
     encoder.train(was_training)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ssl_sec.errors import DataError
+from ssl_sec.evaluation.classification.calibration import Calibration, calibration
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.splits import stratified_split
 from ssl_sec.seeding import derived_seed
@@ -68,6 +69,7 @@ class ProbeResult:
         top1: accuracy on the test set, in [0, 1].
         top5: the same for the five best classes, or for all classes if there are fewer than five.
         confusion: number of test images by true class (row) and predicted class (column).
+        calibration: the confidence of the classifier on the test set, and how often it is right.
     """
 
     learning_rate: float
@@ -75,6 +77,7 @@ class ProbeResult:
     top1: float
     top5: float
     confusion: Int64[Tensor, "classes classes"]
+    calibration: Calibration
 
 
 def linear_probe(
@@ -247,6 +250,7 @@ def evaluate_probe(
         top1=top_k_accuracy(logits, test_labels, 1),
         top5=top_k_accuracy(logits, test_labels, min(5, num_classes)),
         confusion=_confusion(logits, test_labels),
+        calibration=calibration(logits, test_labels),
     )
 
 

@@ -19,6 +19,7 @@ SHOWN = [
     "face",
     "preview",
     "ablate",
+    "transfer",
     "export",
     "embed",
     "align",

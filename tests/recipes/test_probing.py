@@ -2,17 +2,21 @@ import dataclasses
 
 import pytest
 import torch
+import torchvision
 from torch import nn
+from torchvision.transforms import InterpolationMode
 
 from ssl_sec.data.config import DigitsConfig
 from ssl_sec.data.image_set import subset
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import DataError
+from ssl_sec.evaluation.classification.calibration import Calibration
 from ssl_sec.evaluation.linear_probe import ProbeResult
 from ssl_sec.networks.config import ResNetConfig
 from ssl_sec.recipes.probing import recipe as probing
+from ssl_sec.recipes.probing.adapting import Adapted
 from ssl_sec.recipes.probing.config import ProbeConfig
-from ssl_sec.recipes.probing.recipe import ProbeFindings, linear_evaluation
+from ssl_sec.recipes.probing.recipe import ProbeFindings, linear_evaluation, open_splits
 from ssl_sec.training.config import LocalConfig
 from tests.fakes import FakeRuntime
 from tests.workers import on_workers
@@ -194,15 +198,70 @@ def test_the_metrics_are_percentages_by_name():
         top1=0.5,
         top5=0.9,
         confusion=torch.zeros(2, 2, dtype=torch.int64),
+        calibration=Calibration(counts=[0, 4], confidences=[0.0, 0.75], accuracies=[0.0, 0.5]),
     )
     assert ProbeFindings(probe=result, knn_top1=0.25, class_names=("a", "b")).metrics() == {
         "probe/top1": 50.0,
         "probe/top5": 90.0,
         "probe/knn_top1": 25.0,
         "probe/learning_rate": 2.0,
+        "probe/ece": 25.0,
         "probe/held_out_top1_lr_1": 50.0,
         "probe/held_out_top1_lr_2": 75.0,
     }
+
+
+def test_transfer_and_corruptions_are_measured_where_they_are_asked_for():
+    plain = probe().metrics()
+    assert not [name for name in plain if "logistic" in name or "few_shot" in name or "corruption" in name]
+    assert 0 < plain["probe/ece"] < 30
+    asked = dataclasses.replace(QUICK, corruptions=True, logistic=True, few_shot=(5, 20), few_shot_draws=10)
+    metrics = probe(config=asked).metrics()
+    assert plain.items() <= metrics.items()
+    assert metrics["probe/logistic_top1"] > 90
+    assert metrics["probe/logistic_mean_per_class"] == pytest.approx(metrics["probe/logistic_top1"], abs=1)
+    assert 70 < metrics["probe/few_shot_5"] < metrics["probe/few_shot_20"] < 95
+    assert 0 < metrics["probe/few_shot_20_interval"] < metrics["probe/few_shot_5_interval"] < 3
+    corrupted = {name: value for name, value in metrics.items() if name.startswith("probe/corruption/")}
+    assert len(corrupted) == 21
+    # Contrast shrinks the digits towards their mean, which a linear probe of pixels cannot bear.
+    assert corrupted["probe/corruption/contrast_5_top1"] < plain["probe/top1"] - 5
+    assert corrupted["probe/corruption/mean_top1"] < plain["probe/top1"]
+
+
+def test_a_number_of_labels_that_a_class_lacks_is_left_out():
+    metrics = probe(config=dataclasses.replace(QUICK, few_shot=(5, 1000), few_shot_draws=2)).metrics()
+    assert "probe/few_shot_5" in metrics
+    assert "probe/few_shot_1000" not in metrics
+
+
+def test_a_part_of_the_training_split_may_be_the_test_images():
+    config = dataclasses.replace(QUICK, test_share=0.25)
+    train, test = open_splits(DigitsConfig(), config)
+    whole = open_digits("train")
+    assert len(train) + len(test) == len(whole)
+    assert len(test) == pytest.approx(0.25 * len(whole), abs=10)
+    assert "held out for the test" in test.description
+    both = torch.cat([each.read(torch.arange(len(each))).images for each in (train, test)]).flatten(1)
+    everything = whole.read(torch.arange(len(whole))).images.flatten(1)
+    assert sorted(map(tuple, both.tolist())) == sorted(map(tuple, everything.tolist()))
+    assert probe(config=config).probe.confusion.sum() == len(test)
+
+
+@pytest.mark.parametrize(("channels", "height", "width"), [(1, 8, 8), (3, 8, 8), (3, 30, 20), (1, 12, 16)])
+@pytest.mark.parametrize("num_channels", [1, 3])
+def test_images_are_converted_for_the_encoder(channels, height, width, num_channels):
+    images = torch.rand(2, channels, height, width, generator=torch.Generator().manual_seed(0))
+    found = Adapted(nn.Identity(), 12, num_channels)(images)
+    grey = images if channels == 1 else 0.299 * images[:, :1] + 0.587 * images[:, 1:2] + 0.114 * images[:, 2:]
+    expected = (grey if channels != num_channels else images).expand(-1, num_channels, -1, -1)
+    for image, ours in zip(expected, found, strict=True):
+        shorter = min(height, width)
+        theirs = torchvision.transforms.functional.resize(
+            image, [round(height * 12 / shorter), round(width * 12 / shorter)], InterpolationMode.BICUBIC
+        )
+        theirs = torchvision.transforms.functional.center_crop(theirs, [12, 12]).clamp(0, 1)
+        torch.testing.assert_close(ours, theirs)
 
 
 def found(config):

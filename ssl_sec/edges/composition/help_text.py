@@ -28,6 +28,7 @@ _USAGES: Mapping[str, str] = {
     "export": "run=<MLflow run id> format=<format> [key=value ...]",
     "preview": "[group=option ...] [key=value ...]",
     "replay": "folder=<the run's folder>",
+    "transfer": "run=<MLflow run id> 'sets=[...]' [key=value ...]",
     "report": "table=<n> | figure=<n> | compare <run> <run> [...]",
 }
 _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
@@ -50,6 +51,10 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("data=folder data.root=<folder> data.image_size_px=64 augment.min_scale=0.5", "larger crops"),
     ),
     "replay": (("folder=runs/digits/<name>", "after an outage of the MLflow server"),),
+    "transfer": (
+        ("run=<id> 'sets=[digits]'", "a set by its name"),
+        ("run=<id> 'sets=[{name: cifar10, root: <folder>},{name: folder, root: <photos>}]'", "with the keys of each"),
+    ),
     "report": (
         ("table=5", "our results beside a table of the paper; paper=angular for another"),
         ("figure=6 'recipes=[a,b]'", "a figure of a paper, drawn from our runs"),

@@ -83,10 +83,14 @@ def run_training(recipe: RecipeRow, config: TrainingConfig) -> Finished:
     return replace(finished, metrics={**finished.metrics, **probed.metrics})
 
 
-def run_probe(config: ProbeJobConfig) -> Finished:
+def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
     """Probes the encoder of a pretraining: of a run in MLflow, or of the folder of a run.
 
     The probe of a folder does not wait for MLflow.
+
+    Args:
+        config: of the probe.
+        sweep_id: the MLflow run that becomes its parent; None for the run that is probed.
 
     Raises:
         UserError: for mistakes of the user.
@@ -97,11 +101,11 @@ def run_probe(config: ProbeJobConfig) -> Finished:
         if folder is not None:
             files = network_files(folder, PRETRAIN, config.checkpoint, Path(made))
             tracking, run_id = tracked_beside(folder, config.tracking, config.output_dir)
-            return _probe(replace(config, run=run_id or folder.location, tracking=tracking), run_id, files)
+            return _probe(replace(config, run=run_id or folder.location, tracking=tracking), sweep_id or run_id, files)
         store, run = find_run(config.run, config.tracking, config.output_dir, jobs)
         config = replace(config, run=run.run_id, tracking=beside(config.run, config.tracking))
         store.download_network(run, jobs, Path(made), config.checkpoint)
-        return _probe(config, run.run_id, Path(made))
+        return _probe(config, sweep_id or run.run_id, Path(made))
 
 
 def run_replay(config: ReplayConfig) -> Finished:
@@ -153,12 +157,12 @@ def _train(recipe: RecipeRow, config: TrainingConfig) -> Finished:
         return _execute(recipe, config, folder, tags, config.tracking.parent_run)
 
 
-def _probe(config: ProbeJobConfig, trained_id: str | None, trained_path: Path) -> Finished:
+def _probe(config: ProbeJobConfig, parent_id: str | None, trained_path: Path) -> Finished:
     """Probes an encoder.
 
     Args:
         config: of the probe.
-        trained_id: id of the encoder's run in MLflow; None if MLflow does not know it.
+        parent_id: id of the parent in MLflow, the encoder's run or a sweep; None if MLflow does not know it.
         trained_path: folder with the encoder and the configuration of its run.
     """
     trained = training_config(PRETRAIN, trained_path / "config.yaml")
@@ -172,7 +176,7 @@ def _probe(config: ProbeJobConfig, trained_id: str | None, trained_path: Path) -
         tags = {**training_tags(trained), "data": (config.data or trained.data).title}
         if config.checkpoint != "last":
             tags[CHECKPOINT_TAG] = str(config.checkpoint)
-        return _execute(PROBE, config, folder, tags, trained_id)
+        return _execute(PROBE, config, folder, tags, parent_id)
 
 
 @contextmanager

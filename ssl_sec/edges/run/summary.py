@@ -32,6 +32,10 @@ METRICS = {
     "probe/top1": "linear probe top-1 on the test set (%)",
     "probe/top5": "linear probe top-5 on the test set (%)",
     "probe/knn_top1": "kNN top-1 on the test set (%)",
+    "probe/ece": "expected calibration error of the linear probe on the test set (%)",
+    "probe/logistic_top1": "logistic regression top-1 on the test set (%)",
+    "probe/logistic_mean_per_class": "logistic regression, mean of the classes' accuracies on the test set (%)",
+    "probe/corruption/mean_top1": "linear probe top-1 on corrupted test images, mean over kinds and strengths (%)",
     "probe/learning_rate": "learning rate of the probe, chosen on held-out training images",
 }
 

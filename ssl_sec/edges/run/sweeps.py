@@ -13,6 +13,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from mlflow.exceptions import MlflowException
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.run.running import RunLock, lock_sweep
@@ -29,6 +30,10 @@ METRICS = {
     "probe/top1": "probe top-1 %",
     "probe/top5": "probe top-5 %",
     "probe/knn_top1": "kNN top-1 %",
+    "probe/logistic_top1": "logistic regression top-1 %",
+    "probe/logistic_mean_per_class": "logistic regression, mean per class %",
+    "probe/few_shot_5": "5 labels per class %",
+    "probe/few_shot_20": "20 labels per class %",
     "val/knn_top1": "kNN top-1 % on held-out training images",
     "val/probe_top1": "probe top-1 % on held-out training images",
     "retrieval/recall_at_1": "Recall@1 %",
@@ -84,6 +89,24 @@ class Sweep:
     def run_id(self) -> str | None:
         """The id of the run in MLflow."""
         return None if self._run is None else self._run.run_id
+
+    def adopt(self, run_id: str | None) -> None:
+        """Makes a run that has ended earlier one of this sweep's."""
+        if self._run is not None and run_id is not None:
+            try:
+                self._run.client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, self._run.run_id)
+            except (MlflowException, OSError) as error:
+                logger.warning("MLflow: %s", first_line(error))
+
+    def log_files(self, paths: Sequence[Path], folder: str | None = None) -> None:
+        """Uploads files of the sweep; errors of MLflow are logged."""
+        if self._run is None:
+            return
+        for path in paths:
+            try:
+                self._run.log_file(path, folder)
+            except (MlflowException, OSError) as error:
+                logger.warning("MLflow: %s", first_line(error))
 
     @contextmanager
     def ended_after(self, results: Results, table: Callable[[], str]) -> Iterator[None]:

@@ -124,6 +124,8 @@ class Upload:
             if spec.identity.parent_run_id is None or spec.config.checkpoint != "last":
                 return
             trained_id = spec.identity.parent_run_id
+            if trained_id != spec.config.run:  # its parent is a sweep
+                return
             copy_probe_metrics(client, trained_id, spec.folder.probed(), spec.config, client.get_run(tracked.run_id))
         describe_versions(client, spec.group, trained_id)
         mark_best(client, spec.group)

@@ -33,6 +33,10 @@ _ALIAS_TRIES = 5
 _HIGHEST_SCORE = 1e6
 # Settings of a data set that do not change its images.
 _PLACES = ("root", "download", "cache_folder", "resident_limit_mib")
+# Settings of a probe that decide what else is measured, or whether it follows the pretraining.
+_NOT_OF_THE_PROBE = ("enabled", "corruptions", "logistic", "few_shot", "few_shot_draws", "mean_per_class")
+# Settings that change its images unless they are null.
+_WITH_OTHER_IMAGES = ("test_share", "image_size_px", "num_channels")
 # The labelled set that rates encoders of other images.
 _OTHER_DATA = "monitor.data"
 # Keys of the monitor that do not change what the scores are measured on.
@@ -103,7 +107,11 @@ def copy_probe_metrics(
 
 
 def _settings(probe: ProbeConfig) -> Mapping[str, object]:
-    return {key: value for key, value in to_values(probe).items() if key != "enabled"}
+    return {
+        key: value
+        for key, value in to_values(probe).items()
+        if key not in _NOT_OF_THE_PROBE and not (key in _WITH_OTHER_IMAGES and value is None)
+    }
 
 
 def _same_set(first: DataConfig, second: DataConfig) -> bool:

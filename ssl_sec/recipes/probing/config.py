@@ -1,13 +1,19 @@
 """The configuration of a linear evaluation."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from ssl_sec.data.config import DataConfig
+from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.recipes.config import RunConfig
 from ssl_sec.recipes.tracking import Checkpoint, OutputDir, TrackingConfig
 from ssl_sec.settings import (
     Name,
+    NotEmpty,
+    Range,
+    Settings,
+    check,
 )
 from ssl_sec.training.config import RuntimeConfig
 
@@ -38,6 +44,42 @@ class ProbeJobConfig(RunConfig):
     def length(self) -> int:
         """Epochs of the run; with all labels, the probe with the chosen rate is trained again on all images."""
         return self.probe.epochs * (2 if self.probe.labels_per_class is None else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferConfig(Settings):
+    """Probes of one pretraining on several data sets.
+
+    Attributes:
+        run: the pretraining's MLflow run id, its name, the beginning of either, or its folder.
+        sets: the data sets, each a name or a group of the keys of data=<name>: [digits,{name: folder, root: photos}].
+        checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
+            that was kept.
+        probe: how each set is measured; its images are converted to the size and channels that the encoder was
+            trained on, unless probe.image_size_px and probe.num_channels say others.
+        mean_per_class: titles of the sets that are measured by the mean of the classes' accuracies.
+        test_share: share of each class that is held out for the test, of sets without test images.
+        output_dir: folder in which the folders of the sets' runs are created.
+        tracking: where metrics are logged.
+    """
+
+    run: str
+    sets: Annotated[tuple[DataConfig, ...], NotEmpty()]
+    probe: ProbeConfig
+    runtime: RuntimeConfig
+    checkpoint: Checkpoint = "last"
+    mean_per_class: tuple[str, ...] = ()
+    test_share: Annotated[float, Range(gt=0, lt=1)] = 0.2
+    output_dir: OutputDir = "runs"
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        titles = [data.title for data in self.sets]
+        check(len(set(titles)) == len(titles), "sets", titles, "sets with different titles, the names of their files")
+        for title in self.mean_per_class:
+            if title not in titles:
+                raise ConfigError(f"mean_per_class: found {title!r}; {nearest(title, titles)}")
 
 
 CONFIG = ProbeJobConfig

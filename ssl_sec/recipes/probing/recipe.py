@@ -6,8 +6,8 @@ is used once. With few labels the chosen probe is not trained again, so that it 
 """
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -37,7 +37,9 @@ from ssl_sec.evaluation.splits import labelled_subset, stratified_split
 from ssl_sec.networks.convolutions import lay_out
 from ssl_sec.recipes.assembly import extractor
 from ssl_sec.recipes.config import TrainingConfig
+from ssl_sec.recipes.probing.adapting import Adapted
 from ssl_sec.recipes.probing.config import ProbeJobConfig
+from ssl_sec.recipes.probing.measures import corrupted_top1, corruption_metrics, transfer_metrics
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.recipe import Computation
 from ssl_sec.training.step import Request, Runtime, log_once
@@ -53,11 +55,15 @@ class ProbeFindings:
         probe: of the linear classifier.
         knn_top1: of a kNN with the same training images, on the test set, in [0, 1].
         class_names: of the data set.
+        corrupted_top1: of the linear classifier on corrupted test images, in [0, 1], by kind and strength.
+        transfer: metrics of logistic regression and of few labels, by name.
     """
 
     probe: ProbeResult
     knn_top1: float
     class_names: tuple[str, ...]
+    corrupted_top1: dict[str, list[float]] = field(default_factory=dict)
+    transfer: Mapping[str, float] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
         """Percentages by metric name."""
@@ -67,6 +73,9 @@ class ProbeFindings:
             "probe/top5": 100 * self.probe.top5,
             "probe/knn_top1": 100 * self.knn_top1,
             "probe/learning_rate": self.probe.learning_rate,
+            "probe/ece": 100 * self.probe.calibration.ece,
+            **self.transfer,
+            **corruption_metrics(self.corrupted_top1),
             **held_out,
         }
 
@@ -103,16 +112,26 @@ def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
     trained = store.probed()
     data = config.data or trained.data
     log_once(runtime, "loading %s and the encoder", data.name)
-    test_set = data.open("test")
+    test_set = open_splits(data, config.probe)[1]
     if runtime.rank == 0:
         store.describe_data(test_set)
     channels, height, width = test_set.image_shape
+    num_channels, size = config.probe.num_channels or channels, config.probe.image_size_px or min(height, width)
     weights = replace(trained.encoder, weights=str(store.encoder_path))
-    encoder = weights.build(channels, min(height, width)).to(runtime.device)
+    encoder: nn.Module = weights.build(num_channels, size)
+    if config.probe.num_channels is not None or config.probe.image_size_px is not None:
+        encoder = Adapted(encoder, size, num_channels)
+    encoder.to(runtime.device)
     findings = linear_evaluation(encoder, data, config.probe, config.runtime.on(runtime.device), runtime)
     runtime.report(2 * config.probe.epochs, findings.metrics())
     if runtime.rank == 0:
-        confusion = {"confusion": findings.probe.confusion.tolist(), "class_names": list(findings.class_names)}
+        confusion = {
+            "confusion": findings.probe.confusion.tolist(),
+            "class_names": list(findings.class_names),
+            "calibration": asdict(findings.probe.calibration),
+            "clean_top1": findings.probe.top1,
+            "corrupted_top1": findings.corrupted_top1,
+        }
         store.confusion_path.write_text(json.dumps(confusion))
 
 
@@ -130,8 +149,7 @@ def linear_evaluation(
     """
     encoder.eval()
     lay_out(encoder, runtime.device, computation.channels_last)
-    full = replace(data, max_images=None)
-    train_set, test_set = (on_device(full.open(split), runtime.device) for split in ("train", "test"))
+    train_set, test_set = (on_device(each, runtime.device) for each in open_splits(data, config))
     for image_set in (train_set, test_set):
         require_labels(image_set, "a linear probe")
     if test_set.class_names != train_set.class_names[: len(test_set.class_names)]:
@@ -152,6 +170,7 @@ def linear_evaluation(
         runtime=runtime,
         num_classes=len(train_set.class_names),
     )
+    first_rows = kept_rows
     log_once(runtime, "training a linear probe at %d learning rates", len(config.learning_rates))
     probes = training(subset(train_set, kept), kept_rows, config.learning_rates, first_epoch=0)
     learning_rate, held_out_top1 = select_learning_rate(probes, *held_out_rows)
@@ -166,7 +185,24 @@ def linear_evaluation(
         probe=evaluate_probe(probes, learning_rate, held_out_top1, *test_rows),
         knn_top1=knn_top1(*kept_rows, *test_rows, num_classes=len(train_set.class_names)),
         class_names=train_set.class_names,
+        corrupted_top1=(
+            corrupted_top1(probes.only(learning_rate), features_of, test_set, config.seed, runtime)
+            if config.corruptions
+            else {}
+        ),
+        transfer=transfer_metrics(config, (first_rows, held_out_rows, test_rows), len(train_set.class_names), runtime),
     )
+
+
+def open_splits(data: DataConfig, config: ProbeConfig) -> tuple[ImageSet, ImageSet]:
+    """All training images and the test images; these are held out of the training split if the set has no others."""
+    full = replace(data, max_images=None)
+    train_set = full.open("train")
+    if config.test_share is None:
+        return train_set, full.open("test")
+    require_labels(train_set, "a test part of every class")
+    rest, held_out = stratified_split(train_set.labels, config.test_share, derived_seed(config.seed, "test share"))
+    return subset(train_set, rest, "for training"), subset(train_set, held_out, "held out for the test")
 
 
 def _describe_classes(class_names: tuple[str, ...]) -> str:

@@ -11,7 +11,19 @@ from ssl_sec.exporting import FORMATS
 from ssl_sec.papers import list_papers
 from ssl_sec.settings import flattened
 
-JOBS = ("ablate", "align", "export", "face", "metric_learning", "pretrain", "preview", "probe", "replay", "report")
+JOBS = (
+    "ablate",
+    "align",
+    "export",
+    "face",
+    "metric_learning",
+    "pretrain",
+    "preview",
+    "probe",
+    "replay",
+    "report",
+    "transfer",
+)
 BY_NAME = ("data", "encoder", "head", "constraint", "loss", "transform", "split", "sampler", "optimiser", "runtime")
 
 

@@ -1,0 +1,219 @@
+"""Probes one encoder on several data sets, each in a run of its own, and compares them in a table.
+
+The name of a set's run is made from its settings, so that the same command, given again, takes the runs that have
+finished as they are and measures only the other sets.
+"""
+
+import csv
+import hashlib
+import io
+import json
+import logging
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ssl_sec.data.config import DataConfig
+from ssl_sec.edges.folder.descriptions import RunIdentity
+from ssl_sec.edges.folder.names import new_name, user_tags
+from ssl_sec.edges.folder.stored import open_folder
+from ssl_sec.edges.run.driver import run_probe
+from ssl_sec.edges.run.summary import Finished, ui_instructions
+from ssl_sec.edges.run.sweeps import Sweep
+from ssl_sec.edges.storage.bucket import Bucket
+from ssl_sec.edges.storage.places import is_remote, local_folder
+from ssl_sec.edges.tables import in_table
+from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
+from ssl_sec.edges.tracking.runs import beside, tracked_beside
+from ssl_sec.edges.tracking.store import tracking_uri
+from ssl_sec.errors import ConfigError, UserError, first_line
+from ssl_sec.figures.transfer import transfer_figure
+from ssl_sec.recipes.probing.config import ProbeJobConfig, TransferConfig
+from ssl_sec.recipes.registry import PRETRAIN
+from ssl_sec.settings import to_values
+
+logger = logging.getLogger("ssl_sec")
+
+# Percentages in each set's row, by metric; the logistic regression is by the set's measure.
+_COLUMNS = {"probe/top1": "linear probe", "probe/knn_top1": "kNN"}
+
+
+def run_transfer(config: TransferConfig) -> str:
+    """Measures every set and returns the table.
+
+    Raises:
+        UserError: for mistakes of the user.
+        Stopped: if a stop was requested; sets that have finished are kept.
+    """
+    with found_network(config.run, config.checkpoint, config.tracking, config.output_dir, (PRETRAIN.name,)) as found:
+        if found.folder is not None:
+            tracking, _ = tracked_beside(found.folder, config.tracking, config.output_dir)
+        else:
+            tracking = beside(config.run, config.tracking)
+        config = replace(config, tracking=tracking)
+        group, name, probes = (
+            found.config.recipe_name,
+            found.config.run_name or found.short_name,
+            _probes(config, found),
+        )
+    results: dict[str, Mapping[str, float]] = {}
+    finished: Finished | None = None
+    sweep = _sweep(config, group, name)
+    # As a sweep has them: one run of each arm.
+    arms: dict[str, list[Mapping[str, float]]] = {}
+    with sweep.ended_after(arms, lambda: _text(config, results)):
+        for title, probe in probes.items():
+            finished = _measured(probe, group, sweep)
+            results[title] = finished.metrics
+            arms[title] = [finished.metrics]
+        with tempfile.TemporaryDirectory() as made:
+            files = _files(config, results, Path(made))
+            sweep.log_files(files)
+            _keep(files, f"{config.output_dir}/{group}")
+    assert finished is not None, "one set or more"
+    return "\n".join(["", _text(config, results), "", ui_instructions(finished, whole_experiment=True)])
+
+
+def _probes(config: TransferConfig, found: FoundNetwork) -> dict[str, ProbeJobConfig]:
+    """The run of each set, by its title."""
+    channels, size = _image_shape(config, found)
+    probes: dict[str, ProbeJobConfig] = {}
+    for data in config.sets:
+        probe = replace(
+            config.probe,
+            mean_per_class=data.title in config.mean_per_class,
+            test_share=None if data.has_test_images else config.test_share,
+            image_size_px=size,
+            num_channels=1 if channels == 1 else 3,
+        )
+        made = ProbeJobConfig(
+            run=config.run,
+            checkpoint=config.checkpoint,
+            data=_sized(data, size, channels),
+            probe=probe,
+            runtime=config.runtime,
+            output_dir=config.output_dir,
+            tracking=config.tracking,
+        )
+        exact = json.dumps(
+            [found.short_name, config.checkpoint, to_values(made.data), to_values(probe)], sort_keys=True
+        )
+        number = hashlib.sha256(exact.encode()).hexdigest()[:8]
+        name = f"{found.config.run_name or found.short_name}-on-{data.title}-{number}"
+        probes[data.title] = replace(made, run_name=name)
+    return probes
+
+
+def _image_shape(config: TransferConfig, found: FoundNetwork) -> tuple[int, int]:
+    """Channels and side of the images that the encoder gets."""
+    channels, size = config.probe.num_channels, config.probe.image_size_px
+    if channels is not None and size is not None:
+        return channels, size
+    if found.folder is not None and found.folder.holds_data:
+        own, height, width = found.folder.data().image_shape
+    else:  # a run in MLflow, whose folder may be anywhere
+        try:
+            own, height, width = found.config.open_evaluated(found.config.data).image_shape
+        except UserError as error:
+            raise ConfigError(
+                "probe.image_size_px, probe.num_channels: found None, must be given, since the images that the run was "
+                f"trained on cannot be read: {first_line(error)}"
+            ) from error
+    return channels or own, size or min(height, width)
+
+
+def _sized(data: DataConfig, size: int, channels: int) -> DataConfig:
+    """The set with its files decoded at the size and channels of the encoder, unless it says others."""
+    if getattr(data, "image_size_px", size) is None:
+        return replace(data, image_size_px=size, num_channels=1 if channels == 1 else 3)  # pyright: ignore
+    return data
+
+
+def _measured(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:
+    """The run of one set; the one that has finished earlier, if there is one."""
+    folder = open_folder(local_folder(probe.output_dir) / group / str(probe.run_name))
+    folder.refresh()
+    if folder.is_complete:
+        logger.info("%s is finished: its results are taken", folder.location)
+        sweep.adopt(folder.run_id)
+        uri = tracking_uri(probe.tracking, probe.output_dir)
+        metrics = folder.last_metrics()
+        return Finished(folder=folder, uri=uri, run_id=folder.run_id, experiment_id=None, metrics=metrics)
+    folder.remove()  # an interrupted probe starts again
+    return run_probe(probe, sweep.run_id)
+
+
+def _sweep(config: TransferConfig, group: str, name: str) -> Sweep:
+    identity = RunIdentity(
+        uri=tracking_uri(config.tracking, config.output_dir),
+        experiment=config.tracking.experiment or group,
+        name=new_name(f"{name}-transfer"),
+        tags={**user_tags(config.tracking), "recipe": group, "job": "transfer"},
+        parent_run_id=config.tracking.parent_run,
+    )
+    values = {"run": config.run, "checkpoint": config.checkpoint, "sets": [data.title for data in config.sets]}
+    return Sweep.start(identity, {**values, "probe": to_values(config.probe)}, config.output_dir)
+
+
+def _points(config: TransferConfig, title: str, metrics: Mapping[str, float]) -> dict[str, tuple[float, float | None]]:
+    """Each measure's percentage and half the width of its interval, if it has one."""
+    logistic = "probe/logistic_mean_per_class" if title in config.mean_per_class else "probe/logistic_top1"
+    few = {f"probe/few_shot_{count}": f"{count} labels per class" for count in config.probe.few_shot}
+    names = {**_COLUMNS, logistic: "logistic regression", **few}
+    return {words: (metrics[key], metrics.get(f"{key}_interval")) for key, words in names.items() if key in metrics}
+
+
+def _rows(config: TransferConfig, results: Mapping[str, Mapping[str, float]]) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of the table."""
+    points = {title: _points(config, title, metrics) for title, metrics in results.items()}
+    measures = list(dict.fromkeys(measure for values in points.values() for measure in values))
+    without_test = {data.title for data in config.sets if not data.has_test_images}
+    rows = [
+        [
+            title,
+            *(_shown(*values[measure]) if measure in values else "-" for measure in measures),
+            "mean per class" if title in config.mean_per_class else "top-1",
+            f"{config.test_share:.0%} held out" if title in without_test else "test split",
+        ]
+        for title, values in points.items()
+    ]
+    return ["set", *(f"{measure} %" for measure in measures), "measure", "test images"], rows
+
+
+def _shown(value: float, half: float | None) -> str:
+    return f"{value:.2f} ± {half:.2f}" if half is not None else f"{value:.2f}"
+
+
+def _text(config: TransferConfig, results: Mapping[str, Mapping[str, float]]) -> str:
+    if not results:
+        return ""
+    header, rows = _rows(config, results)
+    notes = ["linear probe and kNN are by top-1; the measure is that of the others"] if config.mean_per_class else []
+    if config.probe.few_shot:
+        notes.append(f"±: 95 % interval of the mean over {config.probe.few_shot_draws} draws of the labels")
+    return "\n".join([in_table(rows, header), *notes])
+
+
+def _files(config: TransferConfig, results: Mapping[str, Mapping[str, float]], folder: Path) -> list[Path]:
+    """Writes the table as CSV and Markdown, and the figure."""
+    header, rows = _rows(config, results)
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    (folder / "transfer.csv").write_text(text.getvalue(), encoding="utf-8")
+    lines = [header, ["---"] * len(header), *rows]
+    (folder / "transfer.md").write_text("".join(f"| {' | '.join(line)} |\n" for line in lines), encoding="utf-8")
+    points = {title: _points(config, title, metrics) for title, metrics in results.items()}
+    transfer_figure(points).savefig(folder / "transfer.png", dpi=110)
+    return [folder / f"transfer.{ending}" for ending in ("csv", "md", "png")]
+
+
+def _keep(files: list[Path], place: str) -> None:
+    """Writes the files beside the runs, under names of their own."""
+    stem = new_name("transfer")
+    for file in files:
+        name = f"{stem}{file.suffix}"
+        if is_remote(place):
+            Bucket(place).write(name, file.read_bytes())
+        else:
+            (Path(place).expanduser() / name).write_bytes(file.read_bytes())

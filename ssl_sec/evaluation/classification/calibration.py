@@ -1,0 +1,59 @@
+"""Calibration: whether a classifier is right as often as its confidence says.
+
+Guo et al. 2017, "On Calibration of Modern Neural Networks". The confidence of an image is its highest softmax
+probability. With images in bins B of equal width over [0, 1] by confidence, ECE = Σ_B |B| / n · |acc(B) − conf(B)|.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+NUM_BINS = 15
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """Confidence and accuracy of a classifier by bins, in plain numbers for JSON.
+
+    Attributes:
+        counts: images in each of the equal bins over [0, 1].
+        confidences: the mean confidence in each bin, in [0, 1]; 0 in an empty one.
+        accuracies: the share that is classified correctly; 0 in an empty one.
+    """
+
+    counts: list[int]
+    confidences: list[float]
+    accuracies: list[float]
+
+    @property
+    def ece(self) -> float:
+        """The expected calibration error, in [0, 1]; 0 without images."""
+        gaps = (
+            count * abs(accuracy - confidence)
+            for count, confidence, accuracy in zip(self.counts, self.confidences, self.accuracies, strict=True)
+        )
+        return sum(gaps) / max(sum(self.counts), 1)
+
+
+def calibration(
+    logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"], num_bins: int = NUM_BINS
+) -> Calibration:
+    """The bins of a classifier's confidence.
+
+    Args:
+        logits: of each class; a row that is not finite counts as wrong, with confidence 1.
+        labels: the true classes.
+        num_bins: ≥ 1; each is open below and closed above.
+    """
+    labels = labels.to(logits.device)
+    finite = logits.isfinite().all(1)
+    confidences, predicted = logits.double().softmax(1).max(1)
+    confidences = torch.where(finite, confidences, 1.0)
+    is_right = (predicted == labels) & finite
+    bins = (confidences * num_bins).ceil().long().sub(1).clamp(0, num_bins - 1)
+    counts = bins.bincount(minlength=num_bins)
+    sums = (bins.bincount(each.double(), minlength=num_bins) for each in (confidences, is_right))
+    means = [(each / counts.clamp(min=1)).tolist() for each in sums]
+    return Calibration(counts=counts.tolist(), confidences=means[0], accuracies=means[1])

@@ -1,0 +1,122 @@
+"""Few-shot classification of features: n labels of each class, drawn many times.
+
+The classifier is SimpleShot's with L2 normalisation (Wang et al. 2019, "SimpleShot: Revisiting Nearest-Neighbor
+Classification for Few-Shot Learning", CL2N without the centring): each feature is divided by its norm, each class is
+represented by the mean of its n features, and an image belongs to the class of the nearest mean.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional
+
+from ssl_sec.errors import DataError
+from ssl_sec.evaluation.arrays import tiles
+from ssl_sec.seeding import derived_seed
+
+# Similarities that are held at once: 64 MiB in float32.
+_AT_ONCE = 2**24
+
+# Of the standard normal distribution: 95 % lie within this many standard deviations.
+_NORMAL_95 = 1.959964
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FewShot:
+    """Accuracies over the draws of the labelled images.
+
+    Attributes:
+        labels_per_class: n.
+        top1: the mean over the draws, in [0, 1].
+        interval: half the width of the 95 % confidence interval of that mean, 1.96 s / √draws.
+        draws: of each draw, its accuracy, in [0, 1].
+    """
+
+    labels_per_class: int
+    top1: float
+    interval: float
+    draws: tuple[float, ...]
+
+
+@torch.no_grad()
+def few_shot(
+    train: tuple[Float[Tensor, "train dim"], Int64[Tensor, " train"]],
+    test: tuple[Float[Tensor, "test dim"], Int64[Tensor, " test"]],
+    labels_per_class: int,
+    seed: int,
+    *,
+    num_draws: int = 100,
+    per_class: bool = False,
+) -> FewShot:
+    """Accuracy on all test images with few labelled training images, over draws of these.
+
+    Args:
+        train: features, of any norm, and labels of the images that labelled ones are drawn from, without replacement.
+        test: of the test images.
+        labels_per_class: n ≥ 1.
+        seed: decides the draws, whose classes and images do not depend on their number.
+        num_draws: ≥ 1.
+        per_class: whether the accuracy is the mean over the classes of the test images, not over these.
+
+    Raises:
+        DataError: a class of the training images has fewer than n.
+    """
+    labels = train[1].cpu()
+    classes, numbers, counts = labels.unique(return_inverse=True, return_counts=True)
+    if (least := int(counts.min())) < labels_per_class:
+        scarce = int(classes[counts.argmin()])
+        raise DataError(
+            f"few-shot: class {scarce} has {least} training images; {labels_per_class} labels are asked for"
+        )
+    chosen = torch.stack([_drawn(numbers, counts, labels_per_class, seed, draw) for draw in range(num_draws)])
+    features = functional.normalize(train[0], dim=1)
+    queries = functional.normalize(test[0].to(features), dim=1)
+    # Test images of classes that no training image has are wrong in every draw.
+    places = torch.searchsorted(classes, test[1].cpu()).clamp(max=len(classes) - 1)
+    targets = places.masked_fill(classes[places] != test[1].cpu(), -1).to(features.device)
+    weights = _weights(test[1].cpu(), per_class).to(features.device)
+    accuracies: list[Tensor] = []
+    for some in tiles(num_draws, max(1, _AT_ONCE // (len(queries) * len(classes)))):
+        means = features[chosen[some].to(features.device)].mean(2)
+        accuracies.append((_is_nearest(queries, targets, means).double() * weights).sum(1))
+    each = torch.cat(accuracies).cpu()
+    spread = each.std().item() if num_draws > 1 else 0.0
+    return FewShot(
+        labels_per_class=labels_per_class,
+        top1=each.mean().item(),
+        interval=_NORMAL_95 * spread / math.sqrt(num_draws),
+        draws=tuple(each.tolist()),
+    )
+
+
+def _drawn(
+    numbers: Int64[Tensor, " train"], counts: Int64[Tensor, " classes"], labels_per_class: int, seed: int, draw: int
+) -> Int64[Tensor, "classes labels"]:
+    """The training images of each class that one draw labels."""
+    generator = torch.Generator().manual_seed(derived_seed(seed, "few-shot", draw))
+    order = torch.randperm(len(numbers), generator=generator)
+    by_class = order[numbers[order].argsort(stable=True)]
+    firsts = counts.cumsum(0) - counts
+    return by_class[firsts.unsqueeze(1) + torch.arange(labels_per_class)]
+
+
+def _is_nearest(
+    queries: Float[Tensor, "test dim"], targets: Int64[Tensor, " test"], means: Float[Tensor, "draws classes dim"]
+) -> Tensor:
+    """Whether the nearest mean of each draw is that of each query's own class alone."""
+    # ‖q − m‖² = 1 + ‖m‖² − 2 q·m: the nearest has the highest q·m − ‖m‖² / 2.
+    scores = torch.einsum("td,kcd->ktc", queries, means) - means.square().sum(2).unsqueeze(1) / 2
+    own = scores.gather(2, targets.clamp(min=0).expand(len(means), -1).unsqueeze(2))
+    # A tie counts as wrong, so that a collapsed encoder cannot score by the order of the classes.
+    return ((scores >= own).sum(2) == 1) & (targets >= 0)
+
+
+def _weights(labels: Int64[Tensor, " test"], per_class: bool) -> Float[Tensor, " test"]:
+    """The share of each test image in the accuracy."""
+    if not per_class:
+        return torch.full((len(labels),), 1 / len(labels), dtype=torch.float64)
+    _, numbers, counts = labels.unique(return_inverse=True, return_counts=True)
+    return 1 / (counts[numbers] * len(counts)).double()

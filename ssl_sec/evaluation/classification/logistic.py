@@ -1,0 +1,218 @@
+"""Multinomial logistic regression of features by L-BFGS, the linear evaluation of transfer.
+
+The classifier minimises, over all n training images, with weights W and biases b,
+
+    Σᵢ cross-entropy(W xᵢ + b, yᵢ) + (λ / 2) ‖W‖²,
+
+so that λ is 1 / C of scikit-learn. SimCLR (Chen et al. 2020, appendix B.8) chooses λ on validation images out of 45
+logarithmically spaced values between 10⁻⁶ and 10⁵, and trains again on training and validation images. It does not say
+whether its loss is the sum or the mean over the images; here it is the sum.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional
+
+from ssl_sec.collectives import own_rows, sum_over_workers
+from ssl_sec.errors import DataError
+from ssl_sec.evaluation.linear_probe import top_k_accuracy
+
+PENALTIES = tuple(torch.logspace(-6, 5, 45, dtype=torch.float64).tolist())
+
+Rows = tuple[Float[Tensor, "_ dim"], Int64[Tensor, " _"]]
+Measure = Callable[[Float[Tensor, "images classes"], Int64[Tensor, " images"]], float]
+
+
+@dataclass(frozen=True, eq=False)
+class LogisticRegression:
+    """A linear classifier.
+
+    Attributes:
+        weight: one row for each class.
+        bias: of each class.
+    """
+
+    weight: Float[Tensor, "classes dim"]
+    bias: Float[Tensor, " classes"]
+
+    def logits(self, features: Float[Tensor, "images dim"]) -> Float[Tensor, "images classes"]:
+        """The logits of each class, in the precision of the weights."""
+        return functional.linear(features.to(self.weight), self.weight, self.bias)
+
+
+@dataclass(frozen=True, eq=False)
+class TunedLogisticRegression:
+    """A classifier whose penalty was chosen on validation images.
+
+    Attributes:
+        classifier: trained on training and validation images with that penalty.
+        penalty: the chosen λ.
+        validation_scores: of each λ tried, in [0, 1].
+    """
+
+    classifier: LogisticRegression
+    penalty: float
+    validation_scores: dict[float, float]
+
+
+def mean_per_class(logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"]) -> float:
+    """The mean over the classes of each one's top-1 accuracy, in [0, 1]; classes without images do not count.
+
+    The measure of sets whose classes differ in size, such as Oxford Pets, Caltech-101 and Flowers.
+    """
+    accuracies = [top_k_accuracy(logits[labels == label], labels[labels == label], 1) for label in labels.unique()]
+    return sum(accuracies) / len(accuracies)
+
+
+def top1(logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"]) -> float:
+    """The share of the images that are classified correctly, in [0, 1]."""
+    return top_k_accuracy(logits, labels, 1)
+
+
+def fit_logistic(
+    rows: Rows,
+    num_classes: int,
+    penalty: float,
+    start: LogisticRegression | None = None,
+    *,
+    max_iterations: int = 1000,
+    tolerance: float = 1e-5,
+    chunk_size: int = 8192,
+) -> LogisticRegression:
+    """Minimises the penalised loss with one penalty, by L-BFGS with line searches for the strong Wolfe conditions.
+
+    Each worker computes the loss of its share of the rows; every worker must call this with the same arguments and gets
+    the same classifier. Memory beyond the features grows with chunk_size · classes and with 20 times the classifier.
+
+    Args:
+        rows: features and labels of the training images; at least one, the same on every worker.
+        num_classes: labels are below it.
+        penalty: λ ≥ 0.
+        start: where the search begins; None for 0.
+        max_iterations: of L-BFGS, ≥ 1.
+        tolerance: the search ends where no partial derivative of the objective over n is greater, > 0.
+        chunk_size: images whose logits are held at once, ≥ 1.
+
+    Returns:
+        The classifier in float64, on the features' device.
+
+    Raises:
+        DataError: a feature is not finite, or there are no rows.
+    """
+    features, labels = rows
+    num_not_finite = int((~features.isfinite().all(1)).sum())
+    if len(labels) == 0 or num_not_finite:
+        raise DataError(
+            f"logistic regression: {num_not_finite} of {len(labels)} images have features that are not finite; "
+            "allowed: 1 image or more, all with finite features"
+        )
+    own = own_rows(len(labels))
+    objective = _Objective(features[own], labels[own].to(features.device), len(labels), num_classes, chunk_size)
+    flat = features.new_zeros(num_classes * (features.shape[1] + 1), dtype=torch.float64)
+    if start is not None:
+        flat.copy_(torch.cat([start.weight.flatten(), start.bias]))
+    flat.requires_grad_()
+    search = torch.optim.LBFGS(
+        [flat],
+        max_iter=max_iterations,
+        tolerance_grad=tolerance,
+        # The features' precision bounds how finely the loss can be compared.
+        tolerance_change=torch.finfo(features.dtype).eps * 1e-2,
+        history_size=10,
+        line_search_fn="strong_wolfe",
+    )
+
+    @torch.no_grad()
+    def evaluate() -> float:
+        loss, flat.grad = objective(flat.detach(), penalty)
+        return loss
+
+    search.step(evaluate)
+    return LogisticRegression(*objective.split(flat.detach()))
+
+
+def tuned_logistic(
+    train: Rows,
+    validation: Rows,
+    num_classes: int,
+    measure: Measure = top1,
+    penalties: Sequence[float] = PENALTIES,
+    **search: int | float,
+) -> TunedLogisticRegression:
+    """Chooses the penalty with the best score on validation images, the largest of equal ones; then trains on all.
+
+    The penalties are tried from the largest to the smallest, and each search begins where the one before has ended.
+
+    Args:
+        train: features and labels of the training images.
+        validation: of other images, on which the penalty is chosen.
+        num_classes: labels are below it.
+        measure: logits, labels -> score, higher is better: `top1` or `mean_per_class`.
+        penalties: λ, one or more, each ≥ 0.
+        search: arguments of `fit_logistic`.
+
+    Raises:
+        DataError: a feature is not finite, or a part has no images.
+    """
+    if len(validation[1]) == 0:
+        raise DataError("logistic regression: found no validation images, on which the penalty is chosen")
+    scores: dict[float, float] = {}
+    current: LogisticRegression | None = None
+    best: tuple[float, LogisticRegression] | None = None
+    for penalty in sorted(set(penalties), reverse=True):
+        current = fit_logistic(train, num_classes, penalty, current, **search)  # pyright: ignore[reportArgumentType]
+        scores[penalty] = measure(current.logits(validation[0]), validation[1].to(current.weight.device))
+        if best is None or scores[penalty] > scores[best[0]]:
+            best = penalty, current
+    assert best is not None, "one penalty or more"
+    everything = torch.cat([train[0], validation[0]]), torch.cat([train[1], validation[1]])
+    classifier = fit_logistic(everything, num_classes, *best, **search)  # pyright: ignore[reportArgumentType]
+    return TunedLogisticRegression(classifier, best[0], scores)
+
+
+@dataclass(frozen=True)
+class _Objective:
+    """The objective over n and its gradient, of all workers' rows.
+
+    Attributes:
+        features: this worker's.
+        labels: of them.
+        num_images: n, of all workers together.
+        num_classes: of the classifier.
+        chunk_size: images whose logits are held at once.
+    """
+
+    features: Tensor
+    labels: Tensor
+    num_images: int
+    num_classes: int
+    chunk_size: int
+
+    def split(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and biases."""
+        weight = flat[: -self.num_classes]
+        return weight.view(self.num_classes, -1), flat[-self.num_classes :]
+
+    def __call__(self, flat: Tensor, penalty: float) -> tuple[float, Tensor]:
+        weight, bias = (part.to(self.features.dtype) for part in self.split(flat))
+        # Chunks are added in float64; the last entry is the loss.
+        total = flat.new_zeros(len(flat) + 1)
+        weight_gradient, bias_gradient = self.split(total[:-1])
+        for features, labels in zip(
+            self.features.split(self.chunk_size), self.labels.split(self.chunk_size), strict=True
+        ):
+            log_probabilities = functional.linear(features, weight, bias).log_softmax(1)
+            total[-1] -= log_probabilities.gather(1, labels.unsqueeze(1)).double().sum()
+            residuals = log_probabilities.exp_()
+            residuals[torch.arange(len(labels), device=labels.device), labels] -= 1
+            weight_gradient += residuals.T @ features
+            bias_gradient += residuals.sum(0)
+        total = sum_over_workers(total) / self.num_images
+        own, strength = flat[: -self.num_classes], penalty / self.num_images
+        gradient = total[:-1]
+        gradient[: len(own)] += strength * own
+        return float(total[-1] + strength / 2 * own.square().sum()), gradient

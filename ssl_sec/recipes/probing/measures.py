@@ -1,0 +1,84 @@
+"""What a probe measures beside its linear classifier, where its options ask for it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.errors import DataError
+from ssl_sec.evaluation.classification.corruptions import STRENGTHS, corruptions
+from ssl_sec.evaluation.classification.few_shot import few_shot
+from ssl_sec.evaluation.classification.logistic import mean_per_class, top1, tuned_logistic
+from ssl_sec.evaluation.config import ProbeConfig
+from ssl_sec.evaluation.linear_probe import LinearProbes, top_k_accuracy
+from ssl_sec.training.step import Runtime, log_once
+
+Rows = tuple[Tensor, Tensor]
+
+
+def transfer_metrics(
+    config: ProbeConfig, rows: tuple[Rows, Rows, Rows], num_classes: int, runtime: Runtime
+) -> dict[str, float]:
+    """The figures of logistic regression and of few labels, in percent.
+
+    Args:
+        config: of the probe.
+        rows: features and labels of the training images, of the held-out ones, and of the test images.
+        num_classes: labels are below it.
+        runtime: this worker's.
+    """
+    train, held_out, test = rows
+    found: dict[str, float] = {}
+    if config.logistic:
+        log_once(runtime, "fitting logistic regressions with 45 penalties to %s images", f"{len(train[1]):,}")
+        tuned = tuned_logistic(train, held_out, num_classes, mean_per_class if config.mean_per_class else top1)
+        logits = tuned.classifier.logits(test[0])
+        found["probe/logistic_top1"] = 100 * top1(logits, test[1])
+        found["probe/logistic_mean_per_class"] = 100 * mean_per_class(logits, test[1])
+        found["probe/logistic_penalty"] = tuned.penalty
+    everything = torch.cat([train[0], held_out[0]]), torch.cat([train[1], held_out[1]])
+    for count in config.few_shot:
+        options = {"num_draws": config.few_shot_draws, "per_class": config.mean_per_class}
+        try:
+            shot = few_shot(everything, test, count, config.seed, **options)
+        except DataError as error:  # the other figures stand
+            log_once(runtime, "left out: %s", error)
+            continue
+        found[f"probe/few_shot_{count}"] = 100 * shot.top1
+        found[f"probe/few_shot_{count}_interval"] = 100 * shot.interval
+    return found
+
+
+def corrupted_top1(
+    probe: LinearProbes,
+    features_of: Callable[..., Rows],
+    test_set: ImageSet,
+    seed: int,
+    runtime: Runtime,
+) -> dict[str, list[float]]:
+    """The accuracy on corrupted test images, in [0, 1], by kind and from the weakest strength to the strongest.
+
+    Args:
+        probe: the chosen classifier.
+        features_of: image set, `corrupt` -> features and labels.
+        test_set: the clean images.
+        seed: of the noise.
+        runtime: this worker's.
+    """
+    log_once(runtime, "measuring the probe on corrupted test images")
+    found: dict[str, list[float]] = {kind: [] for kind in STRENGTHS}
+    for corruption in corruptions(seed):
+        features, labels = features_of(test_set, corrupt=corruption)
+        found[corruption.kind].append(top_k_accuracy(probe.logits(features)[0], labels, 1))
+    return found
+
+
+def corruption_metrics(accuracies: dict[str, list[float]]) -> dict[str, float]:
+    """Percentages by metric name, with their mean; none without accuracies."""
+    found = {
+        f"probe/corruption/{kind}_{place + 1}_top1": 100 * value
+        for kind, values in accuracies.items()
+        for place, value in enumerate(values)
+    }
+    return {**found, "probe/corruption/mean_top1": sum(found.values()) / len(found)} if found else {}

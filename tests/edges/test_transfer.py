@@ -1,0 +1,106 @@
+"""Transfer of one encoder to several data sets, with a real run of digits in MLflow on sqlite."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+from PIL import Image
+
+from ssl_sec.edges import transfer as module
+from ssl_sec.edges.command_line import run_job
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.run.driver import run_training
+from ssl_sec.errors import DataError
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.registry import PRETRAIN
+from ssl_sec.settings import from_values
+from tests.data.files import encode, write_parquet
+from tests.edges.conftest import QUICK
+from tests.jobs import transfer
+
+FAST = ("probe.epochs=2", "probe.decay_at=[]", "probe.few_shot=[5,50]", "probe.few_shot_draws=4", "runtime=local")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory):
+    given = [*QUICK, "runtime=local", "run_name=whole", f"output_dir={tmp_path_factory.mktemp('runs')}"]
+    return run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", given)))
+
+
+@pytest.fixture(scope="module")
+def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes of coloured images of no common size, without test images: dark ones and bright ones."""
+    shades = [(120 * (number % 2) + 2 * number, number % 2) for number in range(60)]
+    colours = [encode(Image.new("RGB", (12 + shade % 5, 15), (shade, shade, 90))) for shade, _ in shades]
+    path = tmp_path_factory.mktemp("shades") / "shades.parquet"
+    write_parquet(path, colours, [label for _, label in shades])
+    return path
+
+
+def arguments(finished, *more: str) -> list[str]:
+    output = finished.folder.path.parents[1]
+    return [f"run={finished.run_id}", *FAST, "tracking.system_metrics=false", f"output_dir={output}", *more]
+
+
+def test_sets_of_other_sizes_are_measured_in_one_table_and_only_once(finished, shades, monkeypatch):
+    sets = f"sets=[digits,{{name: parquet, train: [{shades}]}}]"
+    measured, probe = [], module.run_probe
+
+    def stopped_at_the_second(config, sweep_id):
+        measured.append(config.data.title)
+        if measured == ["digits", "shades"]:
+            raise DataError("the second set is not there yet")
+        return probe(config, sweep_id)
+
+    monkeypatch.setattr(module, "run_probe", stopped_at_the_second)
+    with pytest.raises(DataError, match="not there yet"):
+        transfer(arguments(finished, sets, "mean_per_class=[shades]"))
+    table = transfer(arguments(finished, sets, "mean_per_class=[shades]"))
+    assert measured == ["digits", "shades", "shades"]
+
+    header, _, digits, colours, *notes = table.strip().splitlines()
+    assert header.split("  ")[0] == "set" and header.endswith("test images")
+    assert digits.startswith("digits") and digits.endswith("top-1           test split")
+    assert digits.count("±") == 2
+    assert colours.startswith("shades") and colours.endswith("mean per class  20% held out")
+    assert colours.count("±") == 1 and " - " in colours  # 24 images of a class are too few for 50 labels
+    assert notes[1] == "±: 95 % interval of the mean over 4 draws of the labels"
+
+    client = MlflowClient(finished.uri)
+    parents = client.search_runs([finished.experiment_id], "tags.job = 'transfer'")
+    assert sorted(run.info.status for run in parents) == ["FAILED", "FINISHED"]
+    (parent,) = (run for run in parents if run.info.status == "FINISHED")
+    children = client.search_runs([finished.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
+    assert sorted(run.data.tags["data"] for run in children) == ["digits", "shades"]
+    (kept,) = finished.folder.path.parent.glob("transfer-*.csv")
+    rows = {row["set"]: row for row in csv.DictReader(kept.open(encoding="utf-8"))}
+    by_set = {run.data.tags["data"]: run.data.metrics for run in children}
+    assert rows["digits"]["logistic regression %"] == f"{by_set['digits']['probe/logistic_top1']:.2f}"
+    assert rows["shades"]["logistic regression %"] == f"{by_set['shades']['probe/logistic_mean_per_class']:.2f}"
+    assert by_set["digits"]["probe/logistic_top1"] > 30
+    names = {artifact.path for artifact in client.list_artifacts(parent.info.run_id)}
+    assert {"transfer.csv", "transfer.md", "transfer.png"} <= names
+    # The scores of other sets are not those of the pretraining.
+    assert not [name for name in client.get_run(finished.run_id).data.metrics if name.startswith("probe")]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["sets=[digit]"], "sets[0]: found 'digit'; did you mean 'digits'"),
+        (["sets=[]"], "sets: found (), must be one value or more"),
+        (["sets=digits"], "sets: found 'digits', must be a list"),
+        (["sets=[{name: folder}]"], "sets[0].root: missing"),
+        (["sets=[digits,{name: digits, rot: x}]"], "sets[1].rot: unknown key for 'digits'"),
+        (["sets=[digits,digits]"], "sets: found ['digits', 'digits'], must be sets with different titles"),
+        (["sets=[digits]", "mean_per_class=[digit]"], "mean_per_class: found 'digit'; did you mean 'digits'"),
+        (["sets=[digits]", "test_share=1"], "test_share: found 1.0, must be in (0, 1)"),
+        (["sets=[digits]", "probe.few_shot=[0]"], "probe.few_shot[0]: found 0, must be ≥ 1"),
+        (["sets=[digits]", "run=nosuch"], "run: found 'nosuch'"),
+    ],
+)
+def test_a_mistake_is_one_line(finished, capsys, given, told):
+    assert run_job("transfer", transfer, arguments(finished, *given)) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith(f"error: {told}"), error

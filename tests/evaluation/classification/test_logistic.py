@@ -1,0 +1,115 @@
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression as Peer
+from torch.nn import functional
+
+from ssl_sec.errors import DataError
+from ssl_sec.evaluation.classification.logistic import (
+    PENALTIES,
+    _Objective,
+    fit_logistic,
+    mean_per_class,
+    top1,
+    tuned_logistic,
+)
+from tests.workers import on_workers
+
+NUM_CLASSES = 4
+
+
+def draw(count, seed=0, spread=1.5):
+    centres = torch.randn(NUM_CLASSES, 6, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(NUM_CLASSES, (count,), generator=generator)
+    return centres[labels] + spread * torch.randn(count, 6, generator=generator, dtype=torch.float64), labels
+
+
+@pytest.mark.parametrize("penalty", [1e-2, 1.0, 100.0])
+def test_the_classifier_is_scikit_learns(penalty):
+    rows = draw(200)
+    ours = fit_logistic(rows, NUM_CLASSES, penalty, tolerance=1e-10)
+    peer = Peer(C=1 / penalty, tol=1e-12, max_iter=10_000).fit(rows[0].numpy(), rows[1].numpy())
+    torch.testing.assert_close(ours.weight, torch.from_numpy(peer.coef_), rtol=0, atol=1e-6)
+    # A constant added to every bias changes nothing.
+    torch.testing.assert_close(
+        ours.bias - ours.bias.mean(), torch.from_numpy(peer.intercept_ - peer.intercept_.mean()), rtol=0, atol=1e-6
+    )
+
+
+def test_the_gradient_is_autograds_whatever_the_chunks():
+    features, labels = draw(50)
+    flat = torch.randn(NUM_CLASSES * 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    leaf = flat.clone().requires_grad_()
+    logits = functional.linear(features, leaf[:-4].view(4, 6), leaf[-4:])
+    expected = functional.cross_entropy(logits, labels) + 0.7 / 50 / 2 * leaf[:-4].square().sum()
+    expected.backward()
+    for chunk_size in (7, 50, 1000):
+        loss, gradient = _Objective(features, labels, 50, NUM_CLASSES, chunk_size)(flat, 0.7)
+        assert loss == pytest.approx(expected.item(), abs=1e-12)
+        torch.testing.assert_close(gradient, leaf.grad, rtol=0, atol=1e-12)
+
+
+def fit_on_this_worker():
+    fitted = fit_logistic(draw(101), NUM_CLASSES, 0.3, tolerance=1e-10)
+    return fitted.weight, fitted.bias
+
+
+@pytest.mark.distributed
+def test_two_workers_equal_one(tmp_path):
+    alone = fit_on_this_worker()
+    for shared in on_workers(2, tmp_path, fit_on_this_worker):
+        for ours, expected in zip(shared, alone, strict=True):
+            torch.testing.assert_close(ours, expected, rtol=0, atol=1e-7)
+
+
+def test_float32_features_give_nearly_the_same_classifier():
+    features, labels = draw(300)
+    exact = fit_logistic((features, labels), NUM_CLASSES, 1.0)
+    single = fit_logistic((features.float(), labels), NUM_CLASSES, 1.0)
+    torch.testing.assert_close(single.weight, exact.weight, rtol=0, atol=1e-3)
+
+
+def test_a_search_that_starts_at_the_minimum_stays_there():
+    rows = draw(150)
+    found = fit_logistic(rows, NUM_CLASSES, 1.0, tolerance=1e-9)
+    again = fit_logistic(rows, NUM_CLASSES, 1.0, found, tolerance=1e-8, max_iterations=1)
+    assert torch.equal(again.weight, found.weight)
+
+
+def test_the_grid_is_simclrs():
+    assert len(PENALTIES) == 45
+    assert PENALTIES[0] == pytest.approx(1e-6)
+    assert PENALTIES[-1] == pytest.approx(1e5)
+    ratios = {round(after / before, 9) for before, after in zip(PENALTIES, PENALTIES[1:], strict=False)}
+    assert len(ratios) == 1
+
+
+def test_the_penalty_is_chosen_on_validation_images_and_all_images_are_trained_on():
+    train, validation = draw(40, seed=1), draw(60, seed=2)
+    tuned = tuned_logistic(train, validation, NUM_CLASSES, penalties=(1e-4, 1.0, 30.0, 1e4))
+    cold = {
+        penalty: top1(fit_logistic(train, NUM_CLASSES, penalty).logits(validation[0]), validation[1])
+        for penalty in (1e-4, 1.0, 30.0, 1e4)
+    }
+    assert tuned.validation_scores == cold
+    assert len(set(cold.values())) > 1
+    assert tuned.penalty == max(penalty for penalty, score in cold.items() if score == max(cold.values()))
+    both = torch.cat([train[0], validation[0]]), torch.cat([train[1], validation[1]])
+    whole = fit_logistic(both, NUM_CLASSES, tuned.penalty)
+    torch.testing.assert_close(tuned.classifier.weight, whole.weight, rtol=0, atol=1e-3)
+
+
+def test_mean_per_class_weighs_classes_alike():
+    labels = torch.tensor([0, 0, 0, 2])
+    logits = functional.one_hot(torch.tensor([0, 0, 1, 1]), 3).double()
+    assert top1(logits, labels) == 0.5
+    assert mean_per_class(logits, labels) == pytest.approx((2 / 3 + 0) / 2)
+
+
+def test_features_that_are_not_finite_are_refused():
+    features, labels = draw(10)
+    features[3, 1] = torch.nan
+    with pytest.raises(DataError, match="logistic regression: 1 of 10 images"):
+        fit_logistic((features, labels), NUM_CLASSES, 1.0)
+    with pytest.raises(DataError, match="no validation images"):
+        tuned_logistic(draw(10), (features[:0], labels[:0]), NUM_CLASSES)

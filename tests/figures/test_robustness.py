@@ -1,0 +1,19 @@
+import pytest
+
+from ssl_sec.figures.robustness import corruption_figure, reliability_figure
+
+
+def test_reliability_shows_accuracies_over_confidences():
+    figure = reliability_figure([0, 1, 3], [0.0, 0.5, 0.9], [0.0, 0.0, 1.0])
+    axes, below = figure.axes
+    assert axes.get_title() == "expected calibration error 20.0 %"
+    assert axes.lines[0].get_xydata().tolist() == [[0.5, 0.0], [0.9, 1.0]]
+    assert below.patches[0].get_data().values.tolist() == [0, 25, 75]
+
+
+def test_corruptions_begin_with_the_clean_accuracy():
+    (axes,) = corruption_figure(0.9, {"blur": [0.8, 0.5], "noise": [0.7, 0.6]}).axes
+    assert {line.get_label(): line.get_ydata().tolist() for line in axes.lines} == {
+        "blur": pytest.approx([90, 80, 50]),
+        "noise": pytest.approx([90, 70, 60]),
+    }
