@@ -2,9 +2,21 @@
 
 from functools import partial
 
-from ssl_sec.edges.commands import ablate, align, export, preview, replay, report, run_recipe
+from ssl_sec.edges.commands import ablate, align, export, preview, replay, report, run_recipe, transfer
 
-__all__ = ["ablate", "align", "export", "face", "metric_learning", "pretrain", "preview", "probe", "replay", "report"]
+__all__ = [
+    "ablate",
+    "align",
+    "export",
+    "face",
+    "metric_learning",
+    "pretrain",
+    "preview",
+    "probe",
+    "replay",
+    "report",
+    "transfer",
+]
 
 pretrain = partial(run_recipe, "pretrain")
 probe = partial(run_recipe, "probe")

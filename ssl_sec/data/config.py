@@ -1,6 +1,5 @@
 """The data sets and samplers as values of a run; see `ssl_sec.settings`."""
 
-import re
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from ssl_sec.data.class_splits import own_classes, require_disjoint, split_by_cl
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
 from ssl_sec.data.faces.records import open_records
-from ssl_sec.data.folders import open_folder
+from ssl_sec.data.folders import open_folder, title_of_place
 from ssl_sec.data.image_set import CACHE_FOLDER, Columns, ImageSet
 from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
 from ssl_sec.data.retrieval_sets import RetrievalSet, open_retrieval_set
@@ -18,14 +17,7 @@ from ssl_sec.data.shards.opening import open_webdataset, shard_class_names
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits, open_mnist
 from ssl_sec.data.stores import limit_images
 from ssl_sec.errors import ConfigError
-from ssl_sec.settings import (
-    Count,
-    CountOrZero,
-    Local,
-    Settings,
-    Side,
-    check,
-)
+from ssl_sec.settings import Count, CountOrZero, Local, Settings, Side, check
 
 Split = Literal["train", "test"]
 
@@ -395,20 +387,3 @@ DataConfig = (
     | SOPConfig
     | InShopConfig
 )
-
-
-def title_of_place(location: str) -> str:
-    """The last meaningful part of a path or URL, as a name; empty if there is none."""
-    is_url = "://" in location
-    path = location.partition("://")[2] if is_url else str(Path(location).expanduser().absolute())
-    for part in reversed(path.split("/")):
-        bare = re.sub(r"\.(parquet|pq)$|-?\d{5}-of-\d{5}", "", part)
-        name = re.sub(r"[^\w.-]+", "-", bare).strip("-._")
-        name = re.sub(r"^train[-._]|[-._]train$", "", name)
-        if any(not word.isdigit() and word.lower() not in _GENERIC_WORDS for word in re.split(r"[-._]", name)):
-            return name
-    return ""
-
-
-# Words in the names of folders and files of any data set.
-_GENERIC_WORDS = frozenset(("", "data", "dataset", "images", "img", "train", "training", "test", "val", "validation"))

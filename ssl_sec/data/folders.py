@@ -1,6 +1,7 @@
 """Folders of images, a folder for each split and class; reading of files that list images."""
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 _OF_RUNS = frozenset(("metrics.jsonl", "mlflow.db"))
 _ARTIFACTS = frozenset(("mlruns", "mlartifacts"))
 _LAYOUT = "data.root must hold images, or train/<class>/ and test/<class>/"
+
+# Words in the names of folders and files of any data set.
+_GENERIC_WORDS = frozenset(("", "data", "dataset", "images", "img", "train", "training", "test", "val", "validation"))
 
 EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 
@@ -304,3 +308,16 @@ def _is_below(path: str | Path, real_root: str) -> bool:
 def _display(name: str) -> str:
     # Names that are not UTF-8 could be neither printed nor logged.
     return printable(os.fsencode(name).decode("utf-8", "backslashreplace"))
+
+
+def title_of_place(location: str) -> str:
+    """The last meaningful part of a path or URL, as a name; empty if there is none."""
+    is_url = "://" in location
+    path = location.partition("://")[2] if is_url else str(Path(location).expanduser().absolute())
+    for part in reversed(path.split("/")):
+        bare = re.sub(r"\.(parquet|pq)$|-?\d{5}-of-\d{5}", "", part)
+        name = re.sub(r"[^\w.-]+", "-", bare).strip("-._")
+        name = re.sub(r"^train[-._]|[-._]train$", "", name)
+        if any(not word.isdigit() and word.lower() not in _GENERIC_WORDS for word in re.split(r"[-._]", name)):
+            return name
+    return ""

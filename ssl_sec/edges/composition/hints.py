@@ -84,8 +84,17 @@ def is_plain(key: str, keys: Iterable[str]) -> bool:
     """Whether some keys alone say what another was meant to be: it is a usual word for one, or a slip of the pen."""
     known = list(keys)
     before, point, last = key.rpartition(".")
-    has_word = last in _SYNONYMS and any(found.startswith(before + point) for found in meant(key, known))
+    found = [one for one in meant(key, known) if one.startswith(before + point)]
+    has_word = last in _SYNONYMS and not is_of_probe(key, found)
     return has_word or difflib.get_close_matches(key, known, n=1, cutoff=0.9) != []
+
+
+def is_of_probe(key: str, found: Sequence[str]) -> bool:
+    """Whether the keys that an unknown one may mean all belong to the probe at a training's end, or there are none.
+
+    Such a key is more likely one of the training, which the chosen options do not have.
+    """
+    return not found or not key.startswith("probe.") and all(one.startswith("probe.") for one in found)
 
 
 def meant(key: str, keys: Iterable[str]) -> list[str]:
