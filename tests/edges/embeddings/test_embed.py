@@ -1,5 +1,6 @@
 """Embeddings of digits by a run: the files, their continuation, and what is refused."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray
 import torch
+from PIL import Image
 
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.composition.compose import compose
@@ -16,7 +19,7 @@ from ssl_sec.edges.config.embed import EmbedConfig
 from ssl_sec.edges.embeddings.embed import Embedded, run_embed
 from ssl_sec.edges.folder.encoder import load_encoder
 from ssl_sec.edges.run.driver import run_training
-from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.errors import ConfigError, DataError, StorageError
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
@@ -107,8 +110,6 @@ def test_a_file_that_is_not_whole_is_named(run: Path, tmp_path: Path):
 def test_images_that_the_encoder_does_not_take_are_refused_before_anything_is_written(run: Path, tmp_path: Path):
     photos = tmp_path / "photos"
     photos.mkdir()
-    from PIL import Image
-
     for number in range(3):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(photos / f"{number}.png")
     output = tmp_path / "output"
@@ -124,3 +125,31 @@ def test_images_that_the_encoder_does_not_take_are_refused_before_anything_is_wr
     skipping = embed(run, tmp_path / "skipped", *grey, "data.on_bad_image=skip")
     assert skipping.num_left_out == 1
     assert pq.read_table(tmp_path / "skipped")["row"].to_pylist() == [0, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_two_workers_of_ray_write_the_files_of_one_process(run: Path, embedded: Path, tmp_path: Path):
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        whole = embed(run, tmp_path / "cluster", "runtime=ray", "runtime.num_workers=2")
+        with pytest.raises(DataError, match=r"photos.*1.png: not an image") as refused:
+            photos = tmp_path / "photos"
+            photos.mkdir()
+            for number in range(2):
+                (photos / f"{number}.png").write_bytes(b"no image" if number else _png())
+            grey = ("data=folder", f"data.root={photos}", "data.num_channels=1", "data.image_size_px=8", "split=train")
+            embed(run, tmp_path / "damaged", "runtime=ray", *grey)
+    finally:
+        ray.shutdown()
+    assert (whole.num_parts, whole.num_kept, refused.value.exit_code) == (4, 0, 3)
+    one, two = pq.read_table(embedded), pq.read_table(tmp_path / "cluster")
+    assert one.drop(["embedding", "norm"]) == two.drop(["embedding", "norm"])
+    first, second = (np.stack(table["embedding"].to_numpy(zero_copy_only=False)) for table in (one, two))
+    np.testing.assert_allclose(second, first, rtol=1e-4, atol=1e-5)
+
+
+def _png() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "png")
+    return file.getvalue()

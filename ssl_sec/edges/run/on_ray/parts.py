@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -44,7 +45,7 @@ def done_with_ray(start: Callable[[torch.device], Work], parts: Sequence[int], o
     most = min(most, len(parts))
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False  # the job has its own
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what a worker raises is raised here
     done = ray.data.from_items([{"part": part} for part in parts], override_num_blocks=len(parts)).map_batches(
         _Worker,
         fn_constructor_args=(ray.put(start), scaling.use_gpu, os.getcwd()),
@@ -53,11 +54,10 @@ def done_with_ray(start: Callable[[torch.device], Work], parts: Sequence[int], o
         num_gpus=1 if scaling.use_gpu else 0,
         num_cpus=cast(dict[str, float], scaling.resources_per_worker)["CPU"],
     )
-    try:
-        for row in done.iter_rows():
-            yield int(row["rows"])
-    except Exception as error:
-        raise _of_user(error) or error from None
+    for row in done.iter_rows():
+        if row["mistake"]:
+            raise pickle.loads(row["mistake"])
+        yield int(row["rows"])
 
 
 class _Worker:
@@ -70,13 +70,9 @@ class _Worker:
         self._work = ray.get(start)(torch.device("cuda" if use_gpu else "cpu"))
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-        return {"rows": np.array([self._work(int(part)) for part in batch["part"]])}
-
-
-def _of_user(error: BaseException | None) -> UserError | None:
-    """The mistake of the user that Ray reports as the cause of its own error."""
-    while error is not None:
-        if isinstance(error, UserError):
-            return error
-        error = getattr(error, "cause", None) or error.__cause__
-    return None
+        """Does the part of a batch of one; a mistake of the user comes back as a value, for Ray would wrap it."""
+        (part,) = batch["part"]
+        try:
+            return {"rows": [self._work(int(part))], "mistake": [b""]}
+        except UserError as error:
+            return {"rows": [0], "mistake": [pickle.dumps(error)]}
