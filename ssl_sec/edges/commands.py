@@ -112,6 +112,19 @@ def embed(overrides: Sequence[str]) -> str:
     return str(run_embed(config))
 
 
+def neighbours(overrides: Sequence[str]) -> str:
+    """Nearest neighbours, near-duplicates and outliers of embedded images."""
+    values = values_of("neighbours", overrides)
+    from ssl_sec.edges.config.neighbours import NeighboursConfig
+    from ssl_sec.edges.machine import announce
+
+    config = from_values(NeighboursConfig, values)
+    announce(config.runtime)
+    from ssl_sec.edges.embeddings.neighbours import run_neighbours
+
+    return str(run_neighbours(config))
+
+
 def align(overrides: Sequence[str]) -> str:
     """Cuts faces out of images, aligned by five points each."""
     values = compose("align", overrides)
@@ -166,7 +179,7 @@ def pipeline(arguments: Sequence[str]) -> int:
 
 # Commands that are configured by `configs/<name>.yaml` and return what is to be printed.
 _JOBS: dict[str, Callable[[Sequence[str]], str]] = {
-    job.__name__: job for job in (preview, ablate, transfer, export, embed, align, report, replay)
+    job.__name__: job for job in (preview, ablate, transfer, export, embed, neighbours, align, report, replay)
 }
 # Commands with a command line of their own, which return the exit code.
 _OTHERS: dict[str, Callable[[Sequence[str]], int]] = {"submit": submit}

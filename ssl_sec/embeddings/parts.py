@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
+from types import MappingProxyType
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -64,6 +65,12 @@ def stem_of(name: str) -> str | None:
     return None if match is None else match["split"]
 
 
+def numbered(name: str) -> int | None:
+    """How many files belong to that of a part, by its name; None if it is no such name."""
+    match = _NAME.fullmatch(name.rpartition("/")[2])
+    return None if match is None else int(match["parts"])
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
     """The embeddings of some images.
@@ -98,14 +105,27 @@ def encoded(found: Rows, class_names: Sequence[str], origin: Mapping[str, Any]) 
         "embedding": pa.FixedSizeListArray.from_arrays(pa.array(embeddings.ravel()), dim),
         "norm": pa.array(np.linalg.norm(embeddings.astype(np.float64), axis=1).astype(np.float32)),
     }
-    metadata = {
-        _ORIGIN: json.dumps(dict(origin), sort_keys=True),
-        b"huggingface": json.dumps({"info": {"features": _features(dim, class_names)}}),
-    }
+    description = {b"huggingface": json.dumps({"info": {"features": _features(dim, class_names)}})}
+    return parquet_of(pa.table(columns), origin, description)
+
+
+def parquet_of(
+    table: pa.Table, origin: Mapping[str, Any], metadata: Mapping[bytes, str] = MappingProxyType({})
+) -> bytes:
+    """A Parquet file with a table.
+
+    Args:
+        table: with floats, which hardly compress, and other columns.
+        origin: plain values: what the table was computed from.
+        metadata: more of them.
+    """
+    table = table.replace_schema_metadata({_ORIGIN: json.dumps(dict(origin), sort_keys=True), **metadata})
+    # The bytes of embeddings in a dictionary are only larger.
+    repeating = [
+        each.name for each in table.schema if not pa.types.is_nested(each.type) and not pa.types.is_floating(each.type)
+    ]
     file = BytesIO()
-    # Embeddings hardly compress, and their bytes in a dictionary are only larger.
-    table = pa.table(columns).replace_schema_metadata(metadata)
-    pq.write_table(table, file, compression="zstd", use_dictionary=False, row_group_size=4096)
+    pq.write_table(table, file, compression="zstd", use_dictionary=cast(Any, repeating), row_group_size=4096)
     return file.getvalue()
 
 

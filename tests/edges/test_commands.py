@@ -22,6 +22,7 @@ SHOWN = [
     "transfer",
     "export",
     "embed",
+    "neighbours",
     "align",
     "report",
     "replay",

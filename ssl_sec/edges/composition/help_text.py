@@ -27,6 +27,7 @@ _USAGES: Mapping[str, str] = {
     "embed": "run=<MLflow run id> output=<folder or URL> [group=option ...] [key=value ...]",
     "export": "run=<MLflow run id> format=<format> [key=value ...]",
     "preview": "[group=option ...] [key=value ...]",
+    "neighbours": "embeddings=<folder or URL> output=<folder or URL> [key=value ...]",
     "replay": "folder=<the run's folder>",
     "transfer": "run=<MLflow run id> 'sets=[...]' [key=value ...]",
     "report": "table=<n> | figure=<n> | compare <run> <run> [...]",
@@ -44,6 +45,11 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
     "export": (
         ("run=<id> format=safetensors", "weights, and the Python that loads them"),
         ("run=<id> format=onnx output=encoder", "an ONNX graph, in the folder encoder"),
+    ),
+    "neighbours": (
+        ("embeddings=embeddings output=neighbours", "what jobs.embed wrote; open neighbours/index.html"),
+        ("embeddings=embeddings output=leaks duplicates_above=0.9 k=1", "pairs of training and test images, too"),
+        ("embeddings=embeddings queries=photos.parquet output=found", "those nearest to other images"),
     ),
     "preview": (
         ("experiment=digits", "some digits with their views"),

@@ -54,6 +54,10 @@ def kind_of(job: str) -> type[Any]:
         from ssl_sec.edges.config.embed import EmbedConfig  # with torch
 
         return EmbedConfig
+    if job == "neighbours":
+        from ssl_sec.edges.config.neighbours import NeighboursConfig  # with torch
+
+        return NeighboursConfig
     if job == "transfer":
         from ssl_sec.recipes.probing.config import TransferConfig  # with torch
 

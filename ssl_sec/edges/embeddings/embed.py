@@ -3,7 +3,7 @@
 import io
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.config.embed import EmbedConfig
 from ssl_sec.edges.embeddings.network import TravellingNetwork, travelling_network
 from ssl_sec.edges.embeddings.places import place_at
+from ssl_sec.edges.embeddings.workers import done_on
 from ssl_sec.edges.masking import masked_values
 from ssl_sec.embeddings.computing import embed
 from ssl_sec.embeddings.parts import Plan, encoded, origin_of, stem_of
@@ -25,7 +26,6 @@ from ssl_sec.errors import ConfigError, Stopped, StorageError
 from ssl_sec.networks.convolutions import lay_out
 from ssl_sec.recipes.assembly import in_words
 from ssl_sec.settings import to_values
-from ssl_sec.training.config import LocalConfig, RuntimeConfig
 
 logger = logging.getLogger("ssl_sec")
 
@@ -97,7 +97,7 @@ def run_embed(config: EmbedConfig) -> Embedded:
     num_written, start = 0, time.perf_counter()
     with logging_redirect_tqdm(), tqdm(total=num_waiting, desc="embed", unit="image", disable=None) as bar:
         try:
-            for rows in _done(work, waiting, bar.update):
+            for rows in done_on(config.runtime, work.start, waiting, bar.update, "embed"):
                 num_written += rows
         except KeyboardInterrupt:
             raise Stopped(
@@ -160,21 +160,6 @@ class EmbeddingWork:
             return len(found.rows)
 
         return do
-
-
-def _done(work: EmbeddingWork, waiting: list[int], on_images: Callable[[int], object]) -> Iterator[int]:
-    """Does the parts; yields how many images each embedded."""
-    runtime: RuntimeConfig = work.config.runtime
-    if not waiting:
-        return
-    if isinstance(runtime, LocalConfig):
-        yield from map(work.start(runtime.resolve_device(), on_images), waiting)
-        return
-    from ssl_sec.edges.run.on_ray.parts import done_with_ray  # imports Ray
-
-    for rows in done_with_ray(work.start, waiting, runtime):
-        on_images(rows)
-        yield rows
 
 
 def _unresized(data: DataConfig, trained: DataConfig) -> DataConfig:

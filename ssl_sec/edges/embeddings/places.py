@@ -2,9 +2,10 @@
 
 import os
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import BinaryIO, Protocol, runtime_checkable
 
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.places import is_remote
@@ -39,6 +40,22 @@ class Place(Protocol):
         """
         ...
 
+    def open(self, name: str) -> BinaryIO:
+        """Opens a file, to read parts of it.
+
+        Raises:
+            OSError: if it cannot be opened; later, if a part cannot be read.
+        """
+        ...
+
+    def remove(self, names: Collection[str]) -> None:
+        """Removes files; those that do not exist are ignored.
+
+        Raises:
+            StorageError: if one cannot be removed.
+        """
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalPlace:
@@ -46,9 +63,11 @@ class LocalPlace:
 
     Attributes:
         folder: made when a file is written.
+        key: where the user gave it, for messages.
     """
 
     folder: Path
+    key: str = "output"
 
     def write(self, name: str, content: bytes) -> None:
         """Replaces a file atomically."""
@@ -59,7 +78,7 @@ class LocalPlace:
             temporary.write_bytes(content)
             os.replace(temporary, path)
         except OSError as error:
-            raise StorageError(f"output: {path} cannot be written: {error.strerror}") from error
+            raise StorageError(f"{self.key}: {path} cannot be written: {error.strerror}") from error
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -70,7 +89,7 @@ class LocalPlace:
         except FileNotFoundError:
             return {}
         except OSError as error:
-            raise StorageError(f"output: {self.folder} cannot be read: {error.strerror}") from error
+            raise StorageError(f"{self.key}: {self.folder} cannot be read: {error.strerror}") from error
 
     def read(self, name: str) -> bytes | None:
         """The content of a file."""
@@ -79,15 +98,31 @@ class LocalPlace:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StorageError(f"output: {self.folder / name} cannot be read: {error.strerror}") from error
+            raise StorageError(f"{self.key}: {self.folder / name} cannot be read: {error.strerror}") from error
+
+    def open(self, name: str) -> BinaryIO:
+        """Opens a file."""
+        return (self.folder / name).open("rb")
+
+    def remove(self, names: Collection[str]) -> None:
+        """Removes files."""
+        try:
+            for name in names:
+                (self.folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"{self.key}: {error.filename} cannot be removed: {error.strerror}") from error
 
 
-def place_at(output: str) -> Place:
+def place_at(output: str, key: str = "output") -> Place:
     """The place at a path or a URL.
+
+    Args:
+        output: the path or URL.
+        key: where the user gave it, for messages.
 
     Raises:
         ConfigError: if the URL cannot be used.
     """
     if is_remote(output):
-        return Bucket(output, "output")
-    return LocalPlace(folder=Path(output.removeprefix("file://")).expanduser().resolve())
+        return Bucket(output, key)
+    return LocalPlace(folder=Path(output.removeprefix("file://")).expanduser().resolve(), key=key)

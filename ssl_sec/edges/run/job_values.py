@@ -51,7 +51,7 @@ def values_of(job: str, overrides: Sequence[str]) -> dict[str, Any]:
         return _resumed_values(job, resumed, [each for each in overrides if not each.startswith("resume=")])
     if job == PROBE.name and _value_of("run", overrides) is not None:
         return _probe_values(overrides)
-    if job in ("embed", "transfer"):
+    if job in ("embed", "neighbours", "transfer"):
         compose(job, overrides)  # a misspelled key is found before the imports
         overrides = [*_choose_runtime(overrides), *overrides]
     return compose(job, overrides)

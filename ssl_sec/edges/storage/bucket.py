@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import fsspec
 
@@ -124,6 +124,14 @@ class Bucket:
         with contextlib.suppress(FileNotFoundError):
             return self._try("read", name, lambda: self._fs.cat_file(self._full(name)))
         return None
+
+    def open(self, name: str) -> BinaryIO:
+        """Opens a file, to read parts of it.
+
+        Raises:
+            OSError: if it cannot be opened; later, if a part cannot be read.
+        """
+        return self._fs.open(self._full(name), "rb")
 
     def download(self, name: str, path: Path) -> None:
         """Downloads a file, which appears whole.

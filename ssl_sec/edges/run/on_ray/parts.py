@@ -23,7 +23,9 @@ logger = logging.getLogger("ssl_sec")
 Work = Callable[[int], int]
 
 
-def done_with_ray(start: Callable[[torch.device], Work], parts: Sequence[int], options: RayConfig) -> Iterator[int]:
+def done_with_ray(
+    start: Callable[[torch.device], Work], parts: Sequence[int], options: RayConfig, job: str
+) -> Iterator[int]:
     """Does the parts on the workers of a cluster; yields what each returns, in the order in which they end.
 
     A worker that dies is started again, and its part is done again.
@@ -32,12 +34,13 @@ def done_with_ray(start: Callable[[torch.device], Work], parts: Sequence[int], o
         start: makes the work on the device of a worker; it travels there.
         parts: their numbers.
         options: of the runtime.
+        job: the name in Ray's dashboard.
 
     Raises:
         ConfigError: if the cluster is too small.
         UserError: of a part.
     """
-    connect(options.address, "embed")
+    connect(options.address, job)
     scaling = make_scaling(options, ray.cluster_resources())
     logger.info("starting %s", describe_workers(scaling))
     count = scaling.num_workers

@@ -1,0 +1,41 @@
+"""The configuration of jobs.neighbours."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from ssl_sec.data.config import DataConfig
+from ssl_sec.recipes.tracking import OutputDir
+from ssl_sec.settings import Count, CountOrZero, Range, Settings
+from ssl_sec.training.config import RuntimeConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighboursConfig(Settings):
+    """The neighbours, near-duplicates and outliers of embedded images, by exact search.
+
+    Attributes:
+        embeddings: the folder or URL that jobs.embed wrote, or Parquet files with a column `embedding` of another
+            program; a folder, or one file.
+        output: a folder or a URL, for tables as Parquet and the page index.html.
+        queries: the images whose neighbours are searched among the embeddings, given in the same way; None
+            searches the neighbours of each image among the others.
+        k: neighbours of each image.
+        duplicates_above: two images of this cosine or more are near-duplicates.
+        max_duplicates: pairs of near-duplicates that are listed, the most similar ones; all are counted.
+        num_outliers: images that are listed as outliers by norm, and as many by distance.
+        queries_per_part: images of a file of neighbours, which are compared with each block that is read.
+        images_shown: of each kind on the page.
+        data: where the images of the page are; None takes the data set that was embedded.
+    """
+
+    embeddings: OutputDir
+    output: OutputDir
+    runtime: RuntimeConfig
+    queries: OutputDir | None = None
+    k: Annotated[int, Range(ge=1, le=10_000)] = 10
+    duplicates_above: Annotated[float, Range(gt=-1, le=1)] = 0.95
+    max_duplicates: Count = 1_000_000
+    num_outliers: CountOrZero = 100
+    queries_per_part: Count = 16_384
+    images_shown: CountOrZero = 50
+    data: DataConfig | None = None

@@ -1,0 +1,81 @@
+"""What a search of neighbours found, in words."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Findings:
+    """A finished search.
+
+    Attributes:
+        output: the folder or URL.
+        num_images: whose neighbours were searched.
+        num_searched: among which.
+        k: neighbours of each.
+        images_per_s: of the parts that were searched now; None if there were none.
+        nearest_of_same_label: share of the images whose nearest neighbour has their label, in [0, 1]; None without
+            labels.
+        duplicates_above: the least cosine of near-duplicates.
+        num_pairs: of near-duplicates.
+        duplicates: the pairs that are listed, the most similar first.
+        outliers: images far from the others, by norm and by distance.
+        examples: the neighbours of some images, k rows for each.
+    """
+
+    output: str
+    num_images: int
+    num_searched: int
+    k: int
+    images_per_s: float | None
+    nearest_of_same_label: float | None
+    duplicates_above: float
+    num_pairs: int
+    duplicates: pa.Table
+    outliers: pa.Table
+    examples: pa.Table
+
+    @property
+    def pairs_by_split(self) -> dict[tuple[str, str], int]:
+        """How many of the listed pairs are of which splits, in the order of their names."""
+        splits = zip(*(self.duplicates[name].to_pylist() for name in ("split", "neighbour_split")), strict=True)
+        return dict(sorted(Counter((min(pair), max(pair)) for pair in splits).items()))
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups of near-duplicates the listed pairs form."""
+        return len(self.duplicates["group"].unique())
+
+    @property
+    def num_conflicts(self) -> int:
+        """How many of the listed pairs have different labels."""
+        labels = zip(*(self.duplicates[name].to_pylist() for name in ("label", "neighbour_label")), strict=True)
+        return sum(first != second for first, second in labels if first is not None and second is not None)
+
+    def lines(self) -> list[str]:
+        """What was found, a line each."""
+        speed = "" if self.images_per_s is None else f", {self.images_per_s:,.0f} images/s"
+        found = [f"searched: the {self.k} nearest of {self.num_images:,} images among {self.num_searched:,}{speed}"]
+        if self.nearest_of_same_label is not None:
+            found.append(f"same label as the nearest neighbour: {self.nearest_of_same_label:.1%} of the images")
+        found.append(f"near-duplicates: {self.num_pairs:,} pairs of cosine {self.duplicates_above:g} or more")
+        if self.num_pairs:
+            found[-1] += f" in {self.num_groups:,} groups"
+            if len(self.duplicates) < self.num_pairs:
+                found[-1] += f"; listed and grouped are the {len(self.duplicates):,} most similar"
+            counts = [f"{count:,} {a} and {b}" for (a, b), count in self.pairs_by_split.items()]
+            found.append(f"splits of the pairs: {', '.join(counts)}")
+            if self.duplicates["label"].null_count < len(self.duplicates):
+                found.append(f"pairs with different labels: {self.num_conflicts:,}")
+        return found
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                *self.lines(),
+                f"tables: {self.output}/neighbours-*.parquet, images-*.parquet, duplicates.parquet, outliers.parquet",
+                f"page: {self.output}/index.html",
+            ]
+        )

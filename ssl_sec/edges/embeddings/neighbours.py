@@ -1,0 +1,322 @@
+"""Neighbours, near-duplicates and outliers of embedded images, part by part; then a page that shows them."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from ssl_sec.edges.config.neighbours import NeighboursConfig
+from ssl_sec.edges.embeddings.findings import Findings
+from ssl_sec.edges.embeddings.page import page_of
+from ssl_sec.edges.embeddings.places import Place, place_at
+from ssl_sec.edges.embeddings.workers import done_on
+from ssl_sec.embeddings.parts import Plan, origin_of, parquet_of
+from ssl_sec.embeddings.reading import EmbeddingSet, read_set, require_alike
+from ssl_sec.embeddings.search import search
+from ssl_sec.embeddings.tables import Outliers, grouped, image_table, most_similar, neighbour_table, pair_table
+from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError, first_line
+from ssl_sec.settings import check
+
+logger = logging.getLogger("ssl_sec")
+
+# The files of each part; that of the neighbours is the last and says that the part is done.
+_PAIRS, _IMAGES, _NEIGHBOURS = "pairs", "images", "neighbours"
+_DUPLICATES, _OUTLIERS, _PAGE = "duplicates.parquet", "outliers.parquet", "index.html"
+
+# In the metadata of pairs: how many were found, of which the file may list fewer.
+_NUM_FOUND = b"num_found"
+
+
+def run_neighbours(config: NeighboursConfig) -> Findings:
+    """Searches what is not searched yet, and writes the tables and the page.
+
+    Raises:
+        ConfigError: if there are fewer images than neighbours, or the output holds another search.
+        DataError: if the embeddings cannot be read.
+        StorageError: if the output cannot be written.
+        Stopped: if it was interrupted; whole parts are kept.
+    """
+    work = SearchWork(config=config)
+    base, queries = work.open()
+    num_others = len(base) - (queries is base)
+    check(config.k <= num_others, "k", config.k, f"1 to {num_others:,}, the number of other images")
+    logger.info("embeddings: %s of %d dimensions", f"{len(base):,}", base.dim)
+    outcome = _Outcome(config=config, origin=work.origin(base, queries), plan=work.plan(queries))
+    present = outcome.present()
+    waiting = [part for part in range(outcome.plan.num_parts) if part not in present]
+    if present:
+        logger.info("%d of %d parts already exist", len(present), outcome.plan.num_parts)
+    num_waiting, start = sum(len(outcome.plan.rows(part)) for part in waiting), time.perf_counter()
+    with logging_redirect_tqdm(), tqdm(total=num_waiting, desc="search", unit="image", disable=None) as bar:
+        try:
+            for _ in done_on(config.runtime, work.start, waiting, bar.update, "neighbours"):
+                pass
+        except KeyboardInterrupt:
+            raise Stopped(
+                f"stopped; whole parts are kept in {config.output}, and the same command continues with the others"
+            ) from None
+    seconds = time.perf_counter() - start
+    duplicates, num_pairs = outcome.write_duplicates(queries is base)
+    usual, outliers = outcome.write_outliers()
+    findings = Findings(
+        output=config.output,
+        num_images=len(queries),
+        num_searched=len(base),
+        k=config.k,
+        images_per_s=num_waiting / seconds if waiting else None,
+        nearest_of_same_label=usual,
+        duplicates_above=config.duplicates_above,
+        num_pairs=num_pairs,
+        duplicates=duplicates,
+        outliers=outliers,
+        examples=outcome.examples(),
+    )
+    logger.info("drawing the page")
+    outcome.place.write(_PAGE, page_of(findings, base, queries, config).encode())
+    return findings
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchWork:
+    """What searches parts of the queries, on any machine.
+
+    Attributes:
+        config: of the job.
+    """
+
+    config: NeighboursConfig
+
+    def open(self) -> tuple[EmbeddingSet, EmbeddingSet]:
+        """The embeddings that are searched, and the queries; one object if each is searched among the others.
+
+        Raises:
+            DataError: if they cannot be read, or not be compared.
+        """
+        base = _embeddings_at(self.config.embeddings, "embeddings")
+        if self.config.queries is None:
+            return base, base
+        queries = _embeddings_at(self.config.queries, "queries")
+        require_alike([*base.files, *queries.files])
+        return base, queries
+
+    def plan(self, queries: EmbeddingSet) -> Plan:
+        """The parts."""
+        return Plan(split=_NEIGHBOURS, num_images=len(queries), rows_per_part=self.config.queries_per_part)
+
+    def origin(self, base: EmbeddingSet, queries: EmbeddingSet) -> dict[str, Any]:
+        """What decides the neighbours and their division into files."""
+        return {
+            "embeddings": base.digest,
+            "queries": None if queries is base else queries.digest,
+            "k": self.config.k,
+            "duplicates_above": self.config.duplicates_above,
+            "max_duplicates": self.config.max_duplicates,
+            "queries_per_part": self.config.queries_per_part,
+        }
+
+    def start(
+        self, device: torch.device, on_images: Callable[[int], object] = lambda count: None
+    ) -> Callable[[int], int]:
+        """What does a part on a device, and returns for how many images it searched.
+
+        Args:
+            device: of this process.
+            on_images: called with the number of images that the comparisons since the last call are worth.
+        """
+        config, (base, queries) = self.config, self.open()
+        outcome = _Outcome(config=config, origin=self.origin(base, queries), plan=self.plan(queries))
+
+        def do(part: int) -> int:
+            rows = outcome.plan.rows(part)
+            embeddings = torch.cat([block for _, block in queries.blocks(rows.start, rows.stop)])
+            found, pairs = search(
+                embeddings,
+                _counted(base, len(rows), on_images),
+                k=config.k,
+                start=rows.start,
+                are_among=queries is base,
+                pairs_above=config.duplicates_above,
+                max_pairs=config.max_duplicates,
+                device=device,
+            )
+            norms = np.linalg.norm(embeddings.double().numpy(), axis=1)
+            about = queries.about(rows.start, rows.stop)
+            neighbours = neighbour_table(about, base, found)
+            outcome.write(_PAIRS, part, pair_table(queries, base, pairs), pairs.num_found)
+            outcome.write(_IMAGES, part, image_table(norms, about, neighbours))
+            outcome.write(_NEIGHBOURS, part, neighbours)
+            return len(rows)
+
+        return do
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outcome:
+    """The files of a search.
+
+    Attributes:
+        config: of the job.
+        origin: what decides them.
+        plan: of the parts.
+        place: where they are.
+    """
+
+    config: NeighboursConfig
+    origin: dict[str, Any]
+    plan: Plan
+    place: Place = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", place_at(self.config.output))
+
+    def present(self) -> set[int]:
+        """The parts that are done.
+
+        Raises:
+            ConfigError: if the output holds another search.
+            StorageError: if it cannot be read.
+        """
+        files = self.place.files()
+        ours = [name for name in sorted(files) if name == _DUPLICATES or name.startswith(f"{_NEIGHBOURS}-")]
+        for name in ours[:1]:  # the files of one search are alike
+            found = origin_of(self._read(name).schema) or {}
+            if other := [key for key, value in self.origin.items() if found.get(key) != value]:
+                before, now = found.get(other[0]), self.origin[other[0]]
+                raise ConfigError(
+                    f"output: {self.config.output} holds another search, with {other[0]} {before} instead of {now}; "
+                    "allowed: another folder"
+                )
+        return {part for part in range(self.plan.num_parts) if self._name(_NEIGHBOURS, part) in files}
+
+    def write(self, kind: str, part: int, table: pa.Table, num_found: int = 0) -> None:
+        """Writes a file of a part."""
+        self._write(self._name(kind, part), table, num_found)
+
+    def write_duplicates(self, is_one_set: bool) -> tuple[pa.Table, int]:
+        """The pairs of all parts in one file; returns them, and how many were found."""
+        names = [self._name(_PAIRS, part) for part in range(self.plan.num_parts)]
+        if _DUPLICATES not in self.place.files():
+            num_found = 0
+
+            def tables() -> Iterator[pa.Table]:
+                nonlocal num_found
+                for name in names:
+                    table = self._read(name)
+                    num_found += _num_found(table)
+                    yield table
+
+            pairs = most_similar(tables(), self.config.max_duplicates)
+            self._write(_DUPLICATES, grouped(pairs, is_one_set), num_found)
+        self.place.remove(names)
+        duplicates = self._read(_DUPLICATES)
+        return duplicates, _num_found(duplicates)
+
+    def write_outliers(self) -> tuple[float | None, pa.Table]:
+        """The outliers of all parts in one file; returns the share of images whose nearest has their label, and them.
+
+        The share is None if no image and its nearest neighbour have labels.
+        """
+        parts, norms, same = range(self.plan.num_parts), _Moments(), _Moments()
+        for part in parts:
+            images = self._read(self._name(_IMAGES, part), columns=["norm", "label", "nearest_label"])
+            norms.add(images["norm"].to_numpy())
+            label, nearest = (images[name].to_numpy().astype(np.float64) for name in ("label", "nearest_label"))
+            same.add((label == nearest)[~np.isnan(label) & ~np.isnan(nearest)])
+        outliers = Outliers(self.config.num_outliers, norms.mean, norms.std)
+        for part in parts:
+            outliers.add(self._read(self._name(_IMAGES, part)))
+        table = outliers.table()
+        self._write(_OUTLIERS, table)
+        return same.mean if same.count else None, table
+
+    def examples(self) -> pa.Table:
+        """The neighbours of some images, which are chosen at random, but always the same."""
+        count = min(self.config.images_shown, self.plan.num_images)
+        chosen = np.sort(np.random.default_rng(0).choice(self.plan.num_images, count, replace=False))
+        found: list[pa.Table] = []
+        for part in range(self.plan.num_parts):
+            rows = self.plan.rows(part)
+            if len(here := chosen[(chosen >= rows.start) & (chosen < rows.stop)]):
+                table = self._read(self._name(_NEIGHBOURS, part))
+                k = self.config.k
+                found.extend(table.slice(int(row - rows.start) * k, k) for row in here)
+        return pa.concat_tables(found) if found else self._read(self._name(_NEIGHBOURS, 0)).slice(0, 0)
+
+    def _name(self, kind: str, part: int) -> str:
+        return self.plan.name(part).replace(_NEIGHBOURS, kind)
+
+    def _read(self, name: str, columns: list[str] | None = None) -> pa.Table:
+        try:
+            with self.place.open(name) as file:
+                return pq.read_table(file, columns=columns)
+        except (OSError, ValueError) as error:
+            raise StorageError(f"output: {self.config.output}/{name} cannot be read: {first_line(error)}") from error
+
+    def _write(self, name: str, table: pa.Table, num_found: int = 0) -> None:
+        self.place.write(name, parquet_of(table, self.origin, {_NUM_FOUND: str(num_found)}))
+
+
+class _Moments:
+    """Mean and standard deviation of numbers that are added."""
+
+    def __init__(self) -> None:
+        self.count, self.mean, self._squares = 0, 0.0, 0.0
+
+    def add(self, values: np.ndarray) -> None:
+        """Adds numbers, by the pairwise update of Chan et al. 1979, "Updating Formulae ... for Sample Variances"."""
+        if not len(values):
+            return
+        values = values.astype(np.float64)
+        mean, total = float(values.mean()), self.count + len(values)
+        change = mean - self.mean
+        self._squares += float(((values - mean) ** 2).sum()) + change**2 * self.count * len(values) / total
+        self.mean += change * len(values) / total
+        self.count = total
+
+    @property
+    def std(self) -> float:
+        """The standard deviation."""
+        return (self._squares / max(self.count, 1)) ** 0.5
+
+
+def _counted(
+    base: EmbeddingSet, num_queries: int, on_images: Callable[[int], object]
+) -> Iterator[tuple[int, Float32[Tensor, "rows dim"]]]:
+    """The blocks of a set; after each it says how many of the queries are worth the comparisons so far."""
+    counted = 0
+    for start, block in base.blocks():
+        yield start, block
+        done = (start + len(block)) * num_queries // len(base)
+        on_images(done - counted)
+        counted = done
+
+
+def _embeddings_at(location: str, key: str) -> EmbeddingSet:
+    """The embeddings in a folder, or in a file.
+
+    Raises:
+        DataError: if there are none, or they cannot be read.
+    """
+    folder, _, last = location.rpartition("/") if location.endswith(".parquet") else (location, "", "")
+    place = place_at(folder or ("/" if location.startswith("/") else "."), key)
+    names = sorted(
+        name for name in place.files() if name.endswith(".parquet") and "/" not in name and last in ("", name)
+    )
+    if not names:
+        raise DataError(f"{key}: found no Parquet files in {location}; python -m jobs.embed writes such files")
+    root = location if not last else (folder or ".")
+    return read_set((f"{root}/{name}", lambda name=name: place.open(name)) for name in names)
+
+
+def _num_found(table: pa.Table) -> int:
+    return int((table.schema.metadata or {})[_NUM_FOUND])

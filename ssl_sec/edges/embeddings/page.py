@@ -1,0 +1,144 @@
+"""A page that shows near-duplicates, outliers and neighbours as pictures; one file, which opens from disk."""
+
+from collections.abc import Iterable, Mapping
+from html import escape
+from typing import Any
+
+import pyarrow as pa
+
+from ssl_sec.edges.config.neighbours import NeighboursConfig
+from ssl_sec.edges.embeddings.findings import Findings
+from ssl_sec.edges.embeddings.thumbnails import Key, Thumbnails, thumbnails
+from ssl_sec.embeddings.reading import EmbeddingSet
+
+_STYLE = """
+body { font: 14px/1.4 system-ui, sans-serif; margin: 2em auto; max-width: 1200px; padding: 0 1em; color: #222; }
+h2 { margin: 2em 0 .3em; } p { margin: .3em 0 1em; max-width: 80ch; }
+.row { display: flex; flex-wrap: wrap; gap: 8px; margin: 0 0 12px; padding: 8px; background: #f6f6f6; }
+.pairs { display: grid; grid-template-columns: repeat(auto-fill, minmax(240px, 1fr)); gap: 12px; }
+.pairs .row { margin: 0; }
+figure { margin: 0; width: 104px; font-size: 11px; overflow-wrap: anywhere; }
+figure img, .none { width: 96px; height: 96px; object-fit: contain; image-rendering: pixelated; background: #e4e4e4; }
+figure.query img { outline: 3px solid #333; } figure.other img { outline: 3px solid #c0392b; }
+.none { display: flex; align-items: center; justify-content: center; color: #888; }
+.value { font-weight: 600; }
+"""
+
+
+def page_of(findings: Findings, base: EmbeddingSet, queries: EmbeddingSet, config: NeighboursConfig) -> str:
+    """The page as HTML.
+
+    Args:
+        findings: of the search.
+        base: the embeddings that were searched.
+        queries: whose neighbours were searched.
+        config: of the job.
+    """
+    duplicates = findings.duplicates.slice(0, config.images_shown)
+    by = findings.outliers["by"].to_pylist()
+    outliers = {
+        kind: findings.outliers.filter(pa.array([each == kind for each in by], pa.bool_())).slice(
+            0, config.images_shown
+        )
+        for kind in ("norm", "distance")
+    }
+    of_queries = [duplicates, findings.examples, *outliers.values()]
+    first = thumbnails(_keys(of_queries, ""), queries, config.data)
+    second = thumbnails(_keys([duplicates, findings.examples], "neighbour_"), base, config.data)
+    pictures = _Pictures(first, second)
+    missing = first.missing or second.missing
+    return "\n".join(
+        [
+            "<!doctype html>",
+            f'<html lang="en"><meta charset="utf-8"><title>Neighbours of {escape(config.embeddings)}</title>',
+            f"<style>{_STYLE}</style>",
+            f"<h1>Neighbours of {escape(config.queries or config.embeddings)}</h1>",
+            *(f"<div>{escape(line)}</div>" for line in findings.lines()),
+            f"<p><b>Pictures are missing:</b> {escape(missing)}</p>" if missing else "",
+            *_duplicates(duplicates, pictures, findings),
+            *_outliers(outliers["distance"], pictures, "Far from all others", "mean_cosine", "mean cosine"),
+            *_outliers(outliers["norm"], pictures, "Unusual norm", "norm", "norm"),
+            *_examples(findings, pictures),
+            "</html>",
+        ]
+    )
+
+
+class _Pictures:
+    """Images as figures of the page.
+
+    Args:
+        queries: their pictures.
+        neighbours: theirs.
+    """
+
+    def __init__(self, queries: Thumbnails, neighbours: Thumbnails) -> None:
+        self._of = {"": queries, "neighbour_": neighbours}
+
+    def figure(self, row: Mapping[str, Any], prefix: str, caption: str, kind: str = "") -> str:
+        """An image with what it is, and a caption."""
+        found = self._of[prefix]
+        address = found.pictures.get(_key(row, prefix))
+        image = f'<img src="{address}" alt="">' if address else '<div class="none">no picture</div>'
+        split, number, path = _key(row, prefix)
+        label = row[f"{prefix}label"]
+        names = found.class_names
+        name = None if label is None else names[label] if label < len(names) else f"label {label}"
+        parts = [f"{split} {number}", *([name] if name is not None else [])]
+        title = f' title="{escape(path)}"' if path else ""
+        caption = f'<br><span class="value">{escape(caption)}</span>' if caption else ""
+        text = "<br>".join(map(escape, parts))
+        return f'<figure class="{kind}"{title}>{image}<figcaption>{text}{caption}</figcaption></figure>'
+
+
+def _duplicates(table: pa.Table, pictures: _Pictures, findings: Findings) -> Iterable[str]:
+    yield "<h2>Near-duplicates</h2>"
+    yield (
+        f"<p>Pairs of cosine {findings.duplicates_above:g} or more, the most similar first: {len(table):,} of "
+        f"{findings.num_pairs:,}. A red border: the labels differ. All that are listed are in duplicates.parquet.</p>"
+    )
+    yield '<div class="pairs">'
+    for row in table.to_pylist():
+        kind = _other(row)
+        first = pictures.figure(row, "", f"group {row['group']}", kind)
+        second = pictures.figure(row, "neighbour_", f"cosine {row['cosine']:.4f}", kind)
+        yield f'<div class="row">{first}{second}</div>'
+    yield "</div>"
+
+
+def _outliers(table: pa.Table, pictures: _Pictures, title: str, column: str, name: str) -> Iterable[str]:
+    yield f"<h2>{title}</h2>"
+    more = " and its distance from the mean in standard deviations" if column == "norm" else " with its neighbours"
+    yield f"<p>The images with the most unusual {name}{more}. All that are listed are in outliers.parquet.</p>"
+    yield '<div class="row">'
+    for row in table.to_pylist():
+        value = f"{row[column]:.4g} ({row['norm_z']:+.1f})" if column == "norm" else f"{row[column]:.3f}"
+        yield pictures.figure(row, "", value)
+    yield "</div>"
+
+
+def _examples(findings: Findings, pictures: _Pictures) -> Iterable[str]:
+    yield "<h2>Neighbours</h2>"
+    yield (
+        "<p>Some images, chosen at random, each with its nearest neighbours and their cosines. A red border: another "
+        "label than that of the image.</p>"
+    )
+    rows = findings.examples.to_pylist()
+    for start in range(0, len(rows), findings.k):
+        found = rows[start : start + min(findings.k, 10)]
+        figures = [pictures.figure(row, "neighbour_", f"{row['cosine']:.3f}", _other(row)) for row in found]
+        yield f'<div class="row">{pictures.figure(found[0], "", "", "query")}{"".join(figures)}</div>'
+
+
+def _other(row: Mapping[str, Any]) -> str:
+    labels = row["label"], row["neighbour_label"]
+    return "other" if None not in labels and labels[0] != labels[1] else ""
+
+
+def _keys(tables: Iterable[pa.Table], prefix: str) -> Iterable[Key]:
+    for table in tables:
+        yield from (_key(row, prefix) for row in table.to_pylist())
+
+
+def _key(row: Mapping[str, Any], prefix: str) -> Key:
+    return row[f"{prefix}split"], row[f"{prefix}row"], row[f"{prefix}path"]

@@ -1,0 +1,108 @@
+"""Small pictures of embedded images, from their data set or their files."""
+
+import base64
+import io
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageOps
+
+from ssl_sec.data.config import DataConfig
+from ssl_sec.data.crops import CentreSquare
+from ssl_sec.embeddings.reading import EmbeddingSet
+from ssl_sec.errors import UserError, first_line
+from ssl_sec.settings import Settings, from_values
+
+logger = logging.getLogger("ssl_sec")
+
+# The side of a picture; smaller images keep theirs.
+_SIDE_PX = 96
+
+# An image: its split, its row in its set and its path.
+Key = tuple[str, int, str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Holder(Settings):
+    data: DataConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Thumbnails:
+    """Pictures as addresses that hold them (`data:image/png;base64,…`), and the names of the classes.
+
+    Attributes:
+        pictures: of each image that could be read.
+        class_names: of the labels, if the set has them.
+        missing: why pictures are missing; None if none are.
+    """
+
+    pictures: Mapping[Key, str]
+    class_names: tuple[str, ...]
+    missing: str | None
+
+
+def thumbnails(images: Iterable[Key], embeddings: EmbeddingSet, data: DataConfig | None) -> Thumbnails:
+    """The pictures of some images.
+
+    Args:
+        images: which.
+        embeddings: whose files say which data set was embedded.
+        data: the data set, if it is now elsewhere; None for the one that was embedded.
+    """
+    pictures: dict[Key, str] = {}
+    names: tuple[str, ...] = ()
+    missing: str | None = None
+    by_split: dict[str, list[Key]] = {}
+    for key in dict.fromkeys(images):
+        by_split.setdefault(key[0], []).append(key)
+    for split, keys in by_split.items():
+        try:
+            found, names = _from_set(split, keys, embeddings, data)
+        except (UserError, OSError, ValueError) as error:
+            found, why = _from_files(keys), first_line(error)
+            if len(found) < len(keys):
+                missing = why
+                logger.warning("%d pictures of the %s split are missing: %s", len(keys) - len(found), split, why)
+        pictures |= found
+    return Thumbnails(pictures=pictures, class_names=names, missing=missing)
+
+
+def _from_set(
+    split: str, keys: list[Key], embeddings: EmbeddingSet, data: DataConfig | None
+) -> tuple[dict[Key, str], tuple[str, ...]]:
+    """The pictures out of the data set that was embedded."""
+    origin = next((file.origin for file in embeddings.files if file.split == split and file.origin), None)
+    if origin is None:
+        raise ValueError("the files do not say which images they are of; data=<set> does")
+    data = data or from_values(_Holder, {"data": origin["data"]}).data
+    image_set = data.open_cropped(origin["split"], CentreSquare(size_px=origin["image_shape"][-1]))
+    batch = image_set.read(torch.tensor([row for _, row, _ in keys]))
+    arrays = batch.images.cpu().permute(0, 2, 3, 1).numpy()
+    pictures = [Image.fromarray(array.squeeze(2) if array.shape[2] == 1 else array) for array in arrays]
+    return {key: _address(picture) for key, picture in zip(keys, pictures, strict=True)}, image_set.class_names
+
+
+def _from_files(keys: list[Key]) -> dict[Key, str]:
+    """The pictures of those images whose path is a file of this machine."""
+    found: dict[Key, str] = {}
+    for key in keys:
+        path = key[2]
+        if path is not None and Path(path).is_file():
+            try:
+                with Image.open(path) as image:
+                    found[key] = _address(ImageOps.exif_transpose(image).convert("RGB"))
+            except (OSError, ValueError):
+                continue  # the page says that it is missing
+    return found
+
+
+def _address(image: Image.Image) -> str:
+    """The picture as PNG, in the address itself."""
+    image.thumbnail((_SIDE_PX, _SIDE_PX))
+    file = io.BytesIO()
+    image.save(file, "png")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -1,0 +1,245 @@
+"""Embeddings read from Parquet files, of ours or of other programs, a block of rows at a time."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from ssl_sec.embeddings.parts import numbered, origin_of, stem_of
+from ssl_sec.errors import DataError, first_line
+
+# Rows that are read and compared at once: 8 MiB of 512 dimensions.
+BLOCK_ROWS = 4096
+
+_ABOUT = pa.schema([("split", pa.string()), ("row", pa.int64()), ("path", pa.string()), ("label", pa.int64())])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingFile:
+    """A Parquet file with a column of embeddings.
+
+    Attributes:
+        name: with its folder, for messages.
+        open: opens it for reading at any place.
+        split: the beginning of its name.
+        row_groups: rows of each group.
+        dim: of the embeddings.
+        columns: the columns that it has.
+        origin: what its embeddings were computed from; None if another program wrote it.
+        digest: sixteen hexadecimal digits of its metadata, with the least and greatest values of its columns.
+    """
+
+    name: str
+    open: Callable[[], BinaryIO] = field(repr=False)
+    split: str
+    row_groups: tuple[int, ...]
+    dim: int
+    columns: frozenset[str]
+    origin: dict[str, Any] | None
+    digest: str
+
+    def __len__(self) -> int:
+        return sum(self.row_groups)
+
+    def batches(self, columns: Sequence[str], start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The rows from `start` to `stop`, at most BLOCK_ROWS at a time, each time with the number of the first.
+
+        Raises:
+            DataError: if the file cannot be read.
+        """
+        bounds = list(pairwise(accumulate(self.row_groups, initial=0)))
+        groups = [group for group, (first, end) in enumerate(bounds) if first < stop and start < end]
+        if not groups:
+            return
+        at = bounds[groups[0]][0]
+        try:
+            with self.open() as opened, pq.ParquetFile(opened) as file:
+                for batch in file.iter_batches(BLOCK_ROWS, groups, list(columns)):
+                    first, last = max(start - at, 0), min(stop - at, len(batch))
+                    if first < last:
+                        yield at + first, batch.slice(first, last - first)
+                    at += len(batch)
+        except (OSError, ValueError) as error:
+            raise DataError(f"embeddings: {self.name} cannot be read: {first_line(error)}") from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingSet:
+    """The embeddings of some files, in the order of the files; a position counts from the first row of the first.
+
+    Attributes:
+        files: with embeddings of one length.
+    """
+
+    files: tuple[EmbeddingFile, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.files))
+
+    @property
+    def dim(self) -> int:
+        """Of the embeddings."""
+        return self.files[0].dim
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits that differ for other files."""
+        return _digest([file.digest for file in self.files])
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether all files have a column of labels."""
+        return all("label" in file.columns for file in self.files)
+
+    def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Float32[Tensor, "rows dim"]]]:
+        """The embeddings at the positions from `start` to `stop`, each time with the position of the first.
+
+        Raises:
+            DataError: if a file cannot be read, or an embedding is missing, has another length or is not finite.
+        """
+        for at, first, file, batch in self._batches(("embedding",), start, len(self) if stop is None else stop):
+            values = batch.column("embedding")
+            rows = values.flatten().to_numpy(zero_copy_only=False).astype(np.float32)
+            if values.null_count or len(rows) != len(values) * self.dim:
+                raise DataError(f"embeddings: {file.name} has rows without an embedding of {self.dim} numbers")
+            block = torch.from_numpy(rows).view(-1, self.dim)
+            if not bool((is_finite := block.isfinite().all(dim=1)).all()):
+                raise DataError(
+                    f"embeddings: row {first + int((~is_finite).nonzero()[0])} of {file.name} is not finite"
+                )
+            yield at, block
+
+    def about(self, start: int, stop: int) -> pa.Table:
+        """The columns `split`, `row`, `path` and `label` at the positions from `start` to `stop`.
+
+        A file without `row` counts its rows; without the others, they are null.
+        """
+        batches = self._batches(_ABOUT.names, start, stop)
+        found = [self._about(first, file, batch) for _, first, file, batch in batches]
+        return pa.Table.from_batches(found, _ABOUT)
+
+    def about_some(self, positions: np.ndarray) -> pa.Table:
+        """The same columns at some positions, ascending and each once; it reads block by block."""
+        found = [pa.RecordBatch.from_pylist([], _ABOUT)]
+        if len(positions):
+            last = int(positions[-1])
+            for at, first, file, batch in self._batches(_ABOUT.names, int(positions[0]), last + 1):
+                begin, end = np.searchsorted(positions, (at, at + len(batch)))
+                if begin < end:
+                    found.append(self._about(first, file, batch).take(pa.array(positions[begin:end] - at)))
+        return pa.Table.from_batches(found, _ABOUT)
+
+    def _batches(
+        self, columns: Iterable[str], start: int, stop: int
+    ) -> Iterator[tuple[int, int, EmbeddingFile, pa.RecordBatch]]:
+        """Some rows at a time: the position of the first, its row in its file, and the file."""
+        bounds = pairwise(accumulate(map(len, self.files), initial=0))
+        for file, (first, end) in zip(self.files, bounds, strict=True):
+            # A file without any of the columns still says how many rows there are.
+            wanted = [name for name in columns if name in file.columns] or ["embedding"]
+            for row, batch in file.batches(wanted, max(start, first) - first, min(stop, end) - first):
+                yield first + row, row, file, batch
+
+    def _about(self, first: int, file: EmbeddingFile, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = {
+            "split": pa.array([file.split] * len(batch)),
+            "row": pa.array(np.arange(first, first + len(batch))),
+            **{name: batch.column(name) for name in _ABOUT.names if name in batch.schema.names},
+        }
+        try:
+            given = [
+                columns[each.name].cast(each.type) if each.name in columns else pa.nulls(len(batch), each.type)
+                for each in _ABOUT
+            ]
+        except pa.ArrowInvalid as error:
+            raise DataError(f"embeddings: {file.name}: a column is of another type: {first_line(error)}") from error
+        return pa.record_batch(given, schema=_ABOUT)
+
+
+def read_set(files: Iterable[tuple[str, Callable[[], BinaryIO]]]) -> EmbeddingSet:
+    """The embeddings of some files, of which only the metadata are read now.
+
+    Args:
+        files: the name of each, with its folder, and what opens it.
+
+    Raises:
+        DataError: if there are none, one cannot be read or has no embeddings, or files of a set that was divided are
+            missing; see also `require_alike`.
+    """
+    found = [_read(name, opener) for name, opener in files]
+    if not any(map(len, found)):
+        raise DataError("embeddings: found no rows; allowed: Parquet files with a column 'embedding'")
+    for split, num_parts in {(file.split, parts) for file in found if (parts := numbered(file.name)) is not None}:
+        num_found = sum(file.split == split and numbered(file.name) == num_parts for file in found)
+        if num_found != num_parts:
+            raise DataError(
+                f"embeddings: found {num_found} of the {num_parts} files of the {split} split; "
+                "the jobs.embed that wrote them, started again, writes the others"
+            )
+    require_alike(found)
+    return EmbeddingSet(files=tuple(found))
+
+
+def require_alike(files: Sequence[EmbeddingFile]) -> None:
+    """Refuses embeddings that cannot be compared.
+
+    Raises:
+        DataError: if they differ in length, or are known to come from different weights.
+    """
+    first = files[0]
+    for file in files[1:]:
+        if file.dim != first.dim:
+            lengths = f"{first.dim} numbers in {first.name}, {file.dim} in {file.name}"
+            raise DataError(f"embeddings: found {lengths}, must be of one length")
+        weights = [(each.origin or {}).get("weights") for each in (first, file)]
+        if None not in weights and weights[0] != weights[1]:
+            raise DataError(f"embeddings: {first.name} and {file.name} are of different encoders")
+
+
+def _read(name: str, opener: Callable[[], BinaryIO]) -> EmbeddingFile:
+    try:
+        with opener() as opened, pq.ParquetFile(opened) as file:
+            about, schema = file.metadata, file.schema_arrow
+            groups = [about.row_group(group) for group in range(about.num_row_groups)]
+            columns = frozenset(schema.names)
+            dim = _dim(name, file) if "embedding" in columns else 0
+    except (OSError, ValueError) as error:
+        raise DataError(f"embeddings: {name} cannot be read: {first_line(error)}") from error
+    if not dim:
+        raise DataError(f"embeddings: {name} has no column 'embedding' with lists of numbers")
+    last = name.rpartition("/")[2]
+    return EmbeddingFile(
+        name=name,
+        open=opener,
+        split=stem_of(last) or last.removesuffix(".parquet"),
+        row_groups=tuple(group.num_rows for group in groups),
+        dim=dim,
+        columns=columns,
+        origin=origin_of(schema),
+        digest=_digest([origin_of(schema), [group.to_dict() for group in groups]]),
+    )
+
+
+def _dim(name: str, file: pq.ParquetFile) -> int:
+    """The length of the embeddings, by their type or the first of them; 0 if they are no lists of numbers."""
+    kind = file.schema_arrow.field("embedding").type
+    if pa.types.is_fixed_size_list(kind):
+        return kind.list_size if pa.types.is_floating(kind.value_type) else 0
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_floating(kind.value_type):
+        return 0
+    for batch in file.iter_batches(1, columns=["embedding"]):
+        return len(batch.column("embedding").flatten())
+    raise DataError(f"embeddings: {name} has no rows")
+
+
+def _digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(cast(Any, values), sort_keys=True, default=str).encode()).hexdigest()[:16]

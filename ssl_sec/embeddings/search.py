@@ -1,0 +1,131 @@
+"""Exact search by cosine: the nearest neighbours of some embeddings among many, and the pairs above a cosine.
+
+The many are read block by block and are never in memory together; all cosines are computed, in float32.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+
+from ssl_sec.evaluation.arrays import tiles, unit_rows
+
+# Queries that are compared with a block at once.
+_TILE_ROWS = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Neighbours:
+    """The nearest of each query, on the CPU.
+
+    Attributes:
+        positions: the nearest first; of equally near ones any.
+        cosines: descending, in [-1, 1].
+    """
+
+    positions: Int64[Tensor, "queries k"]
+    cosines: Float32[Tensor, "queries k"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pairs:
+    """Pairs above a cosine, on the CPU, the most similar first.
+
+    Attributes:
+        first: position of the query.
+        second: position among the many; if the queries are some of them, after that of the query.
+        cosines: of each pair.
+        num_found: pairs in all; there are more than listed if only the most similar are kept.
+    """
+
+    first: Int64[Tensor, " pairs"]
+    second: Int64[Tensor, " pairs"]
+    cosines: Float32[Tensor, " pairs"]
+    num_found: int
+
+
+@torch.no_grad()
+def search(
+    queries: Float32[Tensor, "queries dim"],
+    blocks: Iterable[tuple[int, Float32[Tensor, "_ dim"]]],
+    *,
+    k: int,
+    start: int,
+    are_among: bool,
+    pairs_above: float,
+    max_pairs: int,
+    device: torch.device,
+) -> tuple[Neighbours, Pairs]:
+    """The nearest neighbours of the queries, and the pairs of a query and another row above a cosine.
+
+    Beside queries and a block, both on the device, it takes about 40 MiB · (3 + k / 1000) and 20 bytes for each of
+    2 · max_pairs pairs.
+
+    Args:
+        queries: of any norm, finite; the cosine with a row of zeros is 0.
+        blocks: rows to compare with, each time with the position of the first; `k` or more in all, without the query.
+        k: neighbours of each query, ≥ 1.
+        start: the position of the first query.
+        are_among: whether the queries are among the blocks, at their positions, and are no neighbours of themselves.
+        pairs_above: the least cosine of a pair.
+        max_pairs: how many are kept, ≥ 1.
+        device: where it is computed.
+    """
+    queries = unit_rows(queries.to(device))
+    best = torch.full((len(queries), k), -torch.inf, device=device)
+    positions = torch.full((len(queries), k), -1, dtype=torch.int64, device=device)
+    pairs = _KeptPairs(max_pairs)
+    for block_start, block in blocks:
+        block = unit_rows(block.to(device))
+        for tile in tiles(len(queries), _TILE_ROWS):
+            cosines = queries[tile] @ block.T
+            own = torch.arange(start + tile.start, start + tile.stop, device=device).unsqueeze(1) - block_start
+            is_pair = cosines >= pairs_above
+            if are_among:
+                columns = torch.arange(len(block), device=device)
+                cosines.masked_fill_(columns == own, -torch.inf)
+                is_pair &= columns > own
+            if is_pair.any():
+                row, column = is_pair.nonzero(as_tuple=True)
+                pairs.add(row + start + tile.start, column + block_start, cosines[row, column])
+            nearest = cosines.topk(min(k, len(block)), dim=1)
+            both = torch.cat([best[tile], nearest.values], dim=1).topk(k, dim=1)
+            where = torch.cat([positions[tile], nearest.indices + block_start], dim=1)
+            best[tile], positions[tile] = both.values, where.gather(1, both.indices)
+    assert not len(queries) or bool((positions >= 0).all()), "there are fewer rows than neighbours"
+    return Neighbours(positions=positions.cpu(), cosines=best.clamp(-1, 1).cpu()), pairs.kept()
+
+
+class _KeptPairs:
+    """The most similar of the pairs that are added.
+
+    Args:
+        limit: how many.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._num_found = 0
+        self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def add(self, first: Tensor, second: Tensor, cosines: Tensor) -> None:
+        """Adds pairs; all on one device."""
+        self._num_found += len(cosines)
+        self._parts.append((first, second, cosines))
+        if sum(len(part[2]) for part in self._parts) > 2 * self._limit:
+            self._parts = [self._best()]
+
+    def kept(self) -> Pairs:
+        """The most similar."""
+        if not self._parts:
+            none = torch.zeros(0, dtype=torch.int64)
+            return Pairs(first=none, second=none, cosines=torch.zeros(0), num_found=0)
+        first, second, cosines = (each.cpu() for each in self._best())
+        return Pairs(first=first, second=second, cosines=cosines.clamp(max=1), num_found=self._num_found)
+
+    def _best(self) -> tuple[Tensor, Tensor, Tensor]:
+        first, second, cosines = (torch.cat(each) for each in zip(*self._parts, strict=True))
+        order = cosines.argsort(descending=True, stable=True)[: self._limit]
+        return first[order], second[order], cosines[order]

@@ -1,0 +1,137 @@
+"""Embeddings in files of ours and of other programs."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from ssl_sec.embeddings.parts import Rows, encoded, part_name
+from ssl_sec.embeddings.reading import BLOCK_ROWS, EmbeddingSet, read_set
+from ssl_sec.errors import DataError
+
+
+def read(*paths: Path) -> EmbeddingSet:
+    return read_set((str(path), lambda path=path: path.open("rb")) for path in paths)
+
+
+def ours(path: Path, values: np.ndarray, first_row: int = 0, weights: str = "w") -> Path:
+    rows = Rows(
+        rows=np.arange(first_row, first_row + len(values)),
+        paths=[f"{first_row + row}.png" for row in range(len(values))],
+        labels=np.arange(len(values)) % 3 - 1,
+        embeddings=values,
+    )
+    path.write_bytes(encoded(rows, ["a", "b"], {"weights": weights}))
+    return path
+
+
+def values_of(count: int, dim: int = 3) -> np.ndarray:
+    return np.random.default_rng(count).normal(size=(count, dim)).astype(np.float32)
+
+
+def test_positions_count_through_the_files_and_any_range_can_be_read(tmp_path: Path):
+    parts = [values_of(BLOCK_ROWS + 5), values_of(7)]
+    names = [part_name("train", part, 2) for part in range(2)]
+    found = read(
+        *(ours(tmp_path / name, part, 100 * at) for at, (name, part) in enumerate(zip(names, parts, strict=True)))
+    )
+    every = np.concatenate(parts)
+    assert (len(found), found.dim, found.has_labels) == (len(every), 3, True)
+    for start, stop in (
+        (0, len(every)),
+        (BLOCK_ROWS - 2, BLOCK_ROWS + 8),
+        (3, 4),
+        (BLOCK_ROWS + 6, len(every)),
+        (5, 5),
+    ):
+        blocks = list(found.blocks(start, stop))
+        assert [at for at, _ in blocks] == list(np.cumsum([start, *(len(block) for _, block in blocks)])[: len(blocks)])
+        rows = torch.cat([torch.zeros(0, 3), *(block for _, block in blocks)])
+        np.testing.assert_array_equal(rows.numpy(), every[start:stop])
+    about = found.about(BLOCK_ROWS + 4, BLOCK_ROWS + 7).to_pydict()
+    assert about["row"] == [BLOCK_ROWS + 4, 100, 101]
+    assert about["path"] == [f"{BLOCK_ROWS + 4}.png", "100.png", "101.png"]
+    assert about["split"] == ["train"] * 3
+    assert found.about(0, 3)["label"].to_pylist() == [None, 0, 1]  # without a label, there is none
+    some = np.array([0, 2, BLOCK_ROWS - 1, BLOCK_ROWS, BLOCK_ROWS + 11])
+    assert found.about_some(some).to_pylist() == [found.about(at, at + 1).to_pylist()[0] for at in some.tolist()]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float64()), pa.large_list(pa.float16()), pa.list_(pa.float32(), 3)])
+def test_a_file_of_another_program_needs_nothing_but_embeddings(tmp_path: Path, kind: pa.DataType):
+    values = values_of(10).astype(np.float16)
+    pq.write_table(
+        pa.table({"embedding": pa.array(values.tolist(), kind)}), tmp_path / "mine.parquet", row_group_size=4
+    )
+    found = read(tmp_path / "mine.parquet")
+    np.testing.assert_array_equal(torch.cat([block for _, block in found.blocks()]).numpy(), values.astype(np.float32))
+    assert found.about(8, 10).to_pylist() == [
+        {"split": "mine", "row": row, "path": None, "label": None} for row in (8, 9)
+    ]
+
+
+def table(path: Path, **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (
+            lambda folder: [table(folder / "a.parquet", x=[1.0])],
+            "a.parquet has no column 'embedding' with lists of numbers",
+        ),
+        (
+            lambda folder: [table(folder / "a.parquet", embedding=[1.0])],
+            "a.parquet has no column 'embedding' with lists",
+        ),
+        (
+            lambda folder: [ours(folder / "train-00001-of-00003.parquet", values_of(2))],
+            "found 1 of the 3 files of the train",
+        ),
+        (
+            lambda folder: [ours(folder / "a.parquet", values_of(2)), ours(folder / "b.parquet", values_of(2, 4))],
+            "found 3 numbers in .*a.parquet, 4 in .*b.parquet, must be of one length",
+        ),
+        (
+            lambda folder: [
+                ours(folder / "a.parquet", values_of(2)),
+                ours(folder / "b.parquet", values_of(2), weights="v"),
+            ],
+            "a.parquet and .*b.parquet are of different encoders",
+        ),
+        (lambda folder: [], "found no rows"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_in_one_line(
+    tmp_path: Path, write: Callable[[Path], list[Path]], message: str
+):
+    with pytest.raises(DataError, match=message) as error:
+        read(*write(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+def test_a_damaged_file_and_rows_without_numbers_are_named(tmp_path: Path):
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1 torn")
+    with pytest.raises(DataError, match=r"torn.parquet cannot be read: "):
+        read(tmp_path / "torn.parquet")
+    values = values_of(BLOCK_ROWS + 9)
+    values[BLOCK_ROWS + 3, 1] = np.nan
+    found = read(ours(tmp_path / "nan.parquet", values))
+    with pytest.raises(DataError, match=re.escape(f"row {BLOCK_ROWS + 3} of {tmp_path}/nan.parquet is not finite")):
+        list(found.blocks())
+    short = read(table(tmp_path / "short.parquet", embedding=[[1.0, 2.0], [1.0]]))
+    with pytest.raises(DataError, match=r"short.parquet has rows without an embedding of 2 numbers"):
+        list(short.blocks())
+
+
+def test_other_values_have_another_digest(tmp_path: Path):
+    first, second = (ours(tmp_path / f"{seed}.parquet", values_of(20) + seed) for seed in range(2))
+    assert read(first).digest == read(first).digest != read(second).digest

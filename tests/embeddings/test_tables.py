@@ -1,0 +1,47 @@
+"""Groups of near-duplicates and outliers."""
+
+import numpy as np
+import pyarrow as pa
+
+from ssl_sec.embeddings.tables import Outliers, grouped, most_similar
+
+
+def pairs(*rows: tuple[int, int, float]) -> pa.Table:
+    first, second, cosines = zip(*rows, strict=True)
+    return pa.table({"cosine": pa.array(cosines), "first": pa.array(first), "second": pa.array(second)})
+
+
+def test_pairs_that_share_an_image_are_of_one_group_numbered_by_the_most_similar():
+    tables = [pairs((0, 5, 0.96), (7, 8, 0.99)), pairs((5, 6, 0.97), (1, 2, 0.951))]
+    found = grouped(most_similar(tables, 10), is_one_set=True)
+    assert found["cosine"].to_pylist() == [0.99, 0.97, 0.96, 0.951]
+    assert found["group"].to_pylist() == [0, 1, 1, 2]
+    assert found.column_names == ["cosine", "group"]
+
+
+def test_positions_in_two_sets_are_different_images():
+    found = grouped(pairs((0, 1, 0.99), (1, 2, 0.98), (0, 2, 0.97)), is_one_set=False)
+    assert found["group"].to_pylist() == [0, 0, 0]
+    assert grouped(pairs((0, 1, 0.99), (1, 2, 0.98)), is_one_set=False)["group"].to_pylist() == [0, 1]
+    assert grouped(pairs((0, 1, 0.99), (1, 2, 0.98)), is_one_set=True)["group"].to_pylist() == [0, 0]
+
+
+def test_no_more_pairs_than_the_limit_are_kept_and_none_is_no_group():
+    assert most_similar([pairs((0, 1, 0.9), (0, 2, 0.95)), pairs((3, 4, 0.94))], 2)["cosine"].to_pylist() == [
+        0.95,
+        0.94,
+    ]
+    none = grouped(most_similar([pairs((0, 1, 0.9)).slice(0, 0)], 2), is_one_set=True)
+    assert none["group"].to_pylist() == []
+
+
+def test_outliers_are_the_farthest_from_the_mean_norm_and_from_their_neighbours():
+    norms, cosines = np.array([1.0, 5.0, 1.1, -2.0, 0.9]), np.array([0.9, 0.8, 0.2, 0.95, 0.5])
+    outliers = Outliers(2, mean=1.0, std=0.5)
+    for part in (slice(0, 2), slice(2, 5)):
+        columns = {"norm": pa.array(norms[part]), "mean_cosine": pa.array(cosines[part])}
+        outliers.add(pa.table({"row": pa.array(np.arange(5)[part]), **columns}))
+    table = outliers.table()
+    assert table["by"].to_pylist() == ["norm", "norm", "distance", "distance"]
+    assert table["row"].to_pylist() == [1, 3, 2, 4]
+    assert table["norm_z"].to_pylist()[:2] == [8.0, -6.0]
