@@ -1,0 +1,218 @@
+"""Neighbours of embedded digits and photos: the tables, the page, continuation, and what is refused."""
+
+import base64
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import ray
+import torch
+from PIL import Image
+
+from ssl_sec.data.standard_sets import open_digits
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.config.neighbours import NeighboursConfig
+from ssl_sec.edges.embeddings import neighbours as module
+from ssl_sec.edges.embeddings.findings import Findings
+from ssl_sec.edges.embeddings.neighbours import run_neighbours
+from ssl_sec.embeddings.parts import Rows, encoded
+from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
+from ssl_sec.evaluation.retrieval import nearest
+from ssl_sec.settings import from_values
+
+
+def find(embeddings: Path | str, output: Path, *overrides: str) -> Findings:
+    given = [f"embeddings={embeddings}", f"output={output}", "runtime=local", "queries_per_part=150", *overrides]
+    return run_neighbours(from_values(NeighboursConfig, compose("neighbours", given)))
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the pixels of the test digits as their embeddings, with two of them twice."""
+    folder, digits = tmp_path_factory.mktemp("embeddings"), open_digits("test")
+    pixels = _pixels()
+    pixels[7], pixels[200] = 2 * pixels[3], pixels[100]
+    origin = {"weights": "w", "data": {"name": "digits"}, "split": "test", "image_shape": [1, 8, 8]}
+    labels = digits.labels.numpy()
+    for part, rows in enumerate((range(200), range(200, 360))):
+        found = Rows(
+            rows=np.array(rows),
+            paths=[None] * len(rows),
+            labels=labels[rows],
+            embeddings=pixels[rows.start : rows.stop],
+        )
+        (folder / f"test-0000{part}-of-00002.parquet").write_bytes(encoded(found, digits.class_names, origin))
+    return folder
+
+
+def _pixels() -> np.ndarray:
+    digits = open_digits("test")
+
+    return digits.read(torch.arange(len(digits))).images.flatten(1).float().numpy()
+
+
+@pytest.fixture(scope="module")
+def found(embedded: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Findings, Path]:
+    """The findings of a search, and its folder."""
+    output = tmp_path_factory.mktemp("neighbours")
+    return find(embedded, output, "k=5", "duplicates_above=0.999"), output
+
+
+def test_the_neighbours_are_those_of_retrieval(embedded: Path, found: tuple[Findings, Path]):
+    findings, output = found
+    embeddings = np.stack(pq.read_table(embedded)["embedding"].to_numpy(zero_copy_only=False))
+    table = pq.read_table([output / f"neighbours-0000{part}-of-00003.parquet" for part in range(3)])
+    assert (table["rank"].to_pylist(), len(table)) == ([1, 2, 3, 4, 5] * 360, 1800)
+    assert table["row"].to_pylist() == np.repeat(np.arange(360), 5).tolist()
+    units = embeddings.astype(np.float64) / np.linalg.norm(embeddings, axis=1, keepdims=True)
+    expected = nearest(embeddings, np.arange(360), 5).numpy()
+    cosines = (units[:, None] * units[expected]).sum(axis=2)
+    np.testing.assert_allclose(table["cosine"].to_numpy().reshape(360, 5), cosines, atol=1e-6)
+    rows = table["neighbour_row"].to_numpy().reshape(360, 5)
+    np.testing.assert_allclose((units[:, None] * units[rows]).sum(axis=2), cosines, atol=1e-6)
+    labels = open_digits("test").labels.numpy()
+    assert table["neighbour_label"].to_pylist() == labels[rows].ravel().tolist()
+    assert findings.nearest_of_same_label == pytest.approx((labels[rows[:, 0]] == labels).mean())
+
+
+def test_copies_are_found_and_grouped(found: tuple[Findings, Path]):
+    findings, output = found
+    pairs = pq.read_table(output / "duplicates.parquet").to_pylist()
+    assert [(pair["row"], pair["neighbour_row"]) for pair in pairs] == [(3, 7), (100, 200)]
+    assert [pair["group"] for pair in pairs] == [0, 1]
+    assert findings.num_pairs == 2
+    labels = open_digits("test").labels
+    assert findings.num_conflicts == int(labels[3] != labels[7]) + int(labels[100] != labels[200])
+    assert findings.pairs_by_split == {("test", "test"): 2}
+    assert not list(output.glob("pairs-*"))
+
+
+def test_the_outliers_have_the_most_unusual_norms_and_distances(embedded: Path, found: tuple[Findings, Path]):
+    outliers = pq.read_table(found[1] / "outliers.parquet").to_pandas()
+    norms = pq.read_table(embedded)["norm"].to_numpy().astype(np.float64)
+    scores = np.abs(norms - norms.mean()) / norms.std()
+    by_norm = outliers[outliers["by"] == "norm"]
+    assert by_norm["row"].tolist()[0] == 7  # twice as bright
+    np.testing.assert_allclose(np.abs(by_norm["norm_z"]), np.sort(scores)[::-1][:100], rtol=1e-4)
+    by_distance = outliers[outliers["by"] == "distance"]
+    assert len(by_distance) == 100
+    assert by_distance["mean_cosine"].is_monotonic_increasing
+
+
+def test_the_page_shows_the_images_themselves(found: tuple[Findings, Path]):
+    page = (found[1] / "index.html").read_text()
+    assert "Pictures are missing" not in page
+    assert "http" not in page  # it opens without a network
+    duplicates = page.partition("<h2>Near-duplicates</h2>")[2].partition("<h2>")[0]
+    pictures = re.findall(r'base64,([^"]+)', duplicates)
+    shown = [np.asarray(Image.open(io.BytesIO(base64.b64decode(picture)))) for picture in pictures]
+    pixels = open_digits("test")
+
+    expected = pixels.read(torch.tensor([3, 7, 100, 200])).images[:, 0].numpy()
+    np.testing.assert_array_equal(np.stack(shown), expected)
+
+
+def test_a_stopped_search_continues_and_ends_as_if_it_had_not_stopped(
+    embedded: Path, found: tuple[Findings, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    options = ("k=5", "duplicates_above=0.999")
+    searched: list[int] = []
+    search = module.search
+
+    def stopping(queries, *arguments, **options):
+        if len(searched) == 2:
+            raise KeyboardInterrupt
+        searched.append(len(queries))
+        return search(queries, *arguments, **options)
+
+    monkeypatch.setattr(module, "search", stopping)
+    with pytest.raises(Stopped, match="whole parts are kept"):
+        find(embedded, tmp_path, *options)
+    assert not (tmp_path / "duplicates.parquet").exists()
+    monkeypatch.setattr(module, "search", search)
+    again = find(embedded, tmp_path, *options)
+    files = sorted(path.name for path in found[1].iterdir())
+    assert files == sorted(path.name for path in tmp_path.iterdir())
+    for name in files:
+        if name.endswith(".parquet"):
+            assert (tmp_path / name).read_bytes() == (found[1] / name).read_bytes()
+    assert str(again).splitlines()[1:-2] == str(found[0]).splitlines()[1:-2]
+    # Nothing is left to search, but the pages may show more.
+    monkeypatch.setattr(module, "search", stopping)
+    assert find(embedded, tmp_path, *options, "images_shown=1").images_per_s is None
+    with pytest.raises(ConfigError, match="holds another search, with k 5 instead of 4"):
+        find(embedded, tmp_path, "k=4", "duplicates_above=0.999")
+
+
+def test_queries_are_searched_among_others(embedded: Path, tmp_path: Path):
+    one = embedded / "test-00000-of-00002.parquet"
+    with pytest.raises(DataError, match="found 1 of the 2 files"):
+        find(one, tmp_path / "part")
+    mine = tmp_path / "mine.parquet"
+    pixels = _pixels()[[5, 9]]
+    mine.write_bytes(
+        encoded(Rows(rows=np.arange(2), paths=["a.png"] * 2, labels=np.array([-1, 1]), embeddings=pixels), (), {})
+    )
+    findings = find(embedded, tmp_path / "found", f"queries={mine}", "k=2", "duplicates_above=0.9999")
+    table = pq.read_table(tmp_path / "found/neighbours-00000-of-00001.parquet").to_pylist()
+    assert [(row["split"], row["row"], row["neighbour_row"]) for row in table[::2]] == [("mine", 0, 5), ("mine", 1, 9)]
+    assert findings.pairs_by_split == {("mine", "test"): 2}
+    page = (tmp_path / "found/index.html").read_text()
+    assert "Pictures are missing:</b> the files do not say which images they are of" in page
+    assert page.count("no picture") > 0
+
+
+def test_pictures_come_from_files_where_the_data_set_is_gone(tmp_path: Path):
+    shades = [0, 80, 160, 240]
+    for shade in shades:
+        Image.new("L", (200, 100), shade).save(tmp_path / f"{shade}.png")
+    rows = Rows(
+        rows=np.arange(4),
+        paths=[str(tmp_path / f"{shade}.png") for shade in shades],
+        labels=np.full(4, -1),
+        embeddings=np.eye(4, dtype=np.float32) + 0.1,
+    )
+    data = {"name": "folder", "root": str(tmp_path / "gone"), "image_size_px": 32}
+    origin = {"weights": "w", "data": data, "split": "train", "image_shape": [3, 32, 32]}
+    (tmp_path / "train-00000-of-00001.parquet").write_bytes(encoded(rows, (), origin))
+    findings = find(tmp_path, tmp_path / "out", "k=1")
+    page = (tmp_path / "out/index.html").read_text()
+    assert "Pictures are missing" not in page
+    picture = re.findall(r'base64,([^"]+)', page)[0]
+    assert Image.open(io.BytesIO(base64.b64decode(picture))).size == (96, 48)
+    assert findings.nearest_of_same_label is None
+    assert "label" not in str(findings).partition("tables:")[0]
+
+
+def test_bad_input_is_refused_before_anything_is_written(embedded: Path, tmp_path: Path):
+    output = tmp_path / "output"
+    with pytest.raises(ConfigError, match=r"k: found 360, must be 1 to 359, the number of other images"):
+        find(embedded, output, "k=360")
+    with pytest.raises(DataError, match=r"embeddings: found no Parquet files in .*empty; python -m jobs.embed writes"):
+        find(tmp_path / "empty", output)
+    with pytest.raises(ConfigError, match=r"duplicates_above: found 1.5"):
+        find(embedded, output, "duplicates_above=1.5")
+    assert not output.exists()
+    output.mkdir()
+    (output / "neighbours-00000-of-00003.parquet").write_bytes(b"torn")
+    with pytest.raises(StorageError, match=r"neighbours-00000-of-00003.parquet cannot be read"):
+        find(embedded, output)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_two_workers_of_ray_write_the_tables_of_one_process(
+    embedded: Path, found: tuple[Findings, Path], tmp_path: Path
+):
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        findings = find(embedded, tmp_path, "k=5", "duplicates_above=0.999", "runtime=ray", "runtime.num_workers=2")
+    finally:
+        ray.shutdown()
+    assert replace(findings, output="", images_per_s=None).lines() == replace(found[0], images_per_s=None).lines()
+    for name in ("duplicates.parquet", "outliers.parquet", "neighbours-00002-of-00003.parquet"):
+        assert pq.read_table(tmp_path / name) == pq.read_table(found[1] / name)
