@@ -56,6 +56,16 @@ def ablate(overrides: Sequence[str]) -> str:
     return run_ablation(configs)
 
 
+def tune(overrides: Sequence[str]) -> str:
+    """The best values of some keys of a pretraining, searched by Ray Tune."""
+    from ssl_sec.edges.tune.space import read_search
+
+    search = read_search(overrides)
+    from ssl_sec.edges.tune.job import run_tune
+
+    return run_tune(search)
+
+
 def transfer(overrides: Sequence[str]) -> str:
     """Several evaluations of one encoder on several data sets, in one table."""
     values = values_of("transfer", overrides)
@@ -179,7 +189,7 @@ def pipeline(arguments: Sequence[str]) -> int:
 
 # Commands that are configured by `configs/<name>.yaml` and return what is to be printed.
 _JOBS: dict[str, Callable[[Sequence[str]], str]] = {
-    job.__name__: job for job in (preview, ablate, transfer, export, embed, neighbours, align, report, replay)
+    job.__name__: job for job in (preview, ablate, tune, transfer, export, embed, neighbours, align, report, replay)
 }
 # Commands with a command line of their own, which return the exit code.
 _OTHERS: dict[str, Callable[[Sequence[str]], int]] = {"submit": submit}

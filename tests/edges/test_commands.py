@@ -19,6 +19,7 @@ SHOWN = [
     "face",
     "preview",
     "ablate",
+    "tune",
     "transfer",
     "export",
     "embed",

@@ -30,6 +30,7 @@ _USAGES: Mapping[str, str] = {
     "neighbours": "embeddings=<folder or URL> output=<folder or URL> [key=value ...]",
     "replay": "folder=<the run's folder>",
     "transfer": "run=<MLflow run id> 'sets=[...]' [key=value ...]",
+    "tune": "experiment=<name> '<key>=interval(<low>,<high>)' '<key>=choice(<a>,<b>)' [key=value ...]",
     "report": "table=<n> | figure=<n> | compare <run> <run> [...]",
 }
 _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
@@ -60,6 +61,10 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
     "transfer": (
         ("run=<id> 'sets=[digits]'", "a set by its name"),
         ("run=<id> 'sets=[{name: cifar10, root: <folder>},{name: folder, root: <photos>}]'", "with the keys of each"),
+    ),
+    "tune": (
+        ("experiment=digits 'optimiser.learning_rate=tag(log,interval(0.03,3))'", "one key, by its logarithm"),
+        ("experiment=cifar10_cpu 'loss.temperature=interval(0.1,0.7)' 'constraint=choice(none,sec)'", "two keys"),
     ),
     "report": (
         ("table=5", "our results beside a table of the paper; paper=angular for another"),

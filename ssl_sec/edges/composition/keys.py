@@ -43,6 +43,11 @@ def kind_of(job: str) -> type[Any]:
     if job == "ablate":
         bases = (config.AblateConfig, PRETRAIN.config)
         return dataclasses.make_dataclass("Ablation", [], bases=bases, frozen=True, kw_only=True)
+    if job == "tune":
+        from ssl_sec.edges.config.tune import TuneConfig
+
+        bases = (TuneConfig, PRETRAIN.config)
+        return dataclasses.make_dataclass("Tuning", [], bases=bases, frozen=True, kw_only=True)
     if job == "preview":
         bases = (config.PreviewConfig, PRETRAIN.config)
         return dataclasses.make_dataclass("Preview", [], bases=bases, frozen=True, kw_only=True)

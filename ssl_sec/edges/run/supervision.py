@@ -67,7 +67,7 @@ def supervised(job: Callable[[], int]) -> int:
     supervisor = os.getpid()
     job_id = os.fork()
     if job_id == 0:
-        _end_with(supervisor)
+        end_with(supervisor)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return job()
     code = os.waitstatus_to_exitcode(_wait(job_id, signals))
@@ -99,7 +99,7 @@ def dumped_signal(dump: Path) -> signal.Signals | None:
     return _FATAL.get(first.removeprefix("Fatal Python error: ").replace("-", " "))
 
 
-def _end_with(supervisor: int) -> None:
+def end_with(supervisor: int) -> None:
     """Has the kernel kill this process when its supervisor dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.getppid() != supervisor:  # it has already died

@@ -140,6 +140,7 @@ class Sweep:
                 run([{"step": 0, "metrics": metrics}])
             if table:
                 run.client.log_text(run.run_id, table + "\n", "sweep.txt")
+            if results:
                 run.client.log_text(run.run_id, as_csv(results), "sweep.csv")
                 run.prepend_note(as_markdown(results))
             if (figure := arms_figure(results)) is not None:

@@ -1,0 +1,39 @@
+"""The configuration of jobs.tune."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from ssl_sec.settings import Count, Range, Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig(Settings):
+    """A search over any keys of a pretraining; the keys themselves are given as Hydra's sweeps.
+
+    Attributes:
+        trials: pretrainings in all.
+        searcher: optuna suggests values from the trials so far (its tree-structured Parzen estimator); random draws
+            them independently.
+        scheduler: asha stops trials that are behind the others after the same epochs (Li et al. 2020, "A System for
+            Massively Parallel Hyperparameter Tuning"); none runs all to their end.
+        metric: what is compared; null takes the accuracy of kNN on held-out training images, val/knn_top1.
+        mode: whether the largest or the smallest metric is best.
+        measurements: times that a trial is measured, evenly over its epochs; monitor.every_epochs says otherwise.
+        grace_epochs: before which no trial is stopped; null for an eighth of the epochs.
+        reduction_factor: one of this many trials goes on at each rung of asha.
+        max_concurrent: trials at once; null for as many as the cluster has room for.
+        cpus_per_trial: processor cores of a trial; null for an equal share for each GPU, or 1 without GPUs.
+        gpus_per_trial: of a trial, 0.5 for two trials on one; null for 1 where there are any.
+    """
+
+    trials: Count = 20
+    searcher: Literal["optuna", "random"] = "optuna"
+    scheduler: Literal["asha", "none"] = "asha"
+    metric: str | None = None
+    mode: Literal["max", "min"] = "max"
+    measurements: Count = 8
+    grace_epochs: Count | None = None
+    reduction_factor: Annotated[int, Range(ge=2)] = 3
+    max_concurrent: Count | None = None
+    cpus_per_trial: Annotated[float, Range(gt=0)] | None = None
+    gpus_per_trial: Annotated[float, Range(ge=0)] | None = None

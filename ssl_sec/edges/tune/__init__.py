@@ -1,0 +1,1 @@
+"""Searches over keys of a pretraining, by Ray Tune."""

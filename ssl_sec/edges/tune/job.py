@@ -1,0 +1,368 @@
+"""Searches the best values of some keys: pretrainings as trials of Ray Tune, in one run of MLflow."""
+
+import csv
+import io
+import json
+import logging
+import os
+import shlex
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune import Callback
+from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
+from ray.tune.search import BasicVariantGenerator, SearchAlgorithm, Searcher
+
+from ssl_sec.edges.config.tune import TuneConfig
+from ssl_sec.edges.folder.descriptions import RunIdentity
+from ssl_sec.edges.folder.names import new_name, user_tags
+from ssl_sec.edges.folder.text import text_of, write_whole
+from ssl_sec.edges.packaging import command
+from ssl_sec.edges.run.on_ray.runtime import connect
+from ssl_sec.edges.run.sweeps import Sweep
+from ssl_sec.edges.storage.places import is_remote, local_folder
+from ssl_sec.edges.tables import in_table
+from ssl_sec.edges.tracking.store import tracking_uri
+from ssl_sec.edges.tune.space import Choices, Interval, Search, chosen_overrides
+from ssl_sec.edges.tune.trial import Plan, PretrainingTrial, last_line, log_of, trial_name
+from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError
+from ssl_sec.figures.tuning import Axis, tuning_figure
+
+logger = logging.getLogger("ssl_sec")
+
+# Trials of the table that is printed.
+_SHOWN = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """A trial that was measured.
+
+    Attributes:
+        name: of its run.
+        overrides: what it was given, `key=value` of each key.
+        values: the same as plain values, by key.
+        metric: its last measurement.
+        epoch: when that was.
+    """
+
+    name: str
+    overrides: Sequence[str]
+    values: Mapping[str, float | str]
+    metric: float
+    epoch: int
+
+
+def run_tune(search: Search) -> str:
+    """Runs the trials that have not run yet; returns the best in a table, and the command that trains with them.
+
+    Raises:
+        ConfigError: if the folder holds another search, or the searcher is not installed.
+        UserError: if all trials failed, with the reason of the last.
+        Stopped: if it was interrupted; the trials are kept.
+    """
+    config = search.config
+    if is_remote(config.output_dir):
+        raise ConfigError(f"output_dir: found {config.output_dir!r}, must be a folder, which all nodes share")
+    name = config.run_name or new_name(f"{config.recipe_name}-tune")
+    folder = local_folder(config.output_dir) / config.recipe_name
+    described = _described(search)
+    is_new = _claimed(folder / f"{name}.tune.json", described)
+    identity = RunIdentity(
+        uri=tracking_uri(config.tracking, config.output_dir),
+        experiment=config.tracking.experiment or config.recipe_name,
+        name=name,
+        tags={
+            **user_tags(config.tracking),
+            "recipe": config.recipe_name,
+            "data": config.data.title,
+            "job": "tune",
+        },
+    )
+    sweep = Sweep.start(identity, described, config.output_dir)
+    for earlier in sorted(folder.glob(f"{name}-[0-9][0-9][0-9]*/mlflow_run_id")):
+        sweep.adopt(earlier.read_text().strip())
+    parent = [] if sweep.run_id is None else [f"tracking.parent_run={sweep.run_id}"]
+    plan = Plan(
+        name=name,
+        folder=str(folder),
+        cwd=os.getcwd(),
+        metric=search.metric,
+        every_epochs=config.monitor.every_epochs,
+        epochs=config.epochs,
+        overrides=[*_without_name(search.shared), f"recipe={config.recipe_name}", *parent],
+    )
+    trials: list[Trial] = []
+    with sweep.ended_after({}, lambda: _table(trials, search) if trials else ""):
+        failure = _run(search, plan, is_new, trials)
+        best = sorted(trials, key=lambda trial: trial.metric, reverse=search.tune.mode == "max")
+        if not best:
+            raise UserError(f"all trials failed; the last: {failure}")
+        made = folder / f"{name}-logs"
+        sweep.log_files(_files(search, trials, made))
+    train = " ".join(map(shlex.quote, [*_without_measurements(search), *best[0].overrides]))
+    return "\n".join(
+        [
+            "",
+            _table(best[:_SHOWN], search),
+            f"({len(trials)} trials; {search.metric} is of held-out training images, never of test images)",
+            "",
+            f"trials: {made}",
+            f"train with the best: {command('pretrain')} {train}",
+        ]
+    )
+
+
+def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial]) -> str | None:
+    """Runs the trials, and adds those that were measured; returns why the last one failed, or None if none did."""
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # our lines report the trials
+    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the new output prints each error in ten lines
+    connect(None, "tune")
+    tuning, folder = search.tune, Path(plan["folder"])
+    progress = _Progress(search, plan)
+    state = folder / f"{plan['name']}-ray"
+    trainable = tune.with_resources(
+        tune.with_parameters(PretrainingTrial, plan=plan, space=search.space), _resources(tuning)
+    )
+    run_config = tune.RunConfig(
+        name=state.name,
+        storage_path=str(folder),
+        verbose=0,
+        callbacks=[progress],
+        checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+    )
+    if is_new or not tune.Tuner.can_restore(str(state)):
+        tuner = tune.Tuner(
+            trainable,
+            param_space={key: _sampled(dimension) for key, dimension in search.space.items()},
+            tune_config=tune.TuneConfig(
+                metric=search.metric,
+                mode=tuning.mode,
+                search_alg=_searcher(search),
+                scheduler=_scheduler(search),
+                num_samples=tuning.trials,
+                max_concurrent_trials=tuning.max_concurrent,
+                trial_name_creator=partial(_name_of, plan["name"]),
+                trial_dirname_creator=partial(_name_of, plan["name"]),
+            ),
+            run_config=run_config,
+        )
+    else:
+        logger.info("the search in %s continues", state)
+        tuner = tune.Tuner.restore(str(state), trainable, resume_unfinished=True, restart_errored=True)
+    logger.info("searching %s in %d trials", ", ".join(search.space), tuning.trials)
+    with _interruptible() as was_stopped:
+        results = tuner.fit()
+    failure: str | None = None
+    for result in results:
+        if result.error is not None:
+            failure = _reason(result.error)
+        elif result.metrics is not None and search.metric in result.metrics:
+            values = {key: (result.config or {})[key] for key in search.space}
+            trials.append(
+                Trial(
+                    name=Path(result.path).name,
+                    overrides=chosen_overrides(search.space, values),
+                    values=values,
+                    metric=float(result.metrics[search.metric]),
+                    epoch=int(result.metrics["epoch"]),
+                )
+            )
+    trials.sort(key=lambda trial: trial.name)
+    if was_stopped.is_set():
+        raise Stopped(f"stopped; the same command with run_name={plan['name']} continues the search")
+    return failure
+
+
+def _name_of(search: str, trial: Any) -> str:
+    return trial_name(search, trial.experiment_tag)
+
+
+@contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """Lets SIGINT, SIGTERM and SIGHUP end Ray Tune in order, and sets the event; a second SIGINT interrupts."""
+    was_stopped = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if was_stopped.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        was_stopped.set()
+        os.write(2, b"\nstopping: the trials save their states first (Ctrl-C again to stop at once)\n")
+        os.kill(os.getpid(), signal.SIGUSR1)  # which Ray Tune listens to
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+    try:
+        yield was_stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Progress(Callback):
+    """A line for each trial that ends.
+
+    Args:
+        search: whose trials they are.
+        plan: that they share.
+    """
+
+    def __init__(self, search: Search, plan: Plan) -> None:
+        self._search, self._plan = search, plan
+        self._best: float | None = None
+        self._num_ended = 0
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Tells the metric of a trial, and the best so far."""
+        self._num_ended += 1
+        value, epoch = (trial.last_result.get(key) for key in (self._search.metric, "epoch"))
+        if value is None:
+            return
+        better = max if self._search.tune.mode == "max" else min
+        self._best = value if self._best is None else better(self._best, value)
+        at = "" if epoch == self._search.config.epochs else f" when it was stopped after {epoch} epochs"
+        logger.info(
+            "%s (%d of %d): %s %.4g%s with %s; best %.4g",
+            *(trial, self._num_ended, self._search.tune.trials, self._search.metric),
+            *(value, at, ", ".join(chosen_overrides(self._search.space, trial.config)), self._best),
+        )
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Tells why a trial failed."""
+        self._num_ended += 1
+        logger.warning("%s failed: %s", trial, last_line(log_of(self._plan, str(trial))) or "see Ray's logs")
+
+
+def _reason(error: BaseException) -> str:
+    """The last line of an error of a trial, which Ray wraps."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [repr(error)])[-1].removeprefix("RuntimeError: ")
+
+
+def _resources(tuning: TuneConfig) -> dict[str, float]:
+    """The share of the cluster that a trial gets.
+
+    Raises:
+        ConfigError: if the cluster has less.
+    """
+    total = ray.cluster_resources()
+    num_cpus, num_gpus = total.get("CPU", 0.0), total.get("GPU", 0.0)
+    gpus = float(num_gpus > 0) if tuning.gpus_per_trial is None else tuning.gpus_per_trial
+    share = max(1.0, num_cpus * gpus // num_gpus) if gpus and num_gpus else 1.0
+    cpus = share if tuning.cpus_per_trial is None else tuning.cpus_per_trial
+    for key, found, there in (("cpus_per_trial", cpus, num_cpus), ("gpus_per_trial", gpus, num_gpus)):
+        if found > there:
+            raise ConfigError(f"{key}: found {found:g}, must be at most {there:g}, which the cluster has")
+    return {"cpu": cpus, "gpu": gpus}
+
+
+def _sampled(dimension: Choices | Interval) -> Any:
+    """The distribution of a key for Ray Tune."""
+    if isinstance(dimension, Choices):
+        return tune.choice(list(dimension.values))
+    low, high = dimension.low, dimension.high
+    if dimension.is_integer:
+        return (tune.lograndint if dimension.is_log else tune.randint)(int(low), int(high) + 1)
+    return (tune.loguniform if dimension.is_log else tune.uniform)(low, high)
+
+
+def _searcher(search: Search) -> Searcher | SearchAlgorithm:
+    if search.tune.searcher == "random":
+        return BasicVariantGenerator(random_state=search.config.seed)
+    try:
+        import optuna
+        from ray.tune.search.optuna import OptunaSearch
+    except ImportError as error:
+        raise ConfigError(
+            "searcher: found 'optuna', which needs pip install 'ssl_sec[tune]'; or searcher=random"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return OptunaSearch(seed=search.config.seed % 2**32)
+
+
+def _scheduler(search: Search) -> TrialScheduler:
+    tuning, epochs = search.tune, search.config.epochs
+    if tuning.scheduler == "none":
+        return FIFOScheduler()
+    grace = max(1, epochs // 8) if tuning.grace_epochs is None else min(tuning.grace_epochs, epochs)
+    return AsyncHyperBandScheduler(
+        time_attr="epoch", max_t=max(epochs, 1), grace_period=grace, reduction_factor=tuning.reduction_factor
+    )
+
+
+def _described(search: Search) -> dict[str, Any]:
+    """What decides a search, by key."""
+    space = {
+        f"search.{key}": f"{type(dimension).__name__}{asdict(dimension)}" for key, dimension in search.space.items()
+    }
+    return {**asdict(search.tune), **space, "overrides": " ".join(sorted(_without_name(search.shared)))}
+
+
+def _without_name(overrides: Sequence[str]) -> list[str]:
+    return [one for one in overrides if one.partition("=")[0] not in ("run_name", "resume", "recipe")]
+
+
+def _without_measurements(search: Search) -> list[str]:
+    """The overrides of a training with the values of a trial."""
+    return [one for one in _without_name(search.shared) if not one.startswith(("monitor.every_epochs=", "tracking."))]
+
+
+def _claimed(path: Path, described: Mapping[str, Any]) -> bool:
+    """Whether the search is new; its description is then kept.
+
+    Raises:
+        ConfigError: if another search has the name.
+        StorageError: if the folder cannot be written.
+    """
+    text = json.dumps(described, indent=1)
+    if path.exists():
+        before, now = json.loads(text_of(path) or "{}"), json.loads(text)
+        for key in {**before, **now}:
+            if before.get(key) != now.get(key):
+                raise ConfigError(
+                    f"run_name: {path.name.partition('.')[0]} is another search, with {key} {before.get(key)!r} "
+                    f"instead of {now.get(key)!r}; allowed: another name"
+                )
+        return False
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+    except OSError as error:
+        raise StorageError(f"output_dir: {path} cannot be written: {error.strerror}") from error
+    return True
+
+
+def _table(trials: Sequence[Trial], search: Search) -> str:
+    rows = [
+        [trial.name, *(one.partition("=")[2] for one in trial.overrides), f"{trial.metric:.4g}", str(trial.epoch)]
+        for trial in trials
+    ]
+    return in_table(rows, ["trial", *search.space, search.metric, "epochs"])
+
+
+def _files(search: Search, trials: Sequence[Trial], folder: Path) -> list[Path]:
+    """The table as CSV, and the picture."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table, picture = folder / "trials.csv", folder / "parallel.png"
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["trial", *search.space, search.metric, "epochs"])
+    for trial in trials:
+        writer.writerow([trial.name, *trial.values.values(), trial.metric, trial.epoch])
+    write_whole(table, text.getvalue())
+    axes = [
+        Axis(name=key, values=[trial.values[key] for trial in trials], is_log=isinstance(one, Interval) and one.is_log)
+        for key, one in search.space.items()
+    ]
+    largest = search.tune.mode == "max"
+    tuning_figure(axes, search.metric, [trial.metric for trial in trials], largest).savefig(picture, dpi=110)
+    return [table, picture]

@@ -1,0 +1,158 @@
+"""What a search varies: keys whose values are Hydra's sweeps, and the configuration that they change."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.config.tune import TuneConfig
+from ssl_sec.edges.overrides import parsed, understood
+from ssl_sec.errors import ConfigError
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.settings import from_values
+
+_SWEEPS = "choice(a,b), interval(0.1,1), tag(log,interval(0.001,1)), int(interval(1,8)) or range(1,8)"
+# Keys that differ in each trial, or by which trials are compared.
+_RESERVED = ("epochs", "output_dir", "recipe", "resume", "run_name")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choices:
+    """A key with one of some values, in Hydra's grammar."""
+
+    values: tuple[str, ...]
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """All values."""
+        return self.values
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """A key with a number between two others, both included.
+
+    Attributes:
+        low: the least.
+        high: the greatest.
+        is_log: whether the logarithm is uniform.
+        is_integer: whether it is a whole number.
+    """
+
+    low: float
+    high: float
+    is_log: bool
+    is_integer: bool
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The least and the greatest value."""
+        return (self.text(self.low), self.text(self.high))
+
+    def text(self, value: float) -> str:
+        """A value in Hydra's grammar, of six digits."""
+        return str(int(value)) if self.is_integer else repr(float(f"{value:.6g}"))
+
+
+Space = Mapping[str, Choices | Interval]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Search:
+    """A search.
+
+    Attributes:
+        tune: how it searches.
+        shared: the overrides of every trial.
+        space: key -> its values.
+        config: of the first trial, with the first value of each key.
+    """
+
+    tune: TuneConfig
+    shared: tuple[str, ...]
+    space: Space
+    config: PretrainConfig
+
+    @property
+    def metric(self) -> str:
+        """What is compared."""
+        return self.tune.metric or "val/knn_top1"
+
+    def trial_overrides(self, values: Mapping[str, Any]) -> list[str]:
+        """The overrides of a trial.
+
+        Args:
+            values: key -> what was chosen.
+        """
+        return [*self.shared, *chosen_overrides(self.space, values)]
+
+
+def chosen_overrides(space: Space, values: Mapping[str, Any]) -> list[str]:
+    """What a trial was given: `key=value` of each key of the space."""
+    found: list[str] = []
+    for key, dimension in space.items():
+        value = values[key]
+        found.append(f"{key}={dimension.text(value) if isinstance(dimension, Interval) else value}")
+    return found
+
+
+def read_search(overrides: Sequence[str]) -> Search:
+    """The search that overrides ask for.
+
+    Args:
+        overrides: of the pretraining, of which some are sweeps, and of the search.
+
+    Raises:
+        ConfigError: if a key or a value is wrong, or nothing is searched.
+    """
+    overrides = [understood(override) for override in overrides]
+    each = {text: parsed(text) for text in overrides}
+    own = {field.name for field in fields(TuneConfig)}
+    swept = {one.key_or_group: _dimension(one) for one in each.values() if one.is_sweep_override()}
+    for key in swept:
+        if key in _RESERVED or key in own or key.partition(".")[0] in ("tracking", "runtime"):
+            raise ConfigError(f"{key}: found several values, must be one: it is the same in all trials")
+    fixed = [text for text, one in each.items() if not one.is_sweep_override()]
+    typed = {one.key_or_group for one in each.values()}
+    fixed += [] if "runtime" in typed else ["runtime=local"]
+    values = compose("tune", fixed)
+    tune = from_values(TuneConfig, {key: values[key] for key in own})
+    if values["runtime"]["name"] != "local":
+        raise ConfigError(
+            f"runtime: found {values['runtime']['name']!r}, must be 'local': a trial is one process, and Ray gives it "
+            "its share of the cluster (cpus_per_trial, gpus_per_trial)"
+        )
+    if not swept:
+        raise ConfigError(f"found no key to search, must be one or more, for example '<key>=<{_SWEEPS}>'")
+    shared = [text for text in fixed if text.partition("=")[0] not in own]
+    every = max(1, values["epochs"] // tune.measurements)
+    shared += [] if "monitor.every_epochs" in typed else [f"monitor.every_epochs={every}"]
+    first = {key: dimension.ends[0] for key, dimension in swept.items()}
+    configs = [_config(shared, first)]
+    for key, dimension in swept.items():
+        configs += [_config(shared, {**first, key: end}) for end in dimension.ends[1:]]
+    return Search(tune=tune, shared=tuple(shared), space=swept, config=configs[0])
+
+
+def _config(shared: Sequence[str], values: Mapping[str, str]) -> PretrainConfig:
+    chosen = [f"{key}={value}" for key, value in values.items()]
+    return from_values(PretrainConfig, compose("pretrain", [*shared, *chosen]))
+
+
+def _dimension(override: Override) -> Choices | Interval:
+    sweep = override.value()
+    if isinstance(sweep, IntervalSweep):
+        low, high, is_log = sweep.start, sweep.end, "log" in sweep.tags
+        assert low is not None
+        assert high is not None
+        key, found = override.key_or_group, f"interval({low:g},{high:g})"
+        if not low < high:
+            raise ConfigError(f"{key}: found {found}, must be of two different numbers, the least first")
+        if is_log and low <= 0:
+            raise ConfigError(f"{key}: found {found}, whose logarithm is taken; its ends must be greater than 0")
+        return Interval(low=low, high=high, is_log=is_log, is_integer=isinstance(low, int) and isinstance(high, int))
+    if isinstance(sweep, ChoiceSweep | RangeSweep):
+        return Choices(values=tuple(override.sweep_string_iterator()))
+    raise ConfigError(f"{override.key_or_group}: found {override.input_line}; allowed: {_SWEEPS}")

@@ -1,0 +1,150 @@
+"""A trial of a search: a pretraining in a process of its own, whose measurements go to Ray Tune.
+
+It is the same command that a user would start: it has its own folder and its run in MLflow, it saves and resumes, and
+what it does to memory and devices ends with it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any, TypedDict
+
+from ray.tune import Trainable
+
+from ssl_sec.edges.folder.text import json_lines, text_of
+from ssl_sec.edges.run.supervision import end_with
+from ssl_sec.edges.tune.space import Space, chosen_overrides
+
+# How often the measurements of a trial are looked for.
+_LOOK_EVERY_S = 0.5
+# How long a trial that is stopped may take to save.
+_STOP_WITHIN_S = 60.0
+
+
+class Plan(TypedDict):
+    """What all trials share.
+
+    Attributes:
+        name: of the search, the beginning of their names.
+        folder: that holds their folders.
+        cwd: where they run.
+        metric: that is compared.
+        every_epochs: between two measurements.
+        epochs: of each.
+        overrides: in Hydra's grammar.
+    """
+
+    name: str
+    folder: str
+    cwd: str
+    metric: str
+    every_epochs: int
+    epochs: int
+    overrides: list[str]
+
+
+def trial_name(search: str, tag: str) -> str:
+    """The name of a trial's run.
+
+    Args:
+        search: the name of the search.
+        tag: of Ray Tune, which begins with the number of the trial.
+    """
+    return f"{search}-{int(tag.partition('_')[0]):03d}"
+
+
+def log_of(plan: Plan, name: str) -> Path:
+    """The file with what a trial prints."""
+    return Path(plan["folder"]) / f"{plan['name']}-logs" / f"{name}.txt"
+
+
+def last_line(log: Path) -> str:
+    """The last error of a trial, or the last line that it printed; empty if it printed nothing."""
+    lines = text_of(log).splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    return (errors or lines or [""])[-1].removeprefix("error: ")
+
+
+class PretrainingTrial(Trainable):
+    """A pretraining as Ray Tune sees it: a step is a measurement."""
+
+    _run: "subprocess.Popen[bytes] | None" = None
+
+    def setup(self, config: dict[str, Any], *, plan: Plan, space: Space) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Starts the pretraining, or resumes it if it has begun.
+
+        Args:
+            config: key -> what was chosen.
+            plan: what all trials share.
+            space: key -> its values.
+        """
+        self._plan, self._num_reported = plan, 0
+        name = self.trial_name
+        self._folder = Path(plan["folder"]) / name
+        self._log = log_of(plan, name)
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        arguments = [*plan["overrides"], *chosen_overrides(space, config), f"run_name={name}", "resume=auto"]
+        parent = os.getpid()
+        with self._log.open("ab") as log:
+            self._run = subprocess.Popen(
+                [sys.executable, "-m", "ssl_sec", "pretrain", *arguments],
+                cwd=plan["cwd"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a Ctrl-C is for the search, which then stops its trials
+                preexec_fn=partial(end_with, parent) if sys.platform.startswith("linux") else None,
+            )
+
+    def step(self) -> dict[str, Any]:
+        """The next measurement; the last one again when the pretraining has ended.
+
+        Raises:
+            RuntimeError: if it failed, with its last line.
+        """
+        assert self._run is not None
+        while True:
+            ended = self._run.poll()  # before the figures are read, so that none is missed
+            found = [record["metrics"] for record in json_lines(self._folder / "metrics.jsonl") if "metrics" in record]
+            values = [metrics[self._plan["metric"]] for metrics in found if self._plan["metric"] in metrics]
+            epoch = (self._num_reported + 1) * self._plan["every_epochs"]
+            # After the last measurement the scheduler would stop it, while it still saves and uploads.
+            if len(values) > self._num_reported and epoch < self._plan["epochs"]:
+                self._num_reported += 1
+                return self._result(values[self._num_reported - 1], epoch)
+            if ended is not None:
+                break
+            try:
+                self._run.wait(_LOOK_EVERY_S)
+            except subprocess.TimeoutExpired:
+                continue
+        if ended != 0:
+            raise RuntimeError(last_line(self._log) or f"exit code {ended}")
+        if not values:
+            known = sorted({name for metrics in found for name in metrics})
+            raise RuntimeError(f"metric: found {self._plan['metric']!r}, which is not measured; there are {known}")
+        return {**self._result(values[-1], self._plan["epochs"]), "done": True}
+
+    def cleanup(self) -> None:
+        """Stops the pretraining, which saves its state."""
+        if self._run is None or self._run.poll() is not None:
+            return
+        self._run.send_signal(signal.SIGTERM)
+        try:
+            self._run.wait(_STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._run.kill()
+            self._run.wait()
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        """Nothing: the pretraining saves itself."""
+        return {}
+
+    def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
+        """Nothing: the pretraining resumes from its own folder."""
+
+    def _result(self, value: float, epoch: int) -> dict[str, Any]:
+        return {self._plan["metric"]: value, "epoch": epoch}

@@ -1,0 +1,77 @@
+"""The trials of a search: their values as parallel coordinates, and their metrics in the order of the trials."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
+from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Axis:
+    """What varies.
+
+    Attributes:
+        name: of the key.
+        values: of each trial: numbers, or names.
+        is_log: whether numbers are drawn by their logarithm.
+    """
+
+    name: str
+    values: Sequence[float | str]
+    is_log: bool = False
+
+    def places(self) -> tuple[np.ndarray, list[tuple[float, str]]]:
+        """Where each value is, in [0, 1], and the places that have a name."""
+        if any(isinstance(value, str) for value in self.values):
+            names = sorted(set(map(str, self.values)))
+            at = {name: 0.5 if len(names) == 1 else place / (len(names) - 1) for place, name in enumerate(names)}
+            return np.array([at[str(value)] for value in self.values]), [(at[name], name) for name in names]
+        numbers = np.array(self.values, dtype=np.float64)
+        scaled = np.log(numbers) if self.is_log else numbers
+        low, high = scaled.min(), scaled.max()
+        if low == high:
+            return np.full(len(numbers), 0.5), [(0.5, f"{numbers[0]:.3g}")]
+        return (scaled - low) / (high - low), [(0.0, f"{numbers.min():.3g}"), (1.0, f"{numbers.max():.3g}")]
+
+
+def tuning_figure(axes_of_keys: Sequence[Axis], metric: str, figures: Sequence[float], largest: bool) -> Figure:
+    """Draws a line for each trial through its values to its metric, and the metrics in the order of the trials.
+
+    Args:
+        axes_of_keys: what varies, with a value for each trial.
+        metric: what the trials are compared by.
+        figures: of each trial; one or more.
+        largest: whether the largest metric is best.
+    """
+    scores = np.array(figures, dtype=np.float64)
+    axes_drawn = [*axes_of_keys, Axis(name=metric, values=list(figures))]
+    figure = Figure(figsize=(max(7.0, 1.8 * len(axes_drawn)), 7.5), layout="constrained")
+    lines, history = figure.subplots(2, 1, height_ratios=[3, 2])
+    placed = [axis.places() for axis in axes_drawn]
+    rank = (scores if largest else -scores).argsort().argsort() / max(len(scores) - 1, 1)
+    best = int((scores if largest else -scores).argmax())
+    for trial in sorted(range(len(scores)), key=lambda trial: rank[trial]):
+        heights = [places[trial] for places, _ in placed]
+        is_best = trial == best
+        colour = VERMILION if is_best else colormaps["viridis"](0.95 * (1 - rank[trial]))
+        lines.plot(heights, color=colour, linewidth=2.5 if is_best else 1.0, alpha=1.0 if is_best else 0.6)
+    for place, (_, ticks) in enumerate(placed):
+        lines.axvline(place, color="0.3", linewidth=0.8)
+        for height, text in ticks:
+            lines.annotate(text, (place, height), xytext=(4, 0), textcoords="offset points", fontsize=8, va="center")
+    lines.set_xticks(range(len(axes_drawn)), [axis.name for axis in axes_drawn], fontsize=8)
+    lines.set_yticks([])
+    lines.set_xlim(-0.1, len(axes_drawn) - 0.6)
+    lines.spines[["top", "right", "left", "bottom"]].set_visible(False)
+    lines.set_title(f"a line for each of {len(scores)} trials, the darker the better; the best in red", fontsize=9)
+    so_far = np.maximum.accumulate(scores) if largest else np.minimum.accumulate(scores)
+    history.plot(scores, "o", color=BLUE, alpha=0.6, markersize=5, label="trial")
+    history.step(range(len(scores)), so_far, where="post", color=VERMILION, label="best so far")
+    history.set(xlabel="trial", ylabel=metric)
+    history.legend(frameon=False, fontsize="small")
+    add_grid(history)
+    return figure
