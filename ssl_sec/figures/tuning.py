@@ -62,15 +62,18 @@ def tuning_figure(axes_of_keys: Sequence[Axis], metric: str, figures: Sequence[f
     for place, (_, ticks) in enumerate(placed):
         lines.axvline(place, color="0.3", linewidth=0.8)
         for height, text in ticks:
-            lines.annotate(text, (place, height), xytext=(4, 0), textcoords="offset points", fontsize=8, va="center")
+            box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+            at = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
+            lines.annotate(text, (place, height), fontsize=8, bbox=box, **at)
     lines.set_xticks(range(len(axes_drawn)), [axis.name for axis in axes_drawn], fontsize=8)
     lines.set_yticks([])
     lines.set_xlim(-0.1, len(axes_drawn) - 0.6)
     lines.spines[["top", "right", "left", "bottom"]].set_visible(False)
     lines.set_title(f"a line for each of {len(scores)} trials, the darker the better; the best in red", fontsize=9)
     so_far = np.maximum.accumulate(scores) if largest else np.minimum.accumulate(scores)
-    history.plot(scores, "o", color=BLUE, alpha=0.6, markersize=5, label="trial")
-    history.step(range(len(scores)), so_far, where="post", color=VERMILION, label="best so far")
+    numbers = range(1, len(scores) + 1)
+    history.plot(numbers, scores, "o", color=BLUE, alpha=0.6, markersize=5, label="trial")
+    history.step(numbers, so_far, where="post", color=VERMILION, label="best so far")
     history.set(xlabel="trial", ylabel=metric)
     history.legend(frameon=False, fontsize="small")
     add_grid(history)

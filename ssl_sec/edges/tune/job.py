@@ -102,11 +102,12 @@ def run_tune(search: Search) -> str:
         overrides=[*_without_name(search.shared), f"recipe={config.recipe_name}", *parent],
     )
     trials: list[Trial] = []
+    failures: list[str] = []
     with sweep.ended_after({}, lambda: _table(trials, search) if trials else ""):
-        failure = _run(search, plan, is_new, trials)
+        _run(search, plan, is_new, trials, failures)
         best = sorted(trials, key=lambda trial: trial.metric, reverse=search.tune.mode == "max")
         if not best:
-            raise UserError(f"all trials failed; the last: {failure}")
+            raise UserError(f"all trials failed; the last: {failures[-1]}")
         made = folder / f"{name}-logs"
         sweep.log_files(_files(search, trials, made))
     train = " ".join(map(shlex.quote, [*_without_measurements(search), *best[0].overrides]))
@@ -114,7 +115,7 @@ def run_tune(search: Search) -> str:
         [
             "",
             _table(best[:_SHOWN], search),
-            f"({len(trials)} trials; {search.metric} is of held-out training images, never of test images)",
+            f"({len(trials)} trials{f', {len(failures)} failed' if failures else ''}; no test image was looked at)",
             "",
             f"trials: {made}",
             f"train with the best: {command('pretrain')} {train}",
@@ -122,8 +123,8 @@ def run_tune(search: Search) -> str:
     )
 
 
-def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial]) -> str | None:
-    """Runs the trials, and adds those that were measured; returns why the last one failed, or None if none did."""
+def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures: list[str]) -> None:
+    """Runs the trials; adds those that were measured, and why others failed."""
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # our lines report the trials
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # the new output prints each error in ten lines
     connect(None, "tune")
@@ -158,14 +159,13 @@ def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial]) -> str |
         )
     else:
         logger.info("the search in %s continues", state)
-        tuner = tune.Tuner.restore(str(state), trainable, resume_unfinished=True, restart_errored=True)
+        tuner = tune.Tuner.restore(str(state), trainable, resume_unfinished=True)
     logger.info("searching %s in %d trials", ", ".join(search.space), tuning.trials)
     with _interruptible() as was_stopped:
         results = tuner.fit()
-    failure: str | None = None
     for result in results:
         if result.error is not None:
-            failure = _reason(result.error)
+            failures.append(_reason(result.error))
         elif result.metrics is not None and search.metric in result.metrics:
             values = {key: (result.config or {})[key] for key in search.space}
             trials.append(
@@ -180,7 +180,6 @@ def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial]) -> str |
     trials.sort(key=lambda trial: trial.name)
     if was_stopped.is_set():
         raise Stopped(f"stopped; the same command with run_name={plan['name']} continues the search")
-    return failure
 
 
 def _name_of(search: str, trial: Any) -> str:
@@ -218,27 +217,25 @@ class _Progress(Callback):
 
     def __init__(self, search: Search, plan: Plan) -> None:
         self._search, self._plan = search, plan
-        self._best: float | None = None
-        self._num_ended = 0
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Tells the metric of a trial, and the best so far."""
-        self._num_ended += 1
-        value, epoch = (trial.last_result.get(key) for key in (self._search.metric, "epoch"))
-        if value is None:
+        metric, tuning = self._search.metric, self._search.tune
+        ended = [each for each in trials if each.is_finished() or each is trial]
+        values = [each.last_result[metric] for each in ended if metric in (each.last_result or {})]
+        if metric not in (trial.last_result or {}):
             return
-        better = max if self._search.tune.mode == "max" else min
-        self._best = value if self._best is None else better(self._best, value)
-        at = "" if epoch == self._search.config.epochs else f" when it was stopped after {epoch} epochs"
+        value, epoch = trial.last_result[metric], trial.last_result["epoch"]
         logger.info(
             "%s (%d of %d): %s %.4g%s with %s; best %.4g",
-            *(trial, self._num_ended, self._search.tune.trials, self._search.metric),
-            *(value, at, ", ".join(chosen_overrides(self._search.space, trial.config)), self._best),
+            *(trial, len(ended), tuning.trials, metric, value),
+            "" if epoch == self._search.config.epochs else f" when it was stopped after {epoch} epochs",
+            ", ".join(chosen_overrides(self._search.space, trial.config)),
+            max(values) if tuning.mode == "max" else min(values),
         )
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Tells why a trial failed."""
-        self._num_ended += 1
         logger.warning("%s failed: %s", trial, last_line(log_of(self._plan, str(trial))) or "see Ray's logs")
 
 

@@ -1,0 +1,66 @@
+"""A search by Ray Tune, from the command to MLflow."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import mlflow
+import pytest
+from mlflow.entities import Run
+
+from tests.edges.conftest import QUICK
+
+
+def tune(*overrides: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "jobs.tune", *QUICK, *overrides]
+    return subprocess.run(command, capture_output=True, text=True, timeout=400)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_search_is_one_run_with_its_trials_and_continues(tmp_path: Path):
+    options = (f"output_dir={tmp_path}", "recipe=r", "run_name=s", "trials=3", "epochs=3", "max_concurrent=1")
+    space = ("optimiser.learning_rate=choice(0.3,1e6)", "constraint=choice(none,sec)", "searcher=random", "seed=1")
+    done = tune(*options, *space)
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"^(s-00\d)  +(\S+)  +(none|sec)  +([\d.]+)  +3$", done.stdout, re.M)
+    failed = re.findall(r"(s-00\d) failed: training diverged", done.stderr)
+    assert len(rows) + len(failed) == 3
+    assert rows
+    assert [float(row[3]) for row in rows] == sorted((float(row[3]) for row in rows), reverse=True)
+    assert f"optimiser.learning_rate=0.3 constraint={rows[0][2]}" in done.stdout.splitlines()[-1]
+    assert (tmp_path / "r/s-logs/trials.csv").read_text().count("\n") == 1 + len(rows)
+
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    (experiment,) = (each for each in client.search_experiments() if each.name == "r")
+
+    def runs() -> dict[str, list[Run]]:
+        found: dict[str, list[Run]] = {}
+        for run in client.search_runs([experiment.experiment_id]):
+            found.setdefault(str(run.info.run_name), []).append(run)
+        return found
+
+    (parent,) = runs()["s"]
+    assert (parent.info.status, parent.data.tags["job"]) == ("FINISHED", "tune")
+    names = {file.path for file in client.list_artifacts(parent.info.run_id)}
+    assert {"sweep.txt", "trials.csv", "parallel.png"} <= names
+    assert parent.data.params["search.constraint"].startswith("Choices")
+    for name in ("s-001", "s-002", "s-003"):
+        (run,) = runs()[name]
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert run.info.status == ("FAILED" if name in failed else "FINISHED")
+
+    # All trials have ended: nothing is trained again, and they belong to the run that tells of them.
+    again = tune(*options, *space)
+    assert again.returncode == 0, again.stderr
+    assert re.findall(r"^s-00.*$", again.stdout, re.M) == re.findall(r"^s-00.*$", done.stdout, re.M)
+    assert "continues" in again.stderr
+    newer, older = runs()["s"]
+    assert {run.data.tags["mlflow.parentRunId"] for name in ("s-001", "s-002", "s-003") for run in runs()[name]} == {
+        newer.info.run_id
+    }
+    assert older.info.run_id == parent.info.run_id
+    other = tune(*options, *space, "seed=2")
+    assert other.returncode == 2
+    assert "run_name: s is another search, with overrides" in other.stderr

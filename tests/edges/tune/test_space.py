@@ -1,0 +1,72 @@
+"""What a search varies, out of Hydra's sweeps."""
+
+import pytest
+
+from ssl_sec.edges.tune.space import Choices, Interval, chosen_overrides, read_search
+from ssl_sec.errors import ConfigError
+
+DIGITS = ("experiment=digits", "epochs=16")
+
+
+def test_sweeps_are_searched_and_other_overrides_are_shared():
+    search = read_search(
+        [
+            *DIGITS,
+            "trials=7",
+            "constraint=choice(none,sec)",
+            "optimiser.learning_rate=tag(log,interval(0.03,3))",
+            "loss.temperature=0.1,0.5",
+            "head.hidden_dim=int(interval(8,64))",
+            "monitor.neighbours=range(5,20,5)",
+            "seed=3",
+        ]
+    )
+    assert search.tune.trials == 7
+    assert search.space == {
+        "constraint": Choices(values=("none", "sec")),
+        "optimiser.learning_rate": Interval(low=0.03, high=3.0, is_log=True, is_integer=False),
+        "loss.temperature": Choices(values=("0.1", "0.5")),
+        "head.hidden_dim": Interval(low=8, high=64, is_log=False, is_integer=True),
+        "monitor.neighbours": Choices(values=("5", "10", "15")),
+    }
+    assert search.shared == (*DIGITS, "seed=3", "runtime=local", "monitor.every_epochs=2")
+    assert (search.config.seed, search.config.monitor.every_epochs, search.metric) == (3, 2, "val/knn_top1")
+    values = {
+        "constraint": "sec",
+        "optimiser.learning_rate": 0.123456789,
+        "loss.temperature": "0.5",
+        "head.hidden_dim": 9,
+        "monitor.neighbours": "5",
+    }
+    chosen = ["constraint=sec", "optimiser.learning_rate=0.123457", "loss.temperature=0.5", "head.hidden_dim=9"]
+    assert chosen_overrides(search.space, values) == [*chosen, "monitor.neighbours=5"]
+
+
+def test_what_is_typed_stays():
+    search = read_search([*DIGITS, "monitor.every_epochs=5", "metric=val/rankme", "mode=min", "seed=choice(1,2)"])
+    assert search.config.monitor.every_epochs == 5
+    assert search.shared == (*DIGITS, "monitor.every_epochs=5", "runtime=local")
+    assert (search.metric, search.tune.mode) == ("val/rankme", "min")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], "found no key to search, must be one or more"),
+        (["optimiser.learning_rat=interval(0.1,1)"], "optimiser.learning_rat: unknown key; did you mean 'optimiser.le"),
+        (["optimiser.learning_rate=interval(-1,1)"], "optimiser.learning_rate: found -1.0, must be in"),
+        (["loss.temperature=interval(1,0.1)"], r"loss.temperature: found interval\(1,0.1\), must be of two different"),
+        (["constraint.eta=tag(log,interval(0,1))"], r"constraint.eta: found interval\(0,1\), whose logarithm is taken"),
+        (["constraint=choice(none,sek)"], "constraint: found 'sek'; did you mean 'sec'"),
+        (["epochs=choice(5,10)"], "epochs: found several values, must be one: it is the same in all trials"),
+        (["trials=5,10"], "trials: found several values, must be one"),
+        (["tracking.uri=choice(a,b)"], "tracking.uri: found several values, must be one"),
+        (["seed=1,2", "runtime=ray"], "runtime: found 'ray', must be 'local': a trial is one process"),
+        (["seed=1,2", "trials=0"], "trials: found 0"),
+        (["seed=1,2", "mode=best"], "mode: found 'best'"),
+    ],
+)
+def test_a_mistake_is_one_line(overrides: list[str], message: str):
+    with pytest.raises(ConfigError, match=message) as error:
+        read_search([*DIGITS, *overrides])
+    assert "\n" not in str(error.value)

@@ -1,0 +1,127 @@
+"""A trial: a pretraining in its own process, measured while it runs."""
+
+import os
+import select
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssl_sec.edges.folder.text import json_lines
+from ssl_sec.edges.tune.space import Choices, Interval
+from ssl_sec.edges.tune.trial import Plan, PretrainingTrial, last_line, log_of, trial_name
+from tests.edges.conftest import QUICK
+
+SPACE = {
+    "optimiser.learning_rate": Interval(low=0.1, high=1e6, is_log=True, is_integer=False),
+    "constraint": Choices(values=("none", "sec")),
+}
+
+
+class Trial(PretrainingTrial):
+    """A trial without Ray."""
+
+    def __init__(self) -> None:
+        pass
+
+    @property
+    def trial_name(self) -> str:
+        return "search-001"
+
+
+def plan(folder: Path, **changes: Any) -> Plan:
+    """A plan of three epochs, each measured."""
+    given = [f"output_dir={folder}", "recipe=r", "runtime=local", "monitor.every_epochs=1", "epochs=3"]
+    shared = Plan(
+        name="search",
+        folder=str(folder / "r"),
+        cwd=os.getcwd(),
+        metric="val/knn_top1",
+        every_epochs=1,
+        epochs=3,
+        overrides=[*QUICK, *given],
+    )
+    return Plan(**{**shared, **changes})
+
+
+def test_each_step_is_a_measurement_and_the_last_waits_for_the_end(tmp_path: Path):
+    trial = Trial()
+    trial.setup({"optimiser.learning_rate": 0.3, "constraint": "sec"}, plan=plan(tmp_path), space=SPACE)
+    results = [trial.step() for _ in range(3)]
+    assert [result["epoch"] for result in results] == [1, 2, 3]
+    assert [result.get("done", False) for result in results] == [False, False, True]
+    folder = tmp_path / "r/search-001"
+    assert "learning_rate: 0.3" in (folder / "config.yaml").read_text()
+    assert "name: sec" in (folder / "config.yaml").read_text()
+    records = [record["metrics"] for record in json_lines(folder / "metrics.jsonl") if "metrics" in record]
+    measured = [metrics["val/knn_top1"] for metrics in records if "val/knn_top1" in metrics]
+    assert [result["val/knn_top1"] for result in results] == measured
+    assert trial._run is not None
+    assert trial._run.poll() == 0
+    trial.cleanup()  # which has nothing to stop
+
+
+@pytest.mark.slow
+def test_a_trial_that_is_stopped_saves_and_continues(tmp_path: Path):
+    values = {"optimiser.learning_rate": 0.3, "constraint": "none"}
+    longer = plan(tmp_path, epochs=200, overrides=[*plan(tmp_path)["overrides"], "epochs=200"])
+    trial = Trial()
+    trial.setup(values, plan=longer, space=SPACE)
+    first = trial.step()
+    trial.cleanup()
+    assert trial._run is not None
+    assert trial._run.returncode == 130
+    again = Trial()
+    again.setup(values, plan=longer, space=SPACE)
+    try:
+        assert again.step() == first  # it is told again what was measured before
+        for _ in range(2):
+            again.step()
+    finally:
+        again.cleanup()
+    log = log_of(longer, "search-001").read_text()
+    assert "resum" in log
+
+
+def test_a_failed_trial_says_why(tmp_path: Path):
+    trial = Trial()
+    trial.setup({"optimiser.learning_rate": 1e6, "constraint": "none"}, plan=plan(tmp_path), space=SPACE)
+    with pytest.raises(RuntimeError, match="training diverged: the objective is"):
+        for _ in range(3):
+            trial.step()
+    trial = Trial()
+    other = plan(tmp_path / "other", metric="val/knn")
+    trial.setup({"optimiser.learning_rate": 0.3, "constraint": "none"}, plan=other, space=SPACE)
+    with pytest.raises(RuntimeError, match=r"metric: found 'val/knn', which is not measured; there are .*val/knn_top1"):
+        trial.step()
+
+
+@pytest.mark.slow
+def test_a_trial_ends_with_the_process_that_started_it(tmp_path: Path):
+    parent = os.fork()
+    if parent == 0:  # a worker that is killed
+        trial = Trial()
+        longer = plan(tmp_path, epochs=500, overrides=[*plan(tmp_path)["overrides"], "epochs=500"])
+        trial.setup({"optimiser.learning_rate": 0.3, "constraint": "none"}, plan=longer, space=SPACE)
+        assert trial._run is not None
+        (tmp_path / "pid").write_text(str(trial._run.pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(parent, 0)
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    assert select.select([descriptor], [], [], 10)[0] == [descriptor]
+
+
+def test_names_and_last_lines(tmp_path: Path):
+    assert trial_name("search", "7_constraint=none") == "search-007"
+    assert trial_name("search", "00012") == "search-012"
+    log = tmp_path / "log.txt"
+    assert last_line(log) == ""
+    log.write_text("one\nerror: two\nMLflow UI\n")
+    assert last_line(log) == "two"
+    log.write_text("one\ntwo\n")
+    assert last_line(log) == "two"

@@ -1,0 +1,28 @@
+"""The picture of a search."""
+
+import numpy as np
+import pytest
+
+from ssl_sec.figures.tuning import Axis, tuning_figure
+
+
+def test_values_are_placed_by_their_logarithm_and_names_evenly():
+    places, ticks = Axis(name="lr", values=[0.01, 0.1, 1.0], is_log=True).places()
+    np.testing.assert_allclose(places, [0, 0.5, 1])
+    assert ticks == [(0.0, "0.01"), (1.0, "1")]
+    places, ticks = Axis(name="constraint", values=["sec", "none", "sec"]).places()
+    assert places.tolist() == [1, 0, 1]
+    assert ticks == [(0.0, "none"), (1.0, "sec")]
+    assert Axis(name="same", values=[2.0, 2.0]).places()[0].tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(("largest", "best", "so_far"), [(True, 1, [50, 80, 80]), (False, 2, [50, 50, 40])])
+def test_the_best_trial_stands_out(largest: bool, best: int, so_far: list[float]):
+    axes = [Axis(name="lr", values=[0.1, 0.2, 0.3]), Axis(name="constraint", values=["none", "sec", "none"])]
+    figure = tuning_figure(axes, "val/knn_top1", [50.0, 80.0, 40.0], largest)
+    lines, history = figure.axes
+    thick = [line for line in lines.lines if line.get_linewidth() == 2.5]
+    (line,) = thick
+    np.testing.assert_allclose(line.get_ydata()[0], [0, 0.5, 1][best])
+    assert [text.get_text() for text in lines.get_xticklabels()] == ["lr", "constraint", "val/knn_top1"]
+    assert history.lines[1].get_ydata().tolist() == so_far
