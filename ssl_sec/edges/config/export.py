@@ -13,7 +13,8 @@ class ExportConfig(Settings):
     """The export of a run's encoder; with its head if embeddings were trained.
 
     Attributes:
-        run: the training's MLflow run id, its name, a prefix of one, or its folder.
+        run: the training's MLflow run id, its name, a prefix of one, or its folder; or a registered model,
+            models:/<name>@<alias> or models:/<name>/<version>.
         format: of the files; see `ssl_sec.exporting`.
         checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
             that was kept.
