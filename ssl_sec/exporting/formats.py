@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ssl_sec.errors import ConfigError, StorageError, first_line
+from ssl_sec.exporting.record import RECORD, Record
 from ssl_sec.networks.architecture import Architecture
 from ssl_sec.networks.encoder import Encoder
 from ssl_sec.networks.heads import building
@@ -36,6 +37,7 @@ class Exportable:
         image_shape: channels, height and width of the training images.
         head: likewise, features -> embeddings; None to export the features.
         dim: of the features or embeddings.
+        record: by which this package loads the export; None for one that only other programs can load.
     """
 
     encoder: Encoder
@@ -43,6 +45,7 @@ class Exportable:
     image_shape: tuple[int, int, int]
     head: nn.Module | None = None
     dim: int
+    record: Record | None = None
 
     @property
     def network(self) -> nn.Module:
@@ -154,6 +157,7 @@ class Safetensors(Format):
             "image_shape": json.dumps(exportable.image_shape),
             "mean": json.dumps(exportable.mean),
             "std": json.dumps(exportable.std),
+            **({} if exportable.record is None else {RECORD: exportable.record.as_json()}),
         }
         save_weights(exportable.encoder.backbone, folder / "encoder.safetensors", header)
         if exportable.head is not None:
@@ -206,7 +210,8 @@ class TorchScript(Format):
         # torch.jit is deprecated, but libtorch and many servers still need it.
         traced = self._record(exportable, lambda: torch.jit.trace(exportable.network, images[:2], check_trace=False))
         assert isinstance(traced, torch.jit.ScriptModule)
-        _save(folder / "encoder.pt", lambda path: traced.save(str(path)))
+        more = {} if exportable.record is None else {RECORD: exportable.record.as_json()}
+        _save(folder / "encoder.pt", lambda path: traced.save(str(path), _extra_files=more))
 
     def loading(self, exportable: Exportable) -> str:
         """Needs only PyTorch."""
@@ -287,6 +292,7 @@ class TimmFolder(Format):
                 "first_conv": known.get("first_conv"),
                 "classifier": known.get("classifier"),
             },
+            **({} if exportable.record is None else {RECORD: json.loads(exportable.record.as_json())}),
         }
         save_weights(exportable.encoder.backbone, folder / "model.safetensors")
         _save(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))

@@ -21,7 +21,7 @@ from ssl_sec.edges.embeddings.places import place_at
 from ssl_sec.edges.masking import masked_values
 from ssl_sec.embeddings.computing import embed
 from ssl_sec.embeddings.parts import Plan, encoded, origin_of, stem_of
-from ssl_sec.errors import ConfigError, Stopped, StorageError
+from ssl_sec.errors import ConfigError, Stopped, StorageError, out_of_memory
 from ssl_sec.networks.convolutions import lay_out
 from ssl_sec.recipes.assembly import in_words
 from ssl_sec.settings import to_values
@@ -82,7 +82,7 @@ def run_embed(config: EmbedConfig) -> Embedded:
         Stopped: if it was interrupted; whole files are kept.
     """
     network = travelling_network(config)
-    data = _unresized(config.data or network.config.data, network.config.data)
+    data = _unresized(_data(config, network), network.image_size_px)
     work = EmbeddingWork(config=config, network=network, data=data)
     image_set = work.open()
     logger.info("data: %s", in_words(image_set))
@@ -136,7 +136,7 @@ class EmbeddingWork:
 
     def open(self) -> ImageSet:
         """The images, cut as the run's evaluation cuts them."""
-        return self.data.open_cropped(self.config.split, self.network.config.evaluated_crop)
+        return self.data.open_cropped(self.config.split, self.network.crop)
 
     def start(
         self, device: torch.device, on_images: Callable[[int], object] = lambda count: None
@@ -177,7 +177,14 @@ def _done(work: EmbeddingWork, waiting: list[int], on_images: Callable[[int], ob
         yield rows
 
 
-def _unresized(data: DataConfig, trained: DataConfig) -> DataConfig:
+def _data(config: EmbedConfig, network: TravellingNetwork) -> DataConfig:
+    data = config.data or network.data
+    if data is None:
+        raise ConfigError(f"data: found None, must be given: the export {config.run} does not say where images are")
+    return data
+
+
+def _unresized(data: DataConfig, size_px: int | None) -> DataConfig:
     """The set with the size of the training images where none is given, and decoded when it is read.
 
     Each worker reads its own parts, and only an encoded set knows the paths of its images.
@@ -185,7 +192,6 @@ def _unresized(data: DataConfig, trained: DataConfig) -> DataConfig:
     changes: dict[str, Any] = {}
     if hasattr(data, "resident_limit_mib"):
         changes["resident_limit_mib"] = 0
-    size_px = getattr(trained, "image_size_px", None)
     if getattr(data, "image_size_px", 0) is None and size_px is not None:
         changes["image_size_px"] = size_px
     return cast(DataConfig, replace(cast(Any, data), **changes))
@@ -194,8 +200,15 @@ def _unresized(data: DataConfig, trained: DataConfig) -> DataConfig:
 def _dim(network: TravellingNetwork, image_set: ImageSet) -> int:
     """The length of the embeddings, of an image on the CPU: a network that does not fit is found at once."""
     batch = image_set.read(torch.zeros(1, dtype=torch.int64))
-    with torch.no_grad():
-        return network.load(image_set.image_shape)(batch.images.cpu() / 255).shape[1]
+    loaded = network.load(image_set.image_shape)
+    try:
+        with torch.no_grad():
+            return loaded(batch.images.cpu() / 255).shape[1]
+    except RuntimeError as error:
+        if out_of_memory(error) is not None:
+            raise
+        shape = " x ".join(map(str, image_set.image_shape))
+        raise ConfigError(f"data: found images of {shape}, which the network does not take") from error
 
 
 def _origin(

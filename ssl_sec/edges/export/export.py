@@ -15,6 +15,7 @@ from mlflow.tracking import MlflowClient
 from torch import Tensor
 
 from ssl_sec.augment.views import unit_range
+from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.edges.export.model_card import model_card
@@ -29,6 +30,8 @@ from ssl_sec.edges.tracking.store import store_errors
 from ssl_sec.errors import ConfigError, StorageError, UserError, first_line
 from ssl_sec.exporting import FILE_NAMES, FORMATS, Exportable, Format, check_export, require_packages
 from ssl_sec.exporting.checking import Check
+from ssl_sec.exporting.record import Record
+from ssl_sec.networks.config import TimmConfig
 from ssl_sec.recipes.registry import trainings
 
 logger = logging.getLogger("ssl_sec")
@@ -96,6 +99,7 @@ def run_export(config: ExportConfig) -> Exported:
             head=network.head,
             dim=network.dim,
         )
+        exportable = replace(exportable, record=_network_record(source, exportable))
         run, probes = _record(source, config)
     images = _some_images(image_set)
     with _replacing(output, config.overwrite) as folder:
@@ -105,6 +109,20 @@ def run_export(config: ExportConfig) -> Exported:
         for path in folder.iterdir():  # safetensors makes its files readable for their owner only
             shutil.copymode(folder / "README.md", path)
     return Exported(folder=output, form=form, exportable=exportable, check=check)
+
+
+def _network_record(source: FoundNetwork, exportable: Exportable) -> Record:
+    """How the network of a run is built, without the files that it started from."""
+    trained = source.config
+    encoder = replace(trained.encoder, weights=None, mean=tuple(exportable.mean), std=tuple(exportable.std))
+    crop = trained.evaluated_crop
+    return Record(
+        run=source.run_id or source.short_name,
+        encoder=replace(encoder, pretrained=False) if isinstance(encoder, TimmConfig) else encoder,
+        head=replace(trained.head, weights=None) if source.recipe.leaves_head else None,
+        image_shape=exportable.image_shape,
+        crop=crop if isinstance(crop, CentreCrop) else None,
+    )
 
 
 def _record(source: FoundNetwork, config: ExportConfig) -> tuple[Run, list[Run] | None]:
