@@ -57,7 +57,7 @@ def ablate(overrides: Sequence[str]) -> str:
 
 
 def transfer(overrides: Sequence[str]) -> str:
-    """Probe, kNN, logistic regression and few labels of one encoder on several data sets, in one table."""
+    """Probe, kNN and few labels of one encoder on several data sets, in one table."""
     values = values_of("transfer", overrides)
     from ssl_sec.edges.machine import announce
     from ssl_sec.recipes.probing.config import TransferConfig

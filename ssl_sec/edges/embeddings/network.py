@@ -14,11 +14,14 @@ from torch import nn
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.crops import Crop
 from ssl_sec.edges.config.embed import EmbedConfig
+from ssl_sec.edges.embeddings.recording import Origin
 from ssl_sec.edges.folder.encoder import load_network
 from ssl_sec.edges.folder.finding import folder_at
+from ssl_sec.edges.folder.names import training_tags
 from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.edges.tracking.networks import found_network
 from ssl_sec.edges.tracking.registry import is_registered
+from ssl_sec.edges.tracking.runs import tracked_beside
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.exporting.record import Record, read_record
 from ssl_sec.recipes.config import TrainingConfig
@@ -163,8 +166,8 @@ class NetworkOfExport(TravellingNetwork):
             save_file({key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}, to)
 
 
-def travelling_network(config: EmbedConfig) -> TravellingNetwork:
-    """The network that a job embeds with.
+def found_network_and_origin(config: EmbedConfig) -> tuple[TravellingNetwork, Origin]:
+    """The network that a job embeds with, and what it belongs to in MLflow.
 
     Raises:
         ConfigError: if there is no such run, registered model or export, or it has no such network.
@@ -175,18 +178,29 @@ def travelling_network(config: EmbedConfig) -> TravellingNetwork:
         folder = Path(word.removeprefix("file://")).expanduser().resolve()
         exported = _exported(folder, config.checkpoint)
         if exported is not None:
-            return exported
+            return exported, Origin(tracking=config.tracking, recipe=folder.name, name=folder.name)
         if "/" in word:
             raise ConfigError(
                 f"run: {folder} holds neither a run nor an export; allowed: the folder of either, a run's id, its "
                 "name, a prefix of one, or models:/<name>@<alias>"
             )
     with found_network(word, config.checkpoint, config.tracking, config.output_dir, trainings()) as found:
-        return NetworkOfRun(
+        if found.folder is not None:
+            tracking, run_id = tracked_beside(found.folder, config.tracking, config.output_dir)
+        else:
+            tracking, run_id = config.tracking, found.run_id
+        network = NetworkOfRun(
             job=found.recipe.name,
             config=found.config,
             run=found.run_id or found.short_name,
             weights={name: (found.files / name).read_bytes() for name in found.recipe.network_files},
+        )
+        return network, Origin(
+            tracking=tracking,
+            recipe=found.config.recipe_name,
+            name=found.config.run_name or found.short_name,
+            tags=training_tags(found.config),
+            run_id=run_id,
         )
 
 

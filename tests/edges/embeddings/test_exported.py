@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file, save_file
 
 from ssl_sec.edges.command_line import run_job
@@ -41,7 +42,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
 
 
 def embeddings(word: str | Path, output: Path, *more: str) -> np.ndarray:
-    given = [f"run={word}", f"output={output}", "runtime=local", "split=test", *(more or ["data=digits"])]
+    place = [f"output={output}", f"output_dir={output.parent / 'runs'}"]
+    given = [f"run={word}", *place, "runtime=local", "split=test", *(more or ["data=digits"])]
     run_embed(from_values(EmbedConfig, compose("embed", given)))
     return np.stack(pq.read_table(output)["embedding"].to_numpy(zero_copy_only=False))
 
@@ -65,6 +67,9 @@ def test_an_export_embeds_as_its_run(runs, network, form, tmp_path: Path):
     folder = export(finished, form, tmp_path / "export")
     expected, found = embeddings(finished.folder.path, tmp_path / "run"), embeddings(folder, tmp_path / "other")
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    (record,) = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db").search_runs(["1"])
+    assert (record.data.tags["recipe"], record.data.tags["job"]) == ("export", "embed")
+    assert "mlflow.parentRunId" not in record.data.tags
     (file,) = (tmp_path / "other").iterdir()
     assert json.loads(pq.read_schema(file).metadata[b"ssl_sec"])["run"] == finished.run_id
 
@@ -109,7 +114,7 @@ def test_a_folder_that_holds_no_network_is_one_line(name, code, told, tmp_path: 
         (tmp_path / folder).mkdir()
         (tmp_path / folder / file).write_bytes(b"no network")
         (tmp_path / folder / "README.md").write_text("an export")
-    given = [f"run={tmp_path}/{name}", f"output={tmp_path / 'output'}", "runtime=local"]
+    given = [f"run={tmp_path}/{name}", f"output={tmp_path / 'output'}", f"output_dir={tmp_path}", "runtime=local"]
     assert run_job("embed", embed, given) == code
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith(f"error: {told.format(root=tmp_path)}"), error
