@@ -49,8 +49,8 @@ def read_record(folder: Path) -> tuple[Path, Record] | None:
     """
     readers = {
         "encoder.safetensors": _in_header,
-        "encoder.pt": _in_script,
         "model.safetensors": _in_config,
+        "encoder.pt": _in_script,
         "encoder.onnx": lambda path: None,
     }
     path = next((folder / name for name in readers if (folder / name).is_file()), None)
@@ -63,7 +63,7 @@ def read_record(folder: Path) -> tuple[Path, Record] | None:
     if found is None:
         raise ConfigError(
             f"run: {folder} holds an export whose {path.name} does not say how to build its network; allowed: an "
-            "export of this version as safetensors, torchscript or timm, or the run itself"
+            "export of this version as safetensors, torchscript, timm or hub, or the run itself"
         )
     return path, from_values(Record, json.loads(found))
 
