@@ -2,21 +2,12 @@
 
 from functools import partial
 
-from ssl_sec.edges.commands import ablate, align, export, preview, replay, report, run_recipe, transfer
+from ssl_sec.edges.commands import ablate, align, embed, export, preview, replay, report, run_recipe, transfer
 
 __all__ = [
-    "ablate",
-    "align",
-    "export",
-    "face",
-    "metric_learning",
-    "pretrain",
-    "preview",
-    "probe",
-    "replay",
-    "report",
+    "ablate", "align", "embed", "export", "face", "metric_learning", "pretrain", "preview", "probe", "replay", "report",
     "transfer",
-]
+]  # fmt: skip
 
 pretrain = partial(run_recipe, "pretrain")
 probe = partial(run_recipe, "probe")

@@ -149,6 +149,10 @@ CASES = {
     "maxout safetensors": ("safetensors", lambda: exportable_embedding(MaxoutHead(64, 5, dropout=0.3))),
     "maxout torchscript": ("torchscript", lambda: exportable_embedding(MaxoutHead(64, 5, dropout=0.3))),
     "fc_bn onnx": ("onnx", lambda: exportable_embedding(LinearBatchNormHead(64, 5, dropout=0.3))),
+    "narrow hub": ("hub", lambda: exportable_resnet(18, "cifar", 0.125, 1, mean=(0.3,), std=(0.2,))),
+    "mlp hub": ("hub", lambda: exportable_embedding(ProjectionHead(64, 7, 5, num_layers=3))),
+    "ir hub": ("hub", exportable_ir),
+    "timm hub": ("hub", lambda: exportable_timm("test_vit.r160_in1k", 3, 32, **SCALED)),
     "resnet timm": ("timm", lambda: exportable_resnet(18, "imagenet", 1.0, 1, 32, mean=(0.3,), std=(0.2,))),
 }
 
@@ -159,6 +163,7 @@ SLOW = {
     *("bn_inception onnx", "ir onnx", "ir torchscript", "light_cnn onnx", "timm safetensors", "timm torchscript"),
     *("bn_fc safetensors", "fc safetensors", "fc_bn safetensors", "maxout safetensors"),
     *("bottleneck safetensors", "googlenet safetensors", "sphereface onnx", "maxout torchscript", "timm onnx"),
+    *("ir hub", "timm hub"),
 }
 
 

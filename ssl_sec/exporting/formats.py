@@ -1,14 +1,12 @@
 """The formats of an export: how each is written, and the Python code that loads it."""
 
-import importlib.metadata
-import importlib.util
 import json
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -16,12 +14,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ssl_sec.errors import ConfigError, StorageError, first_line
+from ssl_sec.exporting.record import RECORD, Record
 from ssl_sec.networks.architecture import Architecture
 from ssl_sec.networks.encoder import Encoder
 from ssl_sec.networks.heads import building
 from ssl_sec.networks.weights import save_weights
 
-FormatName = Literal["safetensors", "torchscript", "onnx", "timm"]
+FormatName = Literal["safetensors", "torchscript", "onnx", "timm", "hub"]
 
 T = TypeVar("T")
 
@@ -36,6 +35,7 @@ class Exportable:
         image_shape: channels, height and width of the training images.
         head: likewise, features -> embeddings; None to export the features.
         dim: of the features or embeddings.
+        record: by which this package loads the export; None for one that only other programs can load.
     """
 
     encoder: Encoder
@@ -43,6 +43,7 @@ class Exportable:
     image_shape: tuple[int, int, int]
     head: nn.Module | None = None
     dim: int
+    record: Record | None = None
 
     @property
     def network(self) -> nn.Module:
@@ -110,6 +111,10 @@ class Format(ABC):
     def loading(self, exportable: Exportable) -> str:
         """Python code that, run in the folder, loads the encoder."""
 
+    def library_of(self, exportable: Exportable) -> str:
+        """The name on the Hugging Face Hub of the library that loads the encoder."""
+        return self.library
+
     def use(self, exportable: Exportable) -> str:
         """A line of Python that computes `features` or `embeddings` from `images`, pixels in [0, 1]."""
         return f"{exportable.output} = encoder(images)"
@@ -134,7 +139,7 @@ class Format(ABC):
             try:
                 return record()
             except Exception as error:
-                others = ", ".join(other for other in FORMATS if other != self.name)
+                others = ", ".join(other for other in get_args(FormatName) if other != self.name)
                 title = exportable.architecture.title
                 raise ConfigError(
                     f"format: found {self.name!r}, but it does not support {title}: {first_line(error)}; try: {others}"
@@ -154,6 +159,7 @@ class Safetensors(Format):
             "image_shape": json.dumps(exportable.image_shape),
             "mean": json.dumps(exportable.mean),
             "std": json.dumps(exportable.std),
+            **({} if exportable.record is None else {RECORD: exportable.record.as_json()}),
         }
         save_weights(exportable.encoder.backbone, folder / "encoder.safetensors", header)
         if exportable.head is not None:
@@ -167,18 +173,22 @@ class Safetensors(Format):
             "from safetensors.torch import load_file",
             "",
             exportable.architecture.building(),
-            'encoder.load_state_dict(load_file("encoder.safetensors"))',
+            f"encoder.load_state_dict({self.weights_of('encoder', exportable)})",
             "encoder.eval()",
         ]
         if exportable.head is not None:
             lines += [
                 *building(exportable.head).splitlines(),
-                'head.load_state_dict(load_file("head.safetensors"))',
+                f"head.load_state_dict({self.weights_of('head', exportable)})",
                 "head.eval()",
             ]
         if not exportable.takes_raw_pixels:
             lines.append(f"mean, std = torch.tensor([{exportable.mean}, {exportable.std}])[..., None, None]")
         return "\n".join(lines)
+
+    def weights_of(self, part: str, exportable: Exportable) -> str:
+        """An expression for the weights of encoder or head."""
+        return f'load_file("{part}.safetensors")'
 
     def use(self, exportable: Exportable) -> str:
         """Scales the pixels if the encoder does."""
@@ -206,7 +216,8 @@ class TorchScript(Format):
         # torch.jit is deprecated, but libtorch and many servers still need it.
         traced = self._record(exportable, lambda: torch.jit.trace(exportable.network, images[:2], check_trace=False))
         assert isinstance(traced, torch.jit.ScriptModule)
-        _save(folder / "encoder.pt", lambda path: traced.save(str(path)))
+        more = {} if exportable.record is None else {RECORD: exportable.record.as_json()}
+        save_file_or_fail(folder / "encoder.pt", lambda path: traced.save(str(path), _extra_files=more))
 
     def loading(self, exportable: Exportable) -> str:
         """Needs only PyTorch."""
@@ -238,7 +249,7 @@ class ONNX(Format):
             ),
         )
         assert program is not None
-        _save(folder / "encoder.onnx", lambda path: program.save(path, external_data=False))
+        save_file_or_fail(folder / "encoder.onnx", lambda path: program.save(path, external_data=False))
 
     def loading(self, exportable: Exportable) -> str:
         """Needs only ONNX Runtime; images and features are numpy arrays."""
@@ -287,9 +298,10 @@ class TimmFolder(Format):
                 "first_conv": known.get("first_conv"),
                 "classifier": known.get("classifier"),
             },
+            **({} if exportable.record is None else {RECORD: json.loads(exportable.record.as_json())}),
         }
         save_weights(exportable.encoder.backbone, folder / "model.safetensors")
-        _save(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
+        save_file_or_fail(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
 
     def loading(self, exportable: Exportable) -> str:
         """Loads the folder with timm; mean and std are those of timm's own transforms."""
@@ -314,39 +326,12 @@ class TimmFolder(Format):
         )
 
 
-FORMATS: Mapping[FormatName, Format] = {
-    "safetensors": Safetensors(),
-    "torchscript": TorchScript(),
-    "onnx": ONNX(),
-    "timm": TimmFolder(),
-}
-
-# The files of an export, which overwriting may remove.
-FILE_NAMES = frozenset(
-    "README.md config.json encoder.onnx encoder.pt encoder.safetensors head.safetensors model.safetensors".split()
-)
-
-
-def require_packages(form: Format) -> None:
-    """Checks that the packages of the format are installed.
+def save_file_or_fail(path: Path, write: Callable[[Path], object]) -> None:
+    """Writes a file.
 
     Raises:
-        ConfigError: that says what to install.
+        StorageError: if it cannot be written.
     """
-    missing = [name for name in form.packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"format: {form.name} needs {', '.join(form.packages)}, and {', '.join(missing)} is not installed; "
-            "install with: pip install -c constraints.txt -e '.[onnx]'"
-        )
-
-
-def versions(form: Format) -> dict[str, str]:
-    """The versions of the packages that wrote and checked an export."""
-    return {name: importlib.metadata.version(name) for name in dict.fromkeys(("torch", *form.packages))}
-
-
-def _save(path: Path, write: Callable[[Path], object]) -> None:
     try:
         write(path)
     except (OSError, ValueError, RuntimeError) as error:  # protobuf is limited to 2 GiB

@@ -18,12 +18,14 @@ def free_port() -> int:
 
 
 @contextmanager
-def mlflow_server(verb: str, *options: str, log: Path, environment: Mapping[str, str] | None = None) -> Iterator[str]:
-    """The address of `mlflow ui` or `mlflow server` on loopback, once it answers."""
+def mlflow_server(
+    verb: str, *options: str, log: Path, environment: Mapping[str, str] | None = None, page: str = "health"
+) -> Iterator[str]:
+    """The address of `mlflow ui`, `mlflow server` or `mlflow models serve` on loopback, once a page of it answers."""
     port = free_port()
     command = [
         str(Path(sys.executable).with_name("mlflow")),
-        verb,
+        *verb.split(),
         "--host",
         "127.0.0.1",
         "--port",
@@ -37,7 +39,7 @@ def mlflow_server(verb: str, *options: str, log: Path, environment: Mapping[str,
     address = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + 180
-        while not _answers(f"{address}/health"):
+        while not _answers(f"{address}/{page}"):
             assert server.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)
         yield address

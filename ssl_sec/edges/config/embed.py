@@ -14,9 +14,9 @@ class EmbedConfig(Settings):
 
     Attributes:
         run: the training's MLflow run id, its name, a prefix of one, or its folder; or a registered model,
-            models:/<name>@<alias> or models:/<name>/<version>.
+            models:/<name>@<alias> or models:/<name>/<version>; or a folder that jobs.export made.
         output: a folder or a URL, for files of rows_per_part images; whole files of the same embeddings are kept.
-        data: None takes the data set of the run.
+        data: None takes the data set of the run; an export has none.
         split: of the data set.
         checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
             that was kept.

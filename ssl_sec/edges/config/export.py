@@ -1,11 +1,29 @@
 """The configuration of an export."""
 
+import re
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from ssl_sec.data.config import DataConfig
 from ssl_sec.exporting import FormatName
 from ssl_sec.recipes.tracking import Checkpoint, OutputDir, TrackingConfig
-from ssl_sec.settings import Local, Settings
+from ssl_sec.settings import LocalPath, Settings, check
+
+HUB_SCHEME = "hf://"
+# One or two names of at most 96 letters together, as the Hub allows them.
+_REPOSITORY = re.compile(r"(?=.{1,96}$)[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+class ExportPlace(LocalPath):
+    """A folder, or a repository of the Hugging Face Hub."""
+
+    def check(self, key: str, value: str) -> None:
+        """Raises a ConfigError that names the key, unless the value is such a place."""
+        if not value.startswith(HUB_SCHEME):
+            super().check(key, value)
+        else:
+            fits = _REPOSITORY.fullmatch(value.removeprefix(HUB_SCHEME)) is not None
+            check(fits, key, value, "hf://<owner>/<name> or hf://<name>, of letters, digits and _ - .")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,12 +31,16 @@ class ExportConfig(Settings):
     """The export of a run's encoder; with its head if embeddings were trained.
 
     Attributes:
-        run: the training's MLflow run id, its name, a prefix of one, or its folder.
+        run: the training's MLflow run id, its name, a prefix of one, or its folder; or a registered model,
+            models:/<name>@<alias> or models:/<name>/<version>.
         format: of the files; see `ssl_sec.exporting`.
         checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
             that was kept.
-        output: a new folder; None makes one in output_dir/exports, or in runs/exports if that is a URL.
+        output: a new folder, or with format=hub a new repository, hf://<owner>/<name>; None makes a folder in
+            output_dir/exports, or in runs/exports if that is a URL.
         overwrite: whether an existing export is replaced.
+        private: whether a new repository of the Hub is.
+        license: of the weights, by the Hub's name for it, for the model card; None leaves it out.
         data: where the images of the check come from; None takes the data set of the run.
         output_dir: of the run, with MLflow's sqlite file unless tracking names a store.
     """
@@ -26,8 +48,18 @@ class ExportConfig(Settings):
     run: str
     format: FormatName
     checkpoint: Checkpoint = "last"
-    output: Local | None = None
+    output: Annotated[str, ExportPlace()] | None = None
     overwrite: bool = False
+    private: bool = True
+    license: str | None = None
     data: DataConfig | None = None
     output_dir: OutputDir = "runs"
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.output is not None and self.output.startswith(HUB_SCHEME):
+            check(self.format == "hub", "format", self.format, "'hub' with output=hf://…")
+        if self.license is not None:
+            fits = re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,60}", self.license) is not None
+            check(fits, "license", self.license, "the Hub's name of a license, such as apache-2.0 or cc-by-nc-4.0")

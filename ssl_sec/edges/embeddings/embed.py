@@ -16,13 +16,16 @@ from ssl_sec.data.config import DataConfig
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.config.embed import EmbedConfig
-from ssl_sec.edges.embeddings.network import TravellingNetwork, travelling_network
+from ssl_sec.edges.embeddings.network import TravellingNetwork, found_network_and_origin
 from ssl_sec.edges.embeddings.places import place_at
+from ssl_sec.edges.embeddings.recording import start_run, upload_results
 from ssl_sec.edges.embeddings.workers import done_on
 from ssl_sec.edges.masking import masked_values
+from ssl_sec.edges.run.sweeps import JobRun
+from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.embeddings.computing import embed
 from ssl_sec.embeddings.parts import Plan, encoded, origin_of, stem_of
-from ssl_sec.errors import ConfigError, Stopped, StorageError
+from ssl_sec.errors import ConfigError, Stopped, StorageError, out_of_memory
 from ssl_sec.networks.convolutions import lay_out
 from ssl_sec.recipes.assembly import in_words
 from ssl_sec.settings import to_values
@@ -43,6 +46,7 @@ class Embedded:
         num_parts: files in all.
         num_kept: files that already existed.
         images_per_s: of the parts computed now; None if there were none.
+        run_id: of the job in MLflow; None if it had nothing to compute, or MLflow could not be used.
     """
 
     output: str
@@ -53,6 +57,7 @@ class Embedded:
     num_parts: int
     num_kept: int
     images_per_s: float | None
+    run_id: str | None
 
     def __str__(self) -> str:
         speed = "" if self.images_per_s is None else f", {self.images_per_s:,.0f} images/s"
@@ -63,6 +68,7 @@ class Embedded:
                 f"embedded: {self.num_images:,} images in {self.dim} dimensions{speed}{left_out}",
                 f"files: {self.num_parts}{kept}",
                 f"folder: {self.output}",
+                *([] if self.run_id is None else [f"MLflow run: {self.run_id}"]),
                 "",
                 "    import pandas",
                 "",
@@ -81,39 +87,95 @@ def run_embed(config: EmbedConfig) -> Embedded:
         StorageError: if the output cannot be written.
         Stopped: if it was interrupted; whole files are kept.
     """
-    network = travelling_network(config)
-    data = _unresized(config.data or network.config.data, network.config.data)
+    network, belongs_to = found_network_and_origin(config)
+    data = _unresized(_data(config, network), network.image_size_px)
     work = EmbeddingWork(config=config, network=network, data=data)
     image_set = work.open()
     logger.info("data: %s", in_words(image_set))
     dim = _dim(network, image_set)
     plan = Plan(split=config.split, num_images=len(image_set), rows_per_part=config.rows_per_part)
     work = replace(work, plan=plan, origin=_origin(config, network, data, image_set, dim))
-    waiting = [part for part in range(plan.num_parts) if part not in _present(work)]
-    num_kept = plan.num_parts - len(waiting)
-    num_waiting = sum(len(plan.rows(part)) for part in waiting)
-    if num_kept:
-        logger.info("%d of %d files already exist", num_kept, plan.num_parts)
-    num_written, start = 0, time.perf_counter()
-    with logging_redirect_tqdm(), tqdm(total=num_waiting, desc="embed", unit="image", disable=None) as bar:
-        try:
-            for rows in done_on(config.runtime, work.start, waiting, bar.update, "embed"):
-                num_written += rows
-        except KeyboardInterrupt:
-            raise Stopped(
-                f"stopped; whole files are kept in {config.output}, and the same command continues with the others"
-            ) from None
-    seconds = time.perf_counter() - start
+    present = _present(work)
+    waiting = [part for part in range(plan.num_parts) if part not in present]
+    progress = _Progress(num_images=sum(len(plan.rows(part)) for part in waiting), num_files=len(waiting))
+    if present:
+        logger.info("%d of %d files already exist", len(present), plan.num_parts)
+    run = start_run(config, belongs_to, data) if waiting else JobRun(None)
+
+    def upload(tracked: TrackedRun) -> None:
+        figures = {"images": len(image_set), "dim": dim, "files": plan.num_parts, **progress.figures}
+        upload_results(tracked, figures, work.origin, image_set, data)
+
+    with run.ended_with(upload):
+        _do(work, waiting, progress)
     return Embedded(
         output=config.output,
         split=config.split,
         num_images=len(image_set),
-        num_left_out=num_waiting - num_written,
+        num_left_out=progress.num_left_out,
         dim=dim,
         num_parts=plan.num_parts,
-        num_kept=num_kept,
-        images_per_s=num_waiting / seconds if waiting else None,
+        num_kept=len(present),
+        images_per_s=progress.images_per_s,
+        run_id=run.run_id,
     )
+
+
+@dataclass(kw_only=True, slots=True)
+class _Progress:
+    """What a job has done.
+
+    Attributes:
+        num_images: of the files that are to be written.
+        num_files: that are to be written.
+        written: how many images each file has that was written; those that cannot be read are left out.
+        seconds: that it took.
+    """
+
+    num_images: int
+    num_files: int
+    written: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def num_left_out(self) -> int:
+        """Images that could not be read, once all files are written."""
+        return self.num_images - sum(self.written)
+
+    @property
+    def images_per_s(self) -> float | None:
+        """None before the first file is written."""
+        return sum(self.written) / self.seconds if self.written else None
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """For MLflow."""
+        found: dict[str, float] = {"files_written": len(self.written), "images_embedded": sum(self.written)}
+        if self.images_per_s is not None:
+            found["images_per_s"] = self.images_per_s
+        if len(self.written) == self.num_files:  # a job that was stopped does not know
+            found["images_left_out"] = self.num_left_out
+        return found
+
+
+def _do(work: "EmbeddingWork", waiting: list[int], progress: _Progress) -> None:
+    """Does the parts that are missing.
+
+    Raises:
+        Stopped: if it was interrupted; whole files are kept.
+    """
+    start = time.perf_counter()
+    with logging_redirect_tqdm(), tqdm(total=progress.num_images, desc="embed", unit="image", disable=None) as bar:
+        try:
+            for rows in done_on(work.config.runtime, work.start, waiting, bar.update, "embed"):
+                progress.written.append(rows)
+        except KeyboardInterrupt:
+            output = work.config.output
+            raise Stopped(
+                f"stopped; whole files are kept in {output}, and the same command continues with the others"
+            ) from None
+        finally:
+            progress.seconds = time.perf_counter() - start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +198,7 @@ class EmbeddingWork:
 
     def open(self) -> ImageSet:
         """The images, cut as the run's evaluation cuts them."""
-        return self.data.open_cropped(self.config.split, self.network.config.evaluated_crop)
+        return self.data.open_cropped(self.config.split, self.network.crop)
 
     def start(
         self, device: torch.device, on_images: Callable[[int], object] = lambda count: None
@@ -162,7 +224,14 @@ class EmbeddingWork:
         return do
 
 
-def _unresized(data: DataConfig, trained: DataConfig) -> DataConfig:
+def _data(config: EmbedConfig, network: TravellingNetwork) -> DataConfig:
+    data = config.data or network.data
+    if data is None:
+        raise ConfigError(f"data: found None, must be given: the export {config.run} does not say where images are")
+    return data
+
+
+def _unresized(data: DataConfig, size_px: int | None) -> DataConfig:
     """The set with the size of the training images where none is given, and decoded when it is read.
 
     Each worker reads its own parts, and only an encoded set knows the paths of its images.
@@ -170,7 +239,6 @@ def _unresized(data: DataConfig, trained: DataConfig) -> DataConfig:
     changes: dict[str, Any] = {}
     if hasattr(data, "resident_limit_mib"):
         changes["resident_limit_mib"] = 0
-    size_px = getattr(trained, "image_size_px", None)
     if getattr(data, "image_size_px", 0) is None and size_px is not None:
         changes["image_size_px"] = size_px
     return cast(DataConfig, replace(cast(Any, data), **changes))
@@ -179,8 +247,15 @@ def _unresized(data: DataConfig, trained: DataConfig) -> DataConfig:
 def _dim(network: TravellingNetwork, image_set: ImageSet) -> int:
     """The length of the embeddings, of an image on the CPU: a network that does not fit is found at once."""
     batch = image_set.read(torch.zeros(1, dtype=torch.int64))
-    with torch.no_grad():
-        return network.load(image_set.image_shape)(batch.images.cpu() / 255).shape[1]
+    loaded = network.load(image_set.image_shape)
+    try:
+        with torch.no_grad():
+            return loaded(batch.images.cpu() / 255).shape[1]
+    except RuntimeError as error:
+        if out_of_memory(error) is not None:
+            raise
+        shape = " x ".join(map(str, image_set.image_shape))
+        raise ConfigError(f"data: found images of {shape}, which the network does not take") from error
 
 
 def _origin(

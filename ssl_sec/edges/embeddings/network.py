@@ -1,34 +1,42 @@
-"""The network that embeds, as files that travel to the nodes of a cluster."""
+"""The network that embeds, as files that travel to the nodes of a cluster: of a run, or of an export."""
 
 import hashlib
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
+from ssl_sec.data.config import DataConfig
+from ssl_sec.data.crops import Crop
 from ssl_sec.edges.config.embed import EmbedConfig
+from ssl_sec.edges.embeddings.recording import Origin
 from ssl_sec.edges.folder.encoder import load_network
+from ssl_sec.edges.folder.finding import folder_at
+from ssl_sec.edges.folder.names import training_tags
+from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.edges.tracking.networks import found_network
+from ssl_sec.edges.tracking.registry import is_registered
+from ssl_sec.edges.tracking.runs import tracked_beside
 from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.exporting.record import Record, read_record
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import RECIPES, trainings
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TravellingNetwork:
-    """The network of a run, with its weights in memory.
+@dataclass(frozen=True, kw_only=True)
+class TravellingNetwork(ABC):
+    """A network with its weights in memory.
 
     Attributes:
-        job: of the run.
-        config: of the run.
-        run: its id, or the name of its folder.
+        run: the id of its run, or the name of the run's folder.
         weights: the content of its files by name.
     """
 
-    job: str
-    config: TrainingConfig
     run: str
     weights: Mapping[str, bytes] = field(repr=False)
 
@@ -50,23 +58,165 @@ class TravellingNetwork:
             for name, content in self.weights.items():
                 (Path(folder) / name).write_bytes(content)
             try:
-                return load_network(RECIPES[self.job], self.config, image_shape, Path(folder)).whole
+                return self._built(image_shape, Path(folder))
             except StorageError as error:  # the weights are whole, so it is the shape that does not fit
                 shape, why = " x ".join(map(str, image_shape)), str(error).rpartition(" does not fit ")[2]
                 raise ConfigError(f"data: found images of {shape}, which do not fit {why}") from error
 
+    @property
+    @abstractmethod
+    def data(self) -> DataConfig | None:
+        """The set that it was trained on; None if it is not known."""
 
-def travelling_network(config: EmbedConfig) -> TravellingNetwork:
-    """The network that a job embeds with.
+    @property
+    @abstractmethod
+    def image_size_px(self) -> int | None:
+        """Side of the images that it was trained on, if they were resized to one."""
+
+    @property
+    @abstractmethod
+    def crop(self) -> Crop | None:
+        """The crop of evaluated images; None if all have one size."""
+
+    @abstractmethod
+    def _built(self, image_shape: tuple[int, int, int], files: Path) -> nn.Module: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOfRun(TravellingNetwork):
+    """The network of a run.
+
+    Attributes:
+        job: of the run.
+        config: of the run.
+    """
+
+    job: str
+    config: TrainingConfig
+
+    @property
+    def data(self) -> DataConfig:
+        """The set of the run."""
+        return self.config.data
+
+    @property
+    def image_size_px(self) -> int | None:
+        """As the run's data set has it."""
+        return getattr(self.config.data, "image_size_px", None)
+
+    @property
+    def crop(self) -> Crop | None:
+        """That of the run's evaluation."""
+        return self.config.evaluated_crop
+
+    def _built(self, image_shape: tuple[int, int, int], files: Path) -> nn.Module:
+        return load_network(RECIPES[self.job], self.config, image_shape, files).whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOfExport(TravellingNetwork):
+    """The network of an export.
+
+    Attributes:
+        record: what the export says of it.
+    """
+
+    record: Record
+
+    @property
+    def data(self) -> None:
+        """An export does not say where its images are."""
+
+    @property
+    def image_size_px(self) -> int | None:
+        """The side of the images that the export was made with."""
+        return None if self.record.crop is not None else min(self.record.image_shape[1:])
+
+    @property
+    def crop(self) -> Crop | None:
+        """As the export has it."""
+        return self.record.crop
+
+    def _built(self, image_shape: tuple[int, int, int], files: Path) -> nn.Module:
+        channels, height, width = image_shape
+        trained = self.record.image_shape[0]
+        if channels != trained:
+            shape = " x ".join(map(str, image_shape))
+            raise ConfigError(
+                f"data: found images of {shape}, which do not fit the encoder: it takes {trained} channels"
+            )
+        if (files / "encoder.pt").is_file():
+            return torch.jit.load(str(files / "encoder.pt"), "cpu").eval()
+        encoder_path, head_path = files / "encoder.safetensors", files / "head.safetensors"
+        if (files / "model.safetensors").is_file():
+            self._divide(files / "model.safetensors", encoder_path, head_path)
+        encoder = replace(self.record.encoder, weights=str(encoder_path)).build(channels, min(height, width)).eval()
+        if self.record.head is None:
+            return encoder
+        head = replace(self.record.head, weights=str(head_path)).build(encoder.num_features, seed=0)
+        return nn.Sequential(encoder, head).eval()
+
+    def _divide(self, path: Path, encoder_path: Path, head_path: Path) -> None:
+        """Writes the weights of encoder and head, which hub's format has in one file, into two."""
+        weights = load_file(path)
+        if self.record.head is None:
+            save_file(weights, encoder_path)
+            return
+        for prefix, to in (("encoder.", encoder_path), ("head.", head_path)):
+            save_file({key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}, to)
+
+
+def found_network_and_origin(config: EmbedConfig) -> tuple[TravellingNetwork, Origin]:
+    """The network that a job embeds with, and what it belongs to in MLflow.
 
     Raises:
-        ConfigError: if there is no such run, or it has no such network.
-        StorageError: if the store cannot be used.
+        ConfigError: if there is no such run, registered model or export, or it has no such network.
+        StorageError: if the store or a file cannot be used.
     """
-    with found_network(config.run, config.checkpoint, config.tracking, config.output_dir, trainings()) as found:
-        return TravellingNetwork(
+    word = config.run
+    if not is_registered(word) and not is_remote(word) and folder_at(word) is None:
+        folder = Path(word.removeprefix("file://")).expanduser().resolve()
+        exported = _exported(folder, config.checkpoint)
+        if exported is not None:
+            return exported, Origin(tracking=config.tracking, recipe=folder.name, name=folder.name)
+        if "/" in word:
+            raise ConfigError(
+                f"run: {folder} holds neither a run nor an export; allowed: the folder of either, a run's id, its "
+                "name, a prefix of one, or models:/<name>@<alias>"
+            )
+    with found_network(word, config.checkpoint, config.tracking, config.output_dir, trainings()) as found:
+        if found.folder is not None:
+            tracking, run_id = tracked_beside(found.folder, config.tracking, config.output_dir)
+        else:
+            tracking, run_id = config.tracking, found.run_id
+        network = NetworkOfRun(
             job=found.recipe.name,
             config=found.config,
             run=found.run_id or found.short_name,
             weights={name: (found.files / name).read_bytes() for name in found.recipe.network_files},
         )
+        return network, Origin(
+            tracking=tracking,
+            recipe=found.config.recipe_name,
+            name=found.config.run_name or found.short_name,
+            tags=training_tags(found.config),
+            run_id=run_id,
+        )
+
+
+def _exported(folder: Path, checkpoint: int | str) -> NetworkOfExport | None:
+    found = read_record(folder)
+    if found is None:
+        return None
+    if checkpoint != "last":
+        raise ConfigError(f"checkpoint: found {checkpoint!r}, must be 'last' with an export, which has one")
+    path, record = found
+    files = [
+        path,
+        *([path.with_name("head.safetensors")] if path.name == "encoder.safetensors" and record.head else []),
+    ]
+    try:
+        weights = {file.name: file.read_bytes() for file in files}
+    except OSError as error:
+        raise StorageError(f"run: {error.filename} cannot be read: {error.strerror}") from error
+    return NetworkOfExport(run=record.run, record=record, weights=weights)

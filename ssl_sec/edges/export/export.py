@@ -1,12 +1,10 @@
 """Exports the encoder of a run, and the head of an embedding, with a check and a model card."""
 
 import logging
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -15,8 +13,10 @@ from mlflow.tracking import MlflowClient
 from torch import Tensor
 
 from ssl_sec.augment.views import unit_range
+from ssl_sec.data.crops import CentreCrop
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.edges.config.export import ExportConfig
+from ssl_sec.edges.config.export import HUB_SCHEME, ExportConfig
+from ssl_sec.edges.export.folder import ExportFolder
 from ssl_sec.edges.export.model_card import model_card
 from ssl_sec.edges.folder.encoder import load_network
 from ssl_sec.edges.folder.record import run_record
@@ -26,10 +26,15 @@ from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
 from ssl_sec.edges.tracking.runs import RunArchive, beside
 from ssl_sec.edges.tracking.scores import child_probes
 from ssl_sec.edges.tracking.store import store_errors
-from ssl_sec.errors import ConfigError, StorageError, UserError, first_line
-from ssl_sec.exporting import FILE_NAMES, FORMATS, Exportable, Format, check_export, require_packages
+from ssl_sec.errors import UserError, first_line
+from ssl_sec.exporting import FORMATS, Exportable, Format, check_export, require_packages
 from ssl_sec.exporting.checking import Check
+from ssl_sec.exporting.record import Record
+from ssl_sec.networks.config import TimmConfig
 from ssl_sec.recipes.registry import trainings
+
+if TYPE_CHECKING:
+    from ssl_sec.edges.export.hub import HubRepository
 
 logger = logging.getLogger("ssl_sec")
 
@@ -41,13 +46,15 @@ class Exported:
     """A finished export.
 
     Attributes:
-        folder: with the files of the encoder, and the model card in README.md.
+        folder: with the files of the encoder, and the model card in README.md; None if they are on the Hub.
+        url: of their page there.
         form: of the files.
         exportable: the encoder.
         check: of the files.
     """
 
-    folder: Path
+    folder: Path | None
+    url: str | None = None
     form: Format
     exportable: Exportable
     check: Check
@@ -61,7 +68,7 @@ class Exported:
                 f"check: loaded without this package, {check.num_images} images; largest difference "
                 f"{check.largest_difference:.3g} ({self.exportable.output} up to {check.largest_value:.3g}, "
                 f"{check.allowed:.3g} allowed)",
-                f"folder: {self.folder}",
+                f"folder: {self.folder}" if self.url is None else f"repository: {self.url}",
                 "",
                 *(f"    {line}".rstrip() for line in loading),
             ]
@@ -72,8 +79,8 @@ def run_export(config: ExportConfig) -> Exported:
     """Exports the encoder of a training run, from MLflow or its folder; with the head if embeddings were trained.
 
     Raises:
-        ConfigError: if there is no such run, the format does not support its encoder, the output already exists, or the
-            files do not give the output of the trained network.
+        ConfigError: if there is no such run, the format does not support its encoder, the output already exists, there
+            is no token for the Hub, or the files do not give the output of the trained network.
         DataError: if the images of the check cannot be read.
         StorageError: if the store cannot be used or the files cannot be written.
     """
@@ -81,11 +88,8 @@ def run_export(config: ExportConfig) -> Exported:
     require_packages(form)
     with found_network(config.run, config.checkpoint, config.tracking, config.output_dir, trainings()) as source:
         trained = source.config
-        near = "runs" if is_remote(config.output_dir) else config.output_dir
-        of = "" if config.checkpoint == "last" else f"-{config.checkpoint}"
-        default = f"{near}/exports/{trained.recipe_name}-{source.short_name}{of}-{form.name}"
-        output = Path(config.output or default).expanduser().resolve()
-        _require_replaceable(output, config.overwrite)
+        destination = _destination(config, source)
+        destination.require_replaceable(config.overwrite)
         image_set = trained.open_evaluated(config.data or trained.data)
         channels, height, width = image_set.image_shape
         network = load_network(source.recipe, trained, image_set.image_shape, source.files)
@@ -96,15 +100,42 @@ def run_export(config: ExportConfig) -> Exported:
             head=network.head,
             dim=network.dim,
         )
+        exportable = replace(exportable, record=_network_record(source, exportable))
         run, probes = _record(source, config)
     images = _some_images(image_set)
-    with _replacing(output, config.overwrite) as folder:
+    with destination.filled(config.overwrite) as folder:
         form.write(exportable, images, folder)
         check = check_export(form, exportable, images, folder)
-        (folder / "README.md").write_text(model_card(run, probes, form, exportable, check), encoding="utf-8")
+        card = model_card(run, probes, form, exportable, check, license=config.license, hub_name=destination.hub_name)
+        (folder / "README.md").write_text(card, encoding="utf-8")
         for path in folder.iterdir():  # safetensors makes its files readable for their owner only
             shutil.copymode(folder / "README.md", path)
-    return Exported(folder=output, form=form, exportable=exportable, check=check)
+    return Exported(folder=destination.folder, url=destination.url, form=form, exportable=exportable, check=check)
+
+
+def _destination(config: ExportConfig, source: FoundNetwork) -> "ExportFolder | HubRepository":
+    if config.output is not None and config.output.startswith(HUB_SCHEME):
+        from ssl_sec.edges.export.hub import HubRepository  # imports the Hub's client
+
+        return HubRepository(config.output, config.private)
+    near = "runs" if is_remote(config.output_dir) else config.output_dir
+    of = "" if config.checkpoint == "last" else f"-{config.checkpoint}"
+    default = f"{near}/exports/{source.config.recipe_name}-{source.short_name}{of}-{config.format}"
+    return ExportFolder(Path(config.output or default).expanduser().resolve())
+
+
+def _network_record(source: FoundNetwork, exportable: Exportable) -> Record:
+    """How the network of a run is built, without the files that it started from."""
+    trained = source.config
+    encoder = replace(trained.encoder, weights=None, mean=tuple(exportable.mean), std=tuple(exportable.std))
+    crop = trained.evaluated_crop
+    return Record(
+        run=source.run_id or source.short_name,
+        encoder=replace(encoder, pretrained=False) if isinstance(encoder, TimmConfig) else encoder,
+        head=replace(trained.head, weights=None) if source.recipe.leaves_head else None,
+        image_shape=exportable.image_shape,
+        crop=crop if isinstance(crop, CentreCrop) else None,
+    )
 
 
 def _record(source: FoundNetwork, config: ExportConfig) -> tuple[Run, list[Run] | None]:
@@ -137,46 +168,3 @@ def _some_images(image_set: ImageSet) -> Float[Tensor, "batch channels height wi
     # More than two, as the forward pass is recorded with two images and must work with any number.
     images = unit_range(batch.images)
     return images if count > 2 else images.repeat(3, 1, 1, 1)
-
-
-def _require_replaceable(output: Path, overwrite: bool) -> None:
-    """Refuses an existing output, unless it is an export and may be replaced.
-
-    Raises:
-        ConfigError: if it must not be replaced.
-    """
-    if not os.path.lexists(output):
-        return
-    if not overwrite:
-        raise ConfigError(f"output: {output} already exists; allowed: a new folder, or overwrite=true")
-    others = ["it is not a folder"] if not output.is_dir() or output.is_symlink() else []
-    others = others or sorted(f"it holds {item.name!r}" for item in output.iterdir() if item.name not in FILE_NAMES)
-    if others:
-        raise ConfigError(f"overwrite: {output} is not an export, {others[0]}; allowed: the folder of an export")
-
-
-@contextmanager
-def _replacing(output: Path, overwrite: bool) -> Iterator[Path]:
-    """A temporary folder that becomes `output` if the block succeeds, and is removed otherwise.
-
-    Raises:
-        ConfigError: if `output` exists and must not be replaced.
-        StorageError: if it cannot be written.
-    """
-    _require_replaceable(output, overwrite)
-    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    replaced = output.with_name(f".{output.name}.{os.getpid()}.old")
-    try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        _require_replaceable(output, overwrite)  # another export may have created it
-        if output.exists():
-            output.rename(replaced)
-        temporary.rename(output)
-    except OSError as error:
-        if replaced.exists():
-            replaced.rename(output)
-        raise StorageError(f"output: {output} cannot be written: {error.strerror or first_line(error)}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)

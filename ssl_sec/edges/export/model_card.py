@@ -40,7 +40,16 @@ _METRICS = {
 _UNPROBED = "The encoder was not evaluated by a linear probe."
 
 
-def model_card(run: Run, probes: Sequence[Run] | None, form: Format, exportable: Exportable, check: Check) -> str:
+def model_card(
+    run: Run,
+    probes: Sequence[Run] | None,
+    form: Format,
+    exportable: Exportable,
+    check: Check,
+    *,
+    license: str | None = None,
+    hub_name: str | None = None,
+) -> str:
     """Markdown with the Hugging Face Hub's metadata block.
 
     Args:
@@ -49,6 +58,8 @@ def model_card(run: Run, probes: Sequence[Run] | None, form: Format, exportable:
         form: of the files.
         exportable: the encoder.
         check: of the files.
+        license: of the weights, by the Hub's name for it; None if it is not known.
+        hub_name: owner and name of the repository that the files are pushed to; None for a folder.
     """
     tags, parameters = run.data.tags, run.data.params
     group = parameters.get("recipe", tags.get("recipe", "custom"))
@@ -56,7 +67,8 @@ def model_card(run: Run, probes: Sequence[Run] | None, form: Format, exportable:
     inputs = [item.dataset for item in run.inputs.dataset_inputs] if run.inputs else []
     channels, height, width = exportable.image_shape
     metadata = {
-        "library_name": form.library,
+        **({} if license is None else {"license": license}),
+        "library_name": form.library_of(exportable),
         "pipeline_tag": "image-feature-extraction",
         "tags": [*recipe.hub_tags, "image-feature-extraction", form.name],
         **({"datasets": list(dict.fromkeys(data.name.partition("/")[0] for data in inputs))} if inputs else {}),
@@ -69,8 +81,10 @@ def model_card(run: Run, probes: Sequence[Run] | None, form: Format, exportable:
         recipe.network.format(exportable.dim),
         "## Input",
         f"float32 [batch, {channels}, {height}, {width}], pixels in [0, 1], any batch size; the training images had "
-        f"{height} x {width} pixels. {form.input_contract(exportable)} Output: float32 [batch, {exportable.dim}].",
+        f"{height} x {width} pixels. {_preparation(exportable)}{form.input_contract(exportable)} "
+        f"Output: float32 [batch, {exportable.dim}].",
         "## Use",
+        *([] if hub_name is None else [f"```bash\nhf download {hub_name} --local-dir encoder && cd encoder\n```"]),
         f"In this folder, with `images` as {'a numpy array' if form.takes_numpy else 'a torch tensor'}:",
         f"```python\n{form.loading(exportable)}\n{form.use(exportable)}\n```",
         "## Results",
@@ -106,6 +120,16 @@ def model_card(run: Run, probes: Sequence[Run] | None, form: Format, exportable:
         ),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _preparation(exportable: Exportable) -> str:
+    crop = None if exportable.record is None else exportable.record.crop
+    if crop is None:
+        return ""
+    return (
+        f"For evaluation, images were resized to a short side of {crop.short_side_px} pixels, bilinear with "
+        f"antialiasing, and the centre of {crop.size_px} x {crop.size_px} was cut out. "
+    )
 
 
 def _results(run: Run, probes: Sequence[Run] | None) -> str:

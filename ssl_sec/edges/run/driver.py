@@ -25,6 +25,7 @@ from ssl_sec.edges.run.spec import RunSpec, command_line, replay_command
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tracking.provenance import keep_code
+from ssl_sec.edges.tracking.registry import take_weights
 from ssl_sec.edges.tracking.runs import beside, find_run, tracked_beside
 from ssl_sec.edges.tracking.store import require_store, tracking_uri
 from ssl_sec.errors import ConfigError, Stopped
@@ -84,7 +85,7 @@ def run_training(recipe: RecipeRow, config: TrainingConfig) -> Finished:
 
 
 def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
-    """Probes the encoder of a pretraining: of a run in MLflow, or of the folder of a run.
+    """Probes the encoder of a pretraining: of a run in MLflow, of the folder of a run, or of a registered model.
 
     The probe of a folder does not wait for MLflow.
 
@@ -105,6 +106,11 @@ def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
         store, run = find_run(config.run, config.tracking, config.output_dir, jobs)
         config = replace(config, run=run.run_id, tracking=beside(config.run, config.tracking))
         store.download_network(run, jobs, Path(made), config.checkpoint)
+        if run.version is not None and take_weights(store.client, run.version, PRETRAIN, Path(made)):
+            raise ConfigError(
+                f"run: found {run.version.word!r}, whose weights are not the last ones of its run {run.name}, to which "
+                "MLflow would add the scores; allowed: the run, with checkpoint=<steps> for one that it has kept"
+            )
         return _probe(config, sweep_id or run.run_id, Path(made))
 
 

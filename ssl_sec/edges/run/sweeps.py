@@ -1,4 +1,4 @@
-"""A sweep in MLflow: the parent run of its runs, with their results as metrics, table and plot."""
+"""Runs in MLflow without a folder: of a job, and of a sweep, the parent of its runs with a table and a plot of them."""
 
 import contextlib
 import logging
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from matplotlib.figure import Figure
 from mlflow.exceptions import MlflowException
@@ -47,33 +47,36 @@ _PANELS = 3
 Results = Mapping[str, Sequence[Mapping[str, float]]]
 
 
-class Sweep:
-    """The parent run of a sweep; if the store cannot be used there is none, and the sweep runs without.
+class JobRun:
+    """The run in MLflow of a job without a folder of its own; if the store cannot be used there is none.
 
     Args:
         run: in MLflow.
         lock: of that run.
     """
 
+    # What a job lacks without it, for the warning.
+    _missing: ClassVar[str] = "the job is not recorded in MLflow"
+
     def __init__(self, run: TrackedRun | None, lock: RunLock | None = None) -> None:
         self._run = run
         self._lock = lock
 
     @classmethod
-    def start(cls, identity: RunIdentity, values: Mapping[str, Any], output_dir: str) -> "Sweep":
+    def start(cls, identity: RunIdentity, values: Mapping[str, Any], output_dir: str) -> Self:
         """Creates the run; if this process dies, the next job of the output folder closes it.
 
         Args:
             identity: of the run.
             values: its parameters.
-            output_dir: of the sweep.
+            output_dir: of the job.
         """
         with tempfile.TemporaryDirectory() as kept:
             identity = replace(identity, tags={**keep_code(Path(kept)), **identity.tags})
             try:
                 run = TrackedRun.start(identity, values)
             except (UserError, MlflowException, OSError) as error:
-                logger.warning("%s; the runs of the sweep have no parent run", first_line(error))
+                logger.warning("%s; %s", first_line(error), cls._missing)
                 return cls(None)
             lock: RunLock | None = None
             with contextlib.suppress(UserError):  # the first run reports that the folder cannot be written
@@ -90,16 +93,8 @@ class Sweep:
         """The id of the run in MLflow."""
         return None if self._run is None else self._run.run_id
 
-    def adopt(self, run_id: str | None) -> None:
-        """Makes a run that has ended earlier one of this sweep's."""
-        if self._run is not None and run_id is not None:
-            try:
-                self._run.client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, self._run.run_id)
-            except (MlflowException, OSError) as error:
-                logger.warning("MLflow: %s", first_line(error))
-
     def log_files(self, paths: Sequence[Path], folder: str | None = None) -> None:
-        """Uploads files of the sweep; errors of MLflow are logged."""
+        """Uploads files of the job; errors of MLflow are logged."""
         if self._run is None:
             return
         for path in paths:
@@ -109,12 +104,11 @@ class Sweep:
                 logger.warning("MLflow: %s", first_line(error))
 
     @contextmanager
-    def ended_after(self, results: Results, table: Callable[[], str]) -> Iterator[None]:
-        """Ends the sweep at the end of the block, with the status that the block ends with.
+    def ended_with(self, upload: Callable[[TrackedRun], object]) -> Iterator[None]:
+        """Ends the run at the end of the block, with the status that the block ends with.
 
         Args:
-            results: that the block fills.
-            table: makes a text of them.
+            upload: sends the results before the end, whatever it is; its errors are logged.
         """
         status, reason = "FAILED", None
         try:
@@ -127,30 +121,17 @@ class Sweep:
             reason = first_line(error)
             raise
         finally:
-            self.end(status, reason, results, table())
+            self._end(status, reason, upload)
 
-    def end(self, status: str, reason: str | None, results: Results, table: str) -> None:
-        """Uploads the results and ends the run; errors of MLflow are logged."""
+    def _end(self, status: str, reason: str | None, upload: Callable[[TrackedRun], object]) -> None:
         run = self._run
         if run is None:
             return
+        left = None
         try:
-            metrics = dict(_sweep_metrics(results))
-            if metrics:
-                run([{"step": 0, "metrics": metrics}])
-            if table:
-                run.client.log_text(run.run_id, table + "\n", "sweep.txt")
-            if results:
-                run.client.log_text(run.run_id, as_csv(results), "sweep.csv")
-                run.prepend_note(as_markdown(results))
-            if (figure := arms_figure(results)) is not None:
-                with tempfile.TemporaryDirectory() as folder:
-                    path = Path(folder) / "arms.png"
-                    figure.savefig(path, dpi=110)
-                    run.log_file(path, "plots")
+            upload(run)
         except Exception as error:
             logger.warning("MLflow: %s", first_line(error))
-        left = None
         try:
             run.end(status, reason)
         except Exception as error:
@@ -158,6 +139,50 @@ class Sweep:
             left = {"status": status, "reason": reason}
         if self._lock is not None:
             self._lock.release(left)
+
+
+class Sweep(JobRun):
+    """The parent run of a sweep; if the store cannot be used there is none, and the sweep runs without."""
+
+    _missing = "the runs of the sweep have no parent run"
+
+    def adopt(self, run_id: str | None) -> None:
+        """Makes a run that has ended earlier one of this sweep's."""
+        if self._run is not None and run_id is not None:
+            try:
+                self._run.client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, self._run.run_id)
+            except (MlflowException, OSError) as error:
+                logger.warning("MLflow: %s", first_line(error))
+
+    @contextmanager
+    def ended_after(self, results: Results, table: Callable[[], str]) -> Iterator[None]:
+        """Ends the sweep at the end of the block, with the status that the block ends with.
+
+        Args:
+            results: that the block fills.
+            table: makes a text of them.
+        """
+        with self.ended_with(lambda run: _upload(run, results, table())):
+            yield
+
+    def end(self, status: str, reason: str | None, results: Results, table: str) -> None:
+        """Uploads the results and ends the run; errors of MLflow are logged."""
+        self._end(status, reason, lambda run: _upload(run, results, table))
+
+
+def _upload(run: TrackedRun, results: Results, table: str) -> None:
+    metrics = dict(_sweep_metrics(results))
+    if metrics:
+        run([{"step": 0, "metrics": metrics}])
+    if table:
+        run.client.log_text(run.run_id, table + "\n", "sweep.txt")
+        run.client.log_text(run.run_id, as_csv(results), "sweep.csv")
+        run.prepend_note(as_markdown(results))
+    if (figure := arms_figure(results)) is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "arms.png"
+            figure.savefig(path, dpi=110)
+            run.log_file(path, "plots")
 
 
 def as_csv(results: Results) -> str:

@@ -1,4 +1,4 @@
-"""The trained network that a job is about: that of a run, in its folder or in MLflow."""
+"""The trained network that a job is about: that of a run, in its folder or in MLflow, or of a registered model."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -10,6 +10,7 @@ from ssl_sec.edges.folder.checkpoints import network_files
 from ssl_sec.edges.folder.finding import trained_folder
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import training_config
+from ssl_sec.edges.tracking.registry import take_weights
 from ssl_sec.edges.tracking.runs import RunArchive, find_run
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import RECIPES, RecipeRow
@@ -52,14 +53,14 @@ def found_network(
     """The network of a run, with its files for as long as the context lasts.
 
     Args:
-        word: the value of `run`: an id, a name, the beginning of either, or the folder of a run.
+        word: the value of `run`: an id, a name, the beginning of either, the folder of a run, or a registered model.
         checkpoint: whose weights.
         tracking: of the job.
         output_dir: where the default store is.
         jobs: whose runs are accepted.
 
     Raises:
-        ConfigError: if there is no such run, or it has no such network.
+        ConfigError: if there is no such run or registered model, or it has no such network.
         StorageError: if the store cannot be used.
     """
     with tempfile.TemporaryDirectory() as made:
@@ -75,8 +76,11 @@ def found_network(
             )
             return
         archive, found = find_run(word, tracking, output_dir, jobs)
+        config = archive.download_network(found, jobs, Path(made), checkpoint)
+        if found.version is not None:
+            take_weights(archive.client, found.version, RECIPES[found.job], Path(made))
         yield FoundNetwork(
-            config=archive.download_network(found, jobs, Path(made), checkpoint),
+            config=config,
             recipe=RECIPES[found.job],
             files=Path(made),
             run_id=found.run_id,

@@ -22,9 +22,19 @@ from ssl_sec.edges.masking import masked
 from ssl_sec.edges.overrides import assigned
 from ssl_sec.edges.packaging import command
 from ssl_sec.edges.patience import ANSWER_S, Patience
+from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.tracking.checkpoints import download_checkpoint
 from ssl_sec.edges.tracking.comparing import CONTENT, deciding
-from ssl_sec.edges.tracking.store import all_pages, connect_to_store, quoted, sqlite_file, store_errors, tracking_uri
+from ssl_sec.edges.tracking.registry import RegisteredVersion, find_version, is_registered
+from ssl_sec.edges.tracking.store import (
+    all_pages,
+    connect_to_store,
+    is_unknown,
+    quoted,
+    sqlite_file,
+    store_errors,
+    tracking_uri,
+)
 from ssl_sec.errors import ConfigError, StorageError, nearest
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import PROBE, RECIPES, trainings
@@ -54,6 +64,7 @@ class ArchivedRun:
         params: as strings.
         metrics: the last value of each.
         weights: key of a file that the network started from -> SHA-256 of the file.
+        version: the registered version that it was found by, whose weights may differ from the run's last ones.
     """
 
     run_id: str
@@ -67,6 +78,7 @@ class ArchivedRun:
     params: Mapping[str, str]
     metrics: Mapping[str, float]
     weights: Mapping[str, str]
+    version: RegisteredVersion | None = None
 
     @property
     def settings(self) -> dict[str, str]:
@@ -187,6 +199,24 @@ class RunArchive:
         where = f"MLflow at {self.client.tracking_uri}"
         return match_run(key, word, found, where, prefers=lambda run: run.job in jobs and run.status == "FINISHED")
 
+    def registered(self, word: str) -> ArchivedRun:
+        """The run that made a version of a registered model.
+
+        Args:
+            word: its address, `models:/<name>@<alias>` for example.
+
+        Raises:
+            ConfigError: if there is no such version, or MLflow does not have its run any more.
+        """
+        version = find_version(self.client, word)
+        with self._errors():
+            try:
+                return replace(_archived(self.client.get_run(version.run_id)), version=version)
+            except MlflowException as error:
+                if not is_unknown(error):
+                    raise
+                raise ConfigError(f"run: found {word!r}, whose run {version.run_id} was deleted") from error
+
     def history(self, run: ArchivedRun, metric: str) -> list[tuple[int, float]]:
         """Steps and values of a metric, sorted by step; the last value of a step that was logged twice."""
         with self._errors():
@@ -209,7 +239,7 @@ class RunArchive:
             run: the training.
             jobs: whose runs are accepted.
             folder: an existing folder.
-            checkpoint: whose weights.
+            checkpoint: whose weights; for a run that was found by a registered version, `last`.
 
         Returns:
             The run's configuration.
@@ -217,6 +247,10 @@ class RunArchive:
         Raises:
             ConfigError: if it is a run of another job, or has no weights, or no such checkpoint.
         """
+        if run.version is not None and checkpoint != "last":
+            raise ConfigError(
+                f"checkpoint: found {checkpoint!r}, must be 'last' with run={run.version.word}, which names the weights"
+            )
         if run.job not in jobs:
             raise ConfigError(
                 f"run: found {run.run_id!r}, a run of jobs.{run.job}; allowed: a run of {joined_jobs(jobs)}"
@@ -263,7 +297,7 @@ def find_run(
     """Finds the run of `run=<word>` and its store.
 
     Args:
-        word: an id, a name, a prefix of one, or the folder of a run.
+        word: an id, a name, a prefix of one, the folder of a run, or the address of a registered model.
         tracking: which store; its experiment is ignored.
         output_dir: of the runs, where the default store is.
         jobs: whose finished runs are preferred.
@@ -272,9 +306,12 @@ def find_run(
         ConfigError: if there is no such run, or several.
         StorageError: if the store cannot be used.
     """
+    if "/" in word and not is_registered(word) and folder_at(word) is None:
+        place = word if is_remote(word) else local_folder(word)
+        raise ConfigError(f"run: {place} holds no run; allowed: a run's folder, its id, its name, or a prefix of one")
     store = replace(beside(word, tracking), experiment=None)
     archive = RunArchive.open(store, output_dir)
-    return archive, archive.find(word, "run", jobs)
+    return archive, archive.registered(word) if is_registered(word) else archive.find(word, "run", jobs)
 
 
 def beside(word: str, tracking: TrackingConfig) -> TrackingConfig:

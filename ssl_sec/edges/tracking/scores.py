@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mlflow.entities import Dataset, Metric, Run, RunTag
-from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
@@ -20,6 +19,7 @@ from ssl_sec.data.config import DataConfig
 from ssl_sec.edges.folder.descriptions import DataDescription
 from ssl_sec.edges.folder.folder import LABEL_FREE_SCORES, SCORES
 from ssl_sec.edges.folder.names import CHECKPOINT_TAG
+from ssl_sec.edges.tracking.registry import source_run_id
 from ssl_sec.edges.tracking.store import all_pages, quoted
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.probing.config import ProbeConfig, ProbeJobConfig
@@ -231,17 +231,10 @@ def _versions(client: MlflowClient, recipe: str) -> list[_Version]:
     versions: list[_Version] = []
     for version in found:
         with contextlib.suppress(MlflowException):  # versions of deleted runs are ignored
-            run = client.get_run(_run_id(client, version))
+            run = client.get_run(source_run_id(client, version))
             scores = _scores(run, probes.get(run.info.run_id, []))
             versions.append(_Version(number=str(version.version), run=run, scores=scores))
     return versions
-
-
-def _run_id(client: MlflowClient, version: ModelVersion) -> str:
-    if version.run_id:
-        return version.run_id
-    # A version that was registered from a logged model.
-    return (client.get_logged_model(version.model_id).source_run_id if version.model_id else None) or ""
 
 
 def _scores(run: Run, probes: Sequence[Run]) -> list[Score]:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,6 +112,19 @@ def store_errors(uri: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise StorageError(f"tracking.uri: MLflow at {uri} cannot be used: {first_line(error)}") from error
+
+
+@contextmanager
+def without_lightning() -> Iterator[None]:
+    """Keeps `mlflow.pytorch` from importing Lightning, which takes seconds and is not needed."""
+    if "pytorch_lightning" in sys.modules:
+        yield
+        return
+    sys.modules["pytorch_lightning"] = None  # pyright: ignore[reportArgumentType]  # makes its import fail
+    try:
+        yield
+    finally:
+        del sys.modules["pytorch_lightning"]
 
 
 def is_unknown(error: MlflowException) -> bool:

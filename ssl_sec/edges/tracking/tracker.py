@@ -6,7 +6,6 @@ Tracking never stops training: whatever happens to MLflow, the metrics are in th
 import contextlib
 import getpass
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,7 +37,7 @@ from ssl_sec.edges.tracking.following import Record
 from ssl_sec.edges.tracking.notes import describe_end, description, resumed, with_cluster, with_end
 from ssl_sec.edges.tracking.pages import scores_view
 from ssl_sec.edges.tracking.provenance import DIRTY_TAG
-from ssl_sec.edges.tracking.store import connect_to_store, is_unknown, sqlite_file, store_errors
+from ssl_sec.edges.tracking.store import connect_to_store, is_unknown, sqlite_file, store_errors, without_lightning
 from ssl_sec.settings import flattened
 
 # The id of the Ray job that made the run.
@@ -229,7 +228,7 @@ class TrackedRun:
             inputs=Schema([TensorSpec(np.dtype(np.float32), (-1, *image_shape))]),
             outputs=Schema([TensorSpec(np.dtype(np.float32), (-1, width))]),
         )
-        with _without_lightning():
+        with without_lightning():
             from mlflow.pytorch import log_model
         with _fluent(self.client.tracking_uri), mlflow.start_run(run_id=self.run_id):
             log_model(
@@ -255,19 +254,6 @@ def _fluent(uri: str) -> Iterator[None]:
         mlflow.set_tracking_uri(None)  # pyright: ignore[reportArgumentType]
         if before is not None:
             os.environ["MLFLOW_TRACKING_URI"] = before
-
-
-@contextlib.contextmanager
-def _without_lightning() -> Iterator[None]:
-    """Keeps `mlflow.pytorch` from importing Lightning, which takes seconds and is not needed."""
-    if "pytorch_lightning" in sys.modules:
-        yield
-        return
-    sys.modules["pytorch_lightning"] = None  # pyright: ignore[reportArgumentType]  # makes its import fail
-    try:
-        yield
-    finally:
-        del sys.modules["pytorch_lightning"]
 
 
 def _experiment_id(client: MlflowClient, identity: RunIdentity) -> str:

@@ -32,6 +32,7 @@ from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.store import tracking_uri
+from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.edges.tune.space import Choices, Interval, Search, chosen_overrides
 from ssl_sec.edges.tune.trial import Plan, PretrainingTrial, last_line, log_of, trial_name
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError
@@ -103,13 +104,19 @@ def run_tune(search: Search) -> str:
     )
     trials: list[Trial] = []
     failures: list[str] = []
-    with sweep.ended_after({}, lambda: _table(trials, search) if trials else ""):
+    made = folder / f"{name}-logs"
+
+    def upload(run: TrackedRun) -> None:
+        if trials:
+            run.client.log_text(run.run_id, _table(trials, search) + "\n", "sweep.txt")
+            for path in _files(search, trials, made):
+                run.log_file(path)
+
+    with sweep.ended_with(upload):
         _run(search, plan, is_new, trials, failures)
         best = sorted(trials, key=lambda trial: trial.metric, reverse=search.tune.mode == "max")
         if not best:
             raise UserError(f"all trials failed; the last: {failures[-1]}")
-        made = folder / f"{name}-logs"
-        sweep.log_files(_files(search, trials, made))
     train = " ".join(map(shlex.quote, [*_without_measurements(search), *best[0].overrides]))
     return "\n".join(
         [

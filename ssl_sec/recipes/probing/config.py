@@ -23,7 +23,8 @@ class ProbeJobConfig(RunConfig):
     """A probe of a pretraining run.
 
     Attributes:
-        run: the pretraining's MLflow run id, its name, the beginning of either, or its folder.
+        run: the pretraining's MLflow run id, its name, the beginning of either, or its folder; or a registered model,
+            models:/<name>@<alias> or models:/<name>/<version>.
         checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
             that was kept.
         data: None takes the data set of that run.
@@ -51,7 +52,8 @@ class TransferConfig(Settings):
     """Probes of one pretraining on several data sets.
 
     Attributes:
-        run: the pretraining's MLflow run id, its name, the beginning of either, or its folder.
+        run: the pretraining's MLflow run id, its name, the beginning of either, or its folder; or a registered model,
+            models:/<name>@<alias> or models:/<name>/<version>.
         sets: the data sets, each a name or a group of the keys of data=<name>: [digits,{name: folder, root: photos}].
         checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
             that was kept.

@@ -11,15 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 import torch
+from mlflow.tracking import MlflowClient
 from PIL import Image
 
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config.embed import EmbedConfig
-from ssl_sec.edges.embeddings.embed import Embedded, run_embed
+from ssl_sec.edges.embeddings.embed import Embedded, EmbeddingWork, run_embed
 from ssl_sec.edges.folder.encoder import load_encoder
 from ssl_sec.edges.run.driver import run_training
-from ssl_sec.errors import ConfigError, DataError, StorageError
+from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
@@ -70,14 +71,78 @@ def test_the_columns_are_described_as_the_datasets_library_does(embedded: Path):
     assert features["embedding"]["length"] == schema.field("embedding").type.list_size
 
 
-def test_pandas_reads_the_files_as_the_documentation_says(embedded: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_files_are_read_as_the_documentation_says(embedded: Path, monkeypatch: pytest.MonkeyPatch):
     (embedded.parent / "embeddings").symlink_to(embedded)
     monkeypatch.chdir(embedded.parent)
     names: dict[str, Any] = {}
-    exec(blocks("evaluation.md")[-1], names)
+    by_pandas, by_duckdb, by_faiss = blocks("evaluation.md")[-3:]
+    exec(by_pandas, names)
     table = names["embeddings"]
     assert list(table.columns) == ["row", "path", "label", "embedding", "norm"]
     assert table["row"].tolist() == list(range(360))
+    exec(by_duckdb, names)
+    norms = names["lengths"].set_index("label").sort_index()
+    assert norms["images"].tolist() == table.groupby("label").size().tolist()
+    np.testing.assert_allclose(norms["norm"], table.groupby("label")["norm"].mean(), rtol=1e-5)
+    exec(by_faiss, names)
+    vectors = names["vectors"]
+    cosines = vectors @ vectors.T
+    np.testing.assert_allclose(names["cosines"], -np.sort(-cosines, axis=1)[:, :6], atol=1e-5)
+    assert vectors.dtype == np.float32 and names["neighbours"].shape == (360, 6)
+
+
+def test_the_job_is_a_child_of_the_run_in_mlflow_with_its_figures_and_origin(run: Path, tmp_path: Path):
+    client = MlflowClient(f"sqlite:///{run.parents[1]}/mlflow.db")
+    done = embed(run, tmp_path / "all", "tracking.tags={team: vision}")
+    record = client.get_run(str(done.run_id))
+    assert record.info.status == "FINISHED"
+    assert record.data.tags["mlflow.parentRunId"] == (run / "mlflow_run_id").read_text().strip()
+    assert record.data.tags["folder"] == str(tmp_path / "all")
+    assert (record.data.tags["job"], record.data.tags["team"], record.data.tags["data"]) == (
+        "embed",
+        "vision",
+        "digits",
+    )
+    figures = {name.removeprefix("embed/"): value for name, value in record.data.metrics.items()}
+    assert figures.pop("images_per_s") > 0
+    whole = {"images": 360, "images_embedded": 360, "images_left_out": 0, "dim": 64, "files": 4, "files_written": 4}
+    assert figures == whole
+    assert (record.data.params["rows_per_part"], record.data.params["data.name"]) == ("100", "digits")
+    (data,) = record.inputs.dataset_inputs
+    origin = client.download_artifacts(record.info.run_id, "origin.json", str(tmp_path))
+    schema = pq.read_schema(tmp_path / "all" / "test-00000-of-00004.parquet")
+    assert json.loads(Path(origin).read_text()) == json.loads(schema.metadata[b"ssl_sec"])
+    assert data.dataset.digest == json.loads(Path(origin).read_text())["digest"]
+    assert embed(run, tmp_path / "all").run_id is None  # there was nothing to compute
+
+
+def test_a_stopped_job_is_killed_in_mlflow_with_what_it_wrote(run: Path, tmp_path: Path, monkeypatch):
+    client, start = MlflowClient(f"sqlite:///{run.parents[1]}/mlflow.db"), EmbeddingWork.start
+
+    def interrupted(self, *arguments):
+        do = start(self, *arguments)
+
+        def part(number: int) -> int:
+            if number == 2:
+                raise KeyboardInterrupt
+            return do(number)
+
+        return part
+
+    monkeypatch.setattr(EmbeddingWork, "start", interrupted)
+    with pytest.raises(Stopped, match="stopped; whole files are kept"):
+        embed(run, tmp_path)
+    (record,) = client.search_runs(["1"], f"tags.folder = '{tmp_path}'")
+    assert record.info.status == "KILLED"
+    assert record.data.metrics["embed/files_written"] == 2
+    assert record.data.metrics["embed/images_embedded"] == 200
+    assert "embed/images_left_out" not in record.data.metrics
+
+
+def test_it_embeds_while_mlflow_is_away(run: Path, tmp_path: Path, caplog):
+    done = embed(run, tmp_path, "tracking.uri=http://127.0.0.1:9")
+    assert (done.num_parts, done.run_id) == (4, None)
+    assert [each for each in caplog.messages if each.endswith("; the job is not recorded in MLflow")]
 
 
 def test_a_stopped_job_continues_with_what_is_missing(run: Path, embedded: Path, tmp_path: Path):

@@ -1,0 +1,82 @@
+"""The run in MLflow of a job of embeddings: its settings, where they are, their number, and what they come from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ssl_sec.data.config import DataConfig
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.edges.config.embed import EmbedConfig
+from ssl_sec.edges.folder.descriptions import DataDescription, RunIdentity
+from ssl_sec.edges.folder.names import CHECKPOINT_TAG, new_name, user_tags
+from ssl_sec.edges.folder.record import data_set
+from ssl_sec.edges.masking import masked, masked_values
+from ssl_sec.edges.run.sweeps import JobRun
+from ssl_sec.edges.storage.places import is_remote, local_folder
+from ssl_sec.edges.tracking.store import tracking_uri
+from ssl_sec.edges.tracking.tracker import TrackedRun
+from ssl_sec.recipes.tracking import TrackingConfig
+from ssl_sec.settings import to_values
+
+JOB = "embed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """What the network of a job of embeddings belongs to in MLflow.
+
+    Attributes:
+        tracking: of the job, in the store of the run.
+        recipe: of the run; for an export, the name of its folder.
+        name: of the run or the export.
+        tags: that describe the network.
+        run_id: of the run in that store; None if it is not there, and for an export.
+    """
+
+    tracking: TrackingConfig
+    recipe: str
+    name: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+    run_id: str | None = None
+
+
+def start_run(config: EmbedConfig, origin: Origin, data: DataConfig) -> JobRun:
+    """Creates the run of a job, a child of the run whose network embeds; none if MLflow cannot be used."""
+    tracking = origin.tracking
+    checkpoint = {} if config.checkpoint == "last" else {CHECKPOINT_TAG: str(config.checkpoint)}
+    output = config.output if is_remote(config.output) else str(local_folder(config.output))
+    own = {"data": data.title, "recipe": origin.recipe, "job": JOB, "folder": masked(output)}
+    identity = RunIdentity(
+        uri=tracking_uri(tracking, config.output_dir),
+        experiment=tracking.experiment or origin.recipe,
+        name=new_name(f"{origin.name}-embeddings"),
+        tags={**user_tags(tracking), **origin.tags, **checkpoint, **own},
+        parent_run_id=tracking.parent_run or origin.run_id,
+    )
+    return JobRun.start(identity, {**to_values(config), "data": to_values(data)}, config.output_dir)
+
+
+def upload_results(
+    run: TrackedRun, figures: Mapping[str, float], origin: Mapping[str, Any], image_set: ImageSet, data: DataConfig
+) -> None:
+    """Logs the figures of a job, its data set as an input, and the origin that its files have in their metadata.
+
+    Args:
+        run: of the job.
+        figures: by their names after `embed/`.
+        origin: of the embeddings.
+        image_set: that was embedded.
+        data: its configuration.
+    """
+    run([{"step": 0, "metrics": {f"embed/{name}": value for name, value in figures.items()}}])
+    run.client.log_dict(run.run_id, masked_values(origin), "origin.json")
+    described = DataDescription(
+        name=image_set.name,
+        description=image_set.description,
+        num_images=len(image_set),
+        num_bad_images=image_set.num_bad_images,
+        image_shape=image_set.image_shape,
+        class_names=image_set.class_names,
+        digest=origin["digest"],
+    )
+    run.log_data(data_set(described, data.title), "embedding")

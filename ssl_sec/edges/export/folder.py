@@ -1,0 +1,67 @@
+"""The folder of an export, which is whole or absent."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ssl_sec.errors import ConfigError, StorageError, first_line
+from ssl_sec.exporting import FILE_NAMES
+
+
+class ExportFolder:
+    """A folder for the files of an export.
+
+    Args:
+        folder: absolute.
+    """
+
+    hub_name: None = None
+    url: None = None
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def require_replaceable(self, overwrite: bool) -> None:
+        """Refuses an existing folder, unless it is an export and may be replaced.
+
+        Raises:
+            ConfigError: if it must not be replaced.
+        """
+        output = self.folder
+        if not os.path.lexists(output):
+            return
+        if not overwrite:
+            raise ConfigError(f"output: {output} already exists; allowed: a new folder, or overwrite=true")
+        others = ["it is not a folder"] if not output.is_dir() or output.is_symlink() else []
+        others = others or sorted(f"it holds {item.name!r}" for item in output.iterdir() if item.name not in FILE_NAMES)
+        if others:
+            raise ConfigError(f"overwrite: {output} is not an export, {others[0]}; allowed: the folder of an export")
+
+    @contextmanager
+    def filled(self, overwrite: bool) -> Iterator[Path]:
+        """A temporary folder that becomes this one if the block succeeds, and is removed otherwise.
+
+        Raises:
+            ConfigError: if it exists and must not be replaced.
+            StorageError: if it cannot be written.
+        """
+        output = self.folder
+        self.require_replaceable(overwrite)
+        temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+        replaced = output.with_name(f".{output.name}.{os.getpid()}.old")
+        try:
+            temporary.mkdir(parents=True)
+            yield temporary
+            self.require_replaceable(overwrite)  # another export may have created it
+            if output.exists():
+                output.rename(replaced)
+            temporary.rename(output)
+        except OSError as error:
+            if replaced.exists():
+                replaced.rename(output)
+            raise StorageError(f"output: {output} cannot be written: {error.strerror or first_line(error)}") from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(replaced, ignore_errors=True)

@@ -1,0 +1,103 @@
+"""Pushes an export to the Hugging Face Hub."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+from ssl_sec.edges.config.export import HUB_SCHEME
+from ssl_sec.errors import ConfigError, StorageError, UserError, first_line
+from ssl_sec.exporting import FILE_NAMES
+
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+
+
+class HubRepository:
+    """A repository of a model on the Hugging Face Hub, in which this user may write.
+
+    Args:
+        output: `hf://<owner>/<name>`, or `hf://<name>` for one of the user's own.
+        private: whether it is private if it is new.
+
+    Raises:
+        ConfigError: if there is no token.
+    """
+
+    folder: None = None
+
+    def __init__(self, output: str, private: bool) -> None:
+        self._output = output
+        self._private = private
+        self._api = HfApi()
+        if get_token() is None:
+            raise ConfigError(
+                f"output: found {output}, but there is no token of the Hugging Face Hub; allowed: the token in "
+                "HF_TOKEN, a login by `hf auth login`, or output=<folder>"
+            )
+
+    @property
+    def url(self) -> str:
+        """The page of the repository."""
+        return f"{self._api.endpoint}/{self.hub_name}"
+
+    @cached_property
+    def hub_name(self) -> str:
+        """The owner and the name."""
+        name = self._output.removeprefix(HUB_SCHEME)
+        return name if "/" in name else f"{self._owner()}/{name}"
+
+    def _owner(self) -> str:
+        with self._errors():
+            return str(self._api.whoami()["name"])
+
+    def require_replaceable(self, overwrite: bool) -> bool:
+        """Refuses an existing repository, unless its files may be replaced; returns whether there is one.
+
+        Raises:
+            ConfigError: if it must not be replaced.
+            StorageError: if the Hub cannot be used.
+        """
+        with self._errors():
+            exists = self._api.repo_exists(self.hub_name)
+        if exists and not overwrite:
+            raise ConfigError(f"output: {self._output} already exists; allowed: a new name, or overwrite=true")
+        return exists
+
+    @contextmanager
+    def filled(self, overwrite: bool) -> Iterator[Path]:
+        """A temporary folder whose files become those of the repository, in one commit, if the block succeeds.
+
+        Args:
+            overwrite: whether an existing repository may be written to; other files of an earlier export are removed.
+
+        Raises:
+            ConfigError: if it must not be replaced.
+            StorageError: if the Hub cannot be used.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+            exists = self.require_replaceable(overwrite)
+            with self._errors():
+                self._api.create_repo(self.hub_name, private=self._private, exist_ok=True)
+                self._api.upload_folder(
+                    repo_id=self.hub_name,
+                    folder_path=folder,
+                    commit_message="Export of ssl_sec",
+                    delete_patterns=sorted(FILE_NAMES) if exists else None,
+                )
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turns errors of the Hub into a StorageError of one line."""
+        try:
+            yield
+        except UserError:
+            raise
+        except (HfHubHTTPError, RepositoryNotFoundError, OSError, ValueError) as error:
+            told = getattr(error, "server_message", None) or first_line(error)
+            raise StorageError(f"output: {self._output} cannot be written: {told}") from error

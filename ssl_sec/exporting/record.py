@@ -1,0 +1,85 @@
+"""What an export says of its network as JSON, so that this package builds it again from the folder alone."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ssl_sec.data.crops import CentreCrop
+from ssl_sec.errors import ConfigError, StorageError, first_line
+from ssl_sec.networks.config import EncoderConfig, HeadConfig
+from ssl_sec.settings import from_values, to_values
+
+# The key of the record: in the header of safetensors, in config.json, and as a file in TorchScript.
+RECORD = "ssl_sec"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """How an exported network is built, and which images it takes.
+
+    Attributes:
+        run: its id in MLflow, or the name of its folder.
+        encoder: without its weights.
+        head: likewise; None if features are exported.
+        image_shape: channels, height and width of the training images.
+        crop: of evaluated images; None if all have one size.
+    """
+
+    run: str
+    encoder: EncoderConfig
+    head: HeadConfig | None
+    image_shape: tuple[int, ...]
+    crop: CentreCrop | None = None
+
+    def as_json(self) -> str:
+        """The record as one line of JSON."""
+        return json.dumps(to_values(self))
+
+
+def read_record(folder: Path) -> tuple[Path, Record] | None:
+    """The file of an export that holds its network, and its record; None if the folder is no export.
+
+    Raises:
+        ConfigError: if the export holds no network that can be built here.
+        StorageError: if a file cannot be read.
+    """
+    readers = {
+        "encoder.safetensors": _in_header,
+        "model.safetensors": _in_config,
+        "encoder.pt": _in_script,
+        "encoder.onnx": lambda path: None,
+    }
+    path = next((folder / name for name in readers if (folder / name).is_file()), None)
+    if path is None or not (folder / "README.md").is_file():
+        return None
+    try:
+        found = readers[path.name](path)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise StorageError(f"run: {path} cannot be read: {first_line(error)}") from error
+    if found is None:
+        raise ConfigError(
+            f"run: {folder} holds an export whose {path.name} does not say how to build its network; allowed: an "
+            "export of this version as safetensors, torchscript, timm or hub, or the run itself"
+        )
+    return path, from_values(Record, json.loads(found))
+
+
+def _in_header(path: Path) -> str | None:
+    with safe_open(path, "pt") as file:
+        return (file.metadata() or {}).get(RECORD)
+
+
+def _in_script(path: Path) -> str | None:
+    files: dict[str, Any] = {RECORD: ""}
+    torch.jit.load(str(path), "cpu", _extra_files=files)
+    text = files[RECORD]
+    return (text.decode() if isinstance(text, bytes) else text) or None
+
+
+def _in_config(path: Path) -> str | None:
+    found = json.loads((path.parent / "config.json").read_text(encoding="utf-8")).get(RECORD)
+    return None if found is None else json.dumps(found)

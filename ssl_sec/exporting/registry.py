@@ -1,0 +1,41 @@
+"""The formats of an export by their names, and the packages that they need."""
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping
+
+from ssl_sec.errors import ConfigError
+from ssl_sec.exporting.formats import ONNX, Format, FormatName, Safetensors, TimmFolder, TorchScript
+from ssl_sec.exporting.hub import HubFolder
+
+FORMATS: Mapping[FormatName, Format] = {
+    "safetensors": Safetensors(),
+    "torchscript": TorchScript(),
+    "onnx": ONNX(),
+    "timm": TimmFolder(),
+    "hub": HubFolder(),
+}
+
+# The files of an export, which overwriting may remove.
+FILE_NAMES = frozenset(
+    "README.md config.json encoder.onnx encoder.pt encoder.safetensors head.safetensors model.safetensors".split()
+)
+
+
+def require_packages(form: Format) -> None:
+    """Checks that the packages of the format are installed.
+
+    Raises:
+        ConfigError: that says what to install.
+    """
+    missing = [name for name in form.packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"format: {form.name} needs {', '.join(form.packages)}, and {', '.join(missing)} is not installed; "
+            "install with: pip install -c constraints.txt -e '.[onnx]'"
+        )
+
+
+def versions(form: Format) -> dict[str, str]:
+    """The versions of the packages that wrote and checked an export."""
+    return {name: importlib.metadata.version(name) for name in dict.fromkeys(("torch", *form.packages))}

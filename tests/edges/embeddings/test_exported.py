@@ -1,0 +1,120 @@
+"""Embeddings by the folder of an export, without its run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from mlflow.tracking import MlflowClient
+from safetensors.torch import load_file, save_file
+
+from ssl_sec.edges.command_line import run_job
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.config.embed import EmbedConfig
+from ssl_sec.edges.config.export import ExportConfig
+from ssl_sec.edges.embeddings.embed import run_embed
+from ssl_sec.edges.export.export import run_export
+from ssl_sec.edges.run.driver import run_training
+from ssl_sec.edges.run.summary import Finished
+from ssl_sec.errors import ConfigError
+from ssl_sec.recipes.face.config import FaceConfig
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.registry import FACE, PRETRAIN
+from ssl_sec.settings import from_values
+from tests.edges.conftest import QUICK, QUICK_FACE
+from tests.jobs import embed
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
+    """A scaled ResNet, a model of timm, and a network of faces with its head."""
+    place = ["runtime=local", f"output_dir={tmp_path_factory.mktemp('runs')}"]
+    scaled = [*QUICK, *place, "encoder.mean=[0.3]", "encoder.std=[0.2]", "epochs=0", "run_name=scaled"]
+    unscaled = [each for each in QUICK if not each.startswith("encoder.")]
+    vit = [*unscaled, *place, "encoder=timm", "encoder.model=test_vit", "epochs=0", "run_name=vit"]
+    faces = [*QUICK_FACE, *place, "epochs=0", "run_name=faces"]
+    pretrained = {
+        name: run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", given)))
+        for name, given in (("scaled", scaled), ("vit", vit))
+    }
+    return {**pretrained, "faces": run_training(FACE, from_values(FaceConfig, compose("face", faces)))}
+
+
+def embeddings(word: str | Path, output: Path, *more: str) -> np.ndarray:
+    place = [f"output={output}", f"output_dir={output.parent / 'runs'}"]
+    given = [f"run={word}", *place, "runtime=local", "split=test", *(more or ["data=digits"])]
+    run_embed(from_values(EmbedConfig, compose("embed", given)))
+    return np.stack(pq.read_table(output)["embedding"].to_numpy(zero_copy_only=False))
+
+
+def export(finished: Finished, name: str, output: Path) -> Path:
+    given = [f"run={finished.folder.path}", f"format={name}", f"output={output}"]
+    return run_export(from_values(ExportConfig, compose("export", given))).folder
+
+
+@pytest.mark.parametrize(
+    ("network", "form"),
+    [
+        ("scaled", "safetensors"),
+        ("scaled", "torchscript"),
+        ("vit", "timm"),
+        ("faces", "torchscript"),
+    ],
+)
+def test_an_export_embeds_as_its_run(runs, network, form, tmp_path: Path):
+    finished = runs[network]
+    folder = export(finished, form, tmp_path / "export")
+    expected, found = embeddings(finished.folder.path, tmp_path / "run"), embeddings(folder, tmp_path / "other")
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    (record,) = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db").search_runs(["1"])
+    assert (record.data.tags["recipe"], record.data.tags["job"]) == ("export", "embed")
+    assert "mlflow.parentRunId" not in record.data.tags
+    (file,) = (tmp_path / "other").iterdir()
+    assert json.loads(pq.read_schema(file).metadata[b"ssl_sec"])["run"] == finished.run_id
+
+
+def test_a_file_of_this_version_does_not_say_where_its_images_are(runs, tmp_path: Path):
+    folder = export(runs["scaled"], "safetensors", tmp_path / "export")
+    with pytest.raises(ConfigError, match="data: found None, must be given: the export .*export does not say where"):
+        embeddings(folder, tmp_path / "output", "batch_size=8")
+    with pytest.raises(ConfigError, match="checkpoint: found 'best', must be 'last' with an export"):
+        embeddings(folder, tmp_path / "output", "checkpoint=best")
+    weights = load_file(folder / "encoder.safetensors")
+    save_file(weights, folder / "encoder.safetensors")  # as an earlier version wrote it
+    with pytest.raises(ConfigError, match="encoder.safetensors does not say how to build its network"):
+        embeddings(folder, tmp_path / "output")
+
+
+@pytest.mark.parametrize("form", ["safetensors", "torchscript"])
+def test_images_of_other_channels_are_refused(runs, form, tmp_path: Path):
+    from PIL import Image
+
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "0.png")
+    folder = export(runs["scaled"], form, tmp_path / "export")
+    with pytest.raises(ConfigError, match="data: found images of 3 x 8 x 8, which do not fit the encoder"):
+        embeddings(folder, tmp_path / "output", "data=folder", f"data.root={tmp_path / 'photos'}", "split=train")
+    assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "told"),
+    [
+        ("empty/", 2, "run: {root}/empty holds neither a run nor an export; allowed: the folder of either, a run's id"),
+        ("none/here", 2, "run: {root}/none/here holds neither a run nor an export"),
+        ("onnx/", 2, "run: {root}/onnx holds an export whose encoder.onnx does not say how to build its network"),
+        ("broken/", 4, "run: {root}/broken/encoder.safetensors cannot be read: "),
+        ("script/", 4, "run: {root}/script/encoder.pt cannot be read: "),
+    ],
+)
+def test_a_folder_that_holds_no_network_is_one_line(name, code, told, tmp_path: Path, capsys):
+    (tmp_path / "empty").mkdir()
+    for folder, file in (("onnx", "encoder.onnx"), ("broken", "encoder.safetensors"), ("script", "encoder.pt")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / file).write_bytes(b"no network")
+        (tmp_path / folder / "README.md").write_text("an export")
+    given = [f"run={tmp_path}/{name}", f"output={tmp_path / 'output'}", f"output_dir={tmp_path}", "runtime=local"]
+    assert run_job("embed", embed, given) == code
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith(f"error: {told.format(root=tmp_path)}"), error

@@ -1,0 +1,165 @@
+"""An export for the Hugging Face Hub, as a folder and pushed to a Hub on loopback."""
+
+import json
+from pathlib import Path
+
+import huggingface_hub.constants
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from ssl_sec.edges.command_line import run_job
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.config.embed import EmbedConfig
+from ssl_sec.edges.config.export import ExportConfig
+from ssl_sec.edges.embeddings.embed import run_embed
+from ssl_sec.edges.export.export import Exported, run_export
+from ssl_sec.edges.run.driver import run_training
+from ssl_sec.edges.run.summary import Finished
+from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.recipes.face.config import FaceConfig
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.registry import FACE, PRETRAIN
+from ssl_sec.settings import from_values
+from tests.edges.conftest import QUICK, QUICK_FACE
+from tests.edges.export.fake_hub import TOKEN, fake_hub
+from tests.jobs import export as export_job
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
+    """A probed ResNet, and a network of faces, with its head, that no other library has."""
+    place = ["runtime=local", f"output_dir={tmp_path_factory.mktemp('runs')}"]
+    resnet = [*QUICK, *place, "probe.enabled=true", "encoder.mean=[0.3]", "encoder.std=[0.2]", "run_name=whole"]
+    faces = [*QUICK_FACE, *place, "epochs=0", "run_name=faces"]
+    return {
+        "resnet": run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", resnet))),
+        "faces": run_training(FACE, from_values(FaceConfig, compose("face", faces))),
+    }
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch):
+    with fake_hub() as hub:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.address)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield hub
+
+
+def export(finished: Finished, output: object, *more: str) -> Exported:
+    given = [f"run={finished.folder.path}", "format=hub", f"output={output}", *more]
+    return run_export(from_values(ExportConfig, compose("export", given)))
+
+
+def metadata(card: str) -> dict:
+    return yaml.safe_load(card.split("---")[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [("resnet", {"model.safetensors", "config.json"}), ("faces", {"model.safetensors", "config.json", "encoder.pt"})],
+)
+def test_the_folder_is_whole_and_embeds_as_its_run(runs, name, files, tmp_path: Path):
+    finished = runs[name]
+    exported = export(finished, tmp_path / "hub")
+    assert {path.name for path in (tmp_path / "hub").iterdir()} == {*files, "README.md"}
+    config = json.loads((tmp_path / "hub" / "config.json").read_text())
+    assert (config["dim"], config["image_shape"]) == (exported.exportable.dim, [1, 8, 8])
+    assert (config["mean"], config["std"]) == (exported.exportable.mean, exported.exportable.std)
+    found = []
+    for word in (tmp_path / "hub", finished.folder.path):
+        output = tmp_path / f"by-{word.name}"
+        given = [f"run={word}", f"output={output}", f"output_dir={tmp_path}", "runtime=local", "data=digits"]
+        run_embed(from_values(EmbedConfig, compose("embed", given)))
+        found.append(np.stack(pq.read_table(output)["embedding"].to_numpy(zero_copy_only=False)))
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_the_card_has_the_scores_of_the_run_and_a_license_only_if_it_is_given(runs, tmp_path: Path):
+    finished = runs["resnet"]
+    export(finished, tmp_path / "one")
+    export(finished, tmp_path / "other", "license=cc-by-nc-4.0")
+    cards = [(tmp_path / name / "README.md").read_text() for name in ("one", "other")]
+    assert "license" not in metadata(cards[0])
+    told = metadata(cards[1])
+    assert (told["license"], told["library_name"]) == ("cc-by-nc-4.0", "pytorch")
+    assert (told["datasets"], told["metrics"]) == (["digits"], ["accuracy"])
+    assert "hub" in told["tags"]
+    assert f"(`probe/top1`) | {finished.metrics['probe/top1']:.4g} |" in cards[0]
+    assert "hf download" not in cards[0]
+
+
+def test_it_is_pushed_in_one_commit_and_replaced_only_if_it_may_be(runs, hub):
+    faces, resnet = runs["faces"], runs["resnet"]
+    exported = export(faces, "hf://me/networks", "license=mit")
+    assert exported.folder is None and f"repository: {hub.address}/me/networks" in str(exported)
+    assert hub.commits == ["me/networks"] and hub.private == {"me/networks": True}
+    assert hub.files["me/networks"].keys() >= {"model.safetensors", "config.json", "encoder.pt", "README.md"}
+    card = hub.files["me/networks"]["README.md"].decode()
+    assert metadata(card)["license"] == "mit"
+    assert "hf download me/networks --local-dir encoder" in card
+
+    with pytest.raises(
+        ConfigError, match="output: hf://networks already exists; allowed: a new name, or overwrite=true"
+    ):
+        export(resnet, "hf://networks")
+    assert hub.files["me/networks"]["README.md"].decode() == card
+    hub.files["me/networks"]["notes.txt"] = b"by hand"
+    export(resnet, "hf://networks", "overwrite=true")
+    now = hub.files["me/networks"]
+    assert "encoder.pt" not in now and now["notes.txt"] == b"by hand"
+    assert json.loads(now["config.json"])["output"] == "features"
+
+
+def test_what_is_pushed_is_what_a_folder_holds(runs, hub, tmp_path: Path):
+    export(runs["resnet"], "hf://public", "private=false")
+    export(runs["resnet"], tmp_path / "folder")
+    assert hub.private == {"me/public": False}
+    pushed = hub.files["me/public"]
+    assert pushed["config.json"] == (tmp_path / "folder" / "config.json").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(pushed["model.safetensors"])
+    one, other = (load_file(folder / "model.safetensors") for folder in (tmp_path, tmp_path / "folder"))
+    assert one.keys() == other.keys() and all(bool((one[name] == other[name]).all()) for name in one)
+
+
+def test_without_a_token_a_line_says_so_and_nothing_is_made(runs, hub, monkeypatch, capsys, tmp_path: Path):
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    given = [f"run={runs['resnet'].folder.path}", "format=hub", "output=hf://me/networks"]
+    assert run_job("export", export_job, given) == 2
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert told.startswith("error: output: found hf://me/networks, but there is no token of the Hugging Face Hub")
+    assert hub.files == {}
+
+
+@pytest.mark.parametrize(
+    ("output", "token", "told"),
+    [
+        ("hf://other/networks", TOKEN, "You don't have the rights to create a model under this namespace"),
+        ("hf://networks", "hf_wrong", "output: hf://networks cannot be written: "),
+    ],
+)
+def test_what_the_hub_refuses_is_one_line(runs, hub, monkeypatch, output, token, told):
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(StorageError) as raised:
+        export(runs["resnet"], output)
+    assert told in str(raised.value) and "\n" not in str(raised.value)
+    assert hub.commits == []
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["format=onnx", "output=hf://me/networks"], "format: found 'onnx', must be 'hub' with output=hf://"),
+        (["format=hub", "output=hf://a/b/c"], "output: found 'hf://a/b/c', must be hf://<owner>/<name>"),
+        (["format=hub", "output=hf://"], "output: found 'hf://', must be hf://<owner>/<name>"),
+        (["format=hub", "output=s3://bucket/x"], "output: found 's3://bucket/x', a URL"),
+        (["format=hub", "license='MIT license'"], "license: found 'MIT license', must be the Hub's name of a license"),
+    ],
+)
+def test_a_place_or_a_license_that_cannot_be_is_refused(given, told):
+    with pytest.raises(ConfigError) as raised:
+        from_values(ExportConfig, compose("export", ["run=any", *given]))
+    assert told in str(raised.value)
