@@ -149,6 +149,8 @@ def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures
         checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
     )
     if is_new or not tune.Tuner.can_restore(str(state)):
+        # Ray counts the trials of a searcher from 1, and those that it draws itself from 0.
+        name_of = partial(_name_of, plan["name"], 0 if tuning.searcher == "random" else 1)
         tuner = tune.Tuner(
             trainable,
             param_space={key: _sampled(dimension) for key, dimension in search.space.items()},
@@ -159,8 +161,8 @@ def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures
                 scheduler=_scheduler(search),
                 num_samples=tuning.trials,
                 max_concurrent_trials=tuning.max_concurrent,
-                trial_name_creator=partial(_name_of, plan["name"]),
-                trial_dirname_creator=partial(_name_of, plan["name"]),
+                trial_name_creator=name_of,
+                trial_dirname_creator=name_of,
             ),
             run_config=run_config,
         )
@@ -189,8 +191,8 @@ def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures
         raise Stopped(f"stopped; the same command with run_name={plan['name']} continues the search")
 
 
-def _name_of(search: str, trial: Any) -> str:
-    return trial_name(search, trial.experiment_tag)
+def _name_of(search: str, counts_from: int, trial: Any) -> str:
+    return trial_name(search, trial.experiment_tag, counts_from)
 
 
 @contextmanager

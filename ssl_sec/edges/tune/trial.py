@@ -46,14 +46,15 @@ class Plan(TypedDict):
     overrides: list[str]
 
 
-def trial_name(search: str, tag: str) -> str:
-    """The name of a trial's run.
+def trial_name(search: str, tag: str, counts_from: int) -> str:
+    """The name of a trial's run, which has its number, from 1.
 
     Args:
         search: the name of the search.
         tag: of Ray Tune, which begins with the number of the trial.
+        counts_from: the number of the first.
     """
-    return f"{search}-{int(tag.partition('_')[0]):03d}"
+    return f"{search}-{int(tag.partition('_')[0]) + 1 - counts_from:03d}"
 
 
 def log_of(plan: Plan, name: str) -> Path:
