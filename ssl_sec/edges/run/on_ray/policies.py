@@ -32,13 +32,14 @@ class FailureWatch(UserCallback):
     Args:
         folder: of the run.
         max_failures: consecutive restarts without a new checkpoint; -1 for no limit.
+        num_failures: since the newest checkpoint, before this group of workers was started.
     """
 
-    def __init__(self, folder: RunFolder, max_failures: int) -> None:
+    def __init__(self, folder: RunFolder, max_failures: int, num_failures: int = 0) -> None:
         self._folder = folder
         self._max_failures = max_failures
-        self._step: int | None = None
-        self._num_failures = 0
+        self._step = folder.newest_step()
+        self._num_failures = num_failures
 
     def after_exception(self, run_context: object, worker_exceptions: Mapping[int, Exception]) -> None:
         """Called by Ray's controller before it restarts the workers.

@@ -68,15 +68,16 @@ def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
     if isinstance(spec.config, TrainingConfig) and isinstance(scaling.num_workers, int):
         worker_rows(spec.config.global_batch_size, 0, scaling.num_workers)
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(options.start_timeout_s)
-    deaths_at_start = 0
+    deaths_at_start, step = 0, spec.folder.newest_step()
     while True:
         with followed_nodes(spec.folder, tracking), followed_figures(spec):
-            failure = _failure_of(_trainer(spec, options, scaling), spec.folder)
+            failure = _failure_of(_trainer(spec, options, scaling, deaths_at_start), spec.folder)
         if failure is None:
             return
         if isinstance(failure, ControllerError) and isinstance(failure.controller_failure, UserError):
             raise failure.controller_failure
-        deaths_at_start += 1
+        deaths_at_start = deaths_at_start + 1 if spec.folder.newest_step() == step else 1
+        step = spec.folder.newest_step()
         if not _died_at_start(failure) or 0 <= options.max_failures < deaths_at_start:
             raise failure
         logger.warning("a worker died while the workers were started; they are started again")
@@ -85,7 +86,7 @@ def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
         connect(options.address, spec.folder.name)
 
 
-def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig) -> TorchTrainer:
+def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig, deaths_at_start: int) -> TorchTrainer:
     folder = spec.folder
     settings = {
         "job": spec.recipe.name,
@@ -103,7 +104,7 @@ def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig) -> Torch
             name=folder.name,
             storage_path=str(folder.path / "ray"),
             failure_config=FailureConfig(max_failures=-1),  # FailureWatch counts them
-            callbacks=[FailureWatch(folder, options.max_failures)],
+            callbacks=[FailureWatch(folder, options.max_failures, deaths_at_start)],
             # FailureWatch reports failures in one line; the rest is in Ray's log files.
             logging_config=LoggingConfig(log_level="CRITICAL"),
             worker_runtime_env={} if scaling.use_gpu else {"env_vars": ENVIRONMENT},

@@ -52,6 +52,17 @@ def test_failures_are_counted_since_the_newest_checkpoint(folder):
     assert "(failure 1 of 2 since the checkpoint of step 5)" in told
 
 
+def test_deaths_while_the_workers_were_started_count_until_the_next_checkpoint(folder):
+    save(folder, 5)
+    watch = FailureWatch(folder, max_failures=1, num_failures=1)
+    with pytest.raises(UserError, match="2 failures since the checkpoint of step 5"):
+        failed(watch, w0=RuntimeError("again"))
+    watch = FailureWatch(folder, max_failures=1, num_failures=1)
+    save(folder, 6)
+    failed(watch, w0=RuntimeError("again"))
+    assert "(failure 1 of 1 since the checkpoint of step 6)" in messages(folder)
+
+
 def test_without_a_limit_no_run_is_given_up_and_with_none_allowed_the_first_failure_ends_it(folder):
     watch = FailureWatch(folder, max_failures=-1)
     for _ in range(20):
