@@ -142,7 +142,7 @@ def test_the_loss_of_the_documentation_is_its_slow_loop():
 
 def test_the_probe_of_the_documentation_runs(run_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    probing, _ = blocks("evaluation.md")
+    probing, *_ = blocks("evaluation.md")
     names = {}
     exec(probing, names)
     assert len([line for line in probing.splitlines() if line]) == 5
