@@ -188,7 +188,7 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
     overrides = [*_choose_runtime(overrides), *overrides]
     values = compose(FINETUNE.name, overrides)
     if values["run"] is None:
-        if values["data"] is None:
+        if values.get("data") is None:
             raise ConfigError("data: found None, must be given without run=<id>: data=<name>")
         return values
     from ssl_sec.recipes.tracking import TrackingConfig  # with torch
@@ -196,7 +196,8 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
     typed = [override for override in overrides if override.startswith("encoder.")]
     chosen = [override for override in overrides if override.startswith("encoder=")]
     if chosen:
-        raise ConfigError(f"{chosen[-1]}: with run=<id> the encoder is that of the run; allowed: one of the two")
+        found = chosen[-1].partition("=")[2]
+        raise ConfigError(f"encoder: found {found!r}, must be left out with run=<id>: the encoder is that of the run")
     tracking = from_values(TrackingConfig, values["tracking"], "tracking")
     values["run"], stored = _stored(values, tracking, values["run_checkpoint"], trainings())
     if not {"encoder", "data"} <= stored.keys():
@@ -204,7 +205,7 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
     # The weights are those of the run, not those that it started from.
     encoder = {**stored["encoder"], "weights": None}
     values["encoder"] = _with_typed(FINETUNE.name, {"encoder": encoder}, typed)["encoder"]
-    if values["data"] is None:
+    if values.get("data") is None:
         values["data"] = {**stored["data"], "max_images": None}
     return values
 
