@@ -62,6 +62,8 @@ class FakeStore:
         self.check_path = folder / "check.json"
         self.head_path = folder / "head.safetensors"
         self.examples_path = folder / "examples.pt"
+        self.initial_path = folder / "initial.safetensors"
+        self.confusion_path = folder / "confusion.json"
         self.state = state
         self.described = []
         self.forgotten = []

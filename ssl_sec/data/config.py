@@ -46,9 +46,14 @@ class _DataConfig(Settings, key="data"):
         """Whether it says where test images are."""
         return True
 
-    def open(self, split: Split) -> ImageSet:
-        """Opens one split; the subset is of the training split only."""
-        return self._limit(self._open(split, None), split)
+    def open(self, split: Split, crop: Crop | None = None) -> ImageSet:
+        """Opens one split; the subset is of the training split only.
+
+        Args:
+            split: which part.
+            crop: the crop of each image, if the images have no common size.
+        """
+        return self._limit(self._open(split, crop), split)
 
     def open_cropped(self, split: Split, crop: Crop | None) -> ImageSet:
         """Opens one split with all its images.

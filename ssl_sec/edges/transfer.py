@@ -30,7 +30,7 @@ from ssl_sec.edges.tracking.store import tracking_uri
 from ssl_sec.errors import ConfigError, UserError, first_line
 from ssl_sec.figures.transfer import transfer_figure
 from ssl_sec.recipes.probing.config import ProbeJobConfig, TransferConfig
-from ssl_sec.recipes.registry import PRETRAIN
+from ssl_sec.recipes.registry import probed
 from ssl_sec.settings import to_values
 
 logger = logging.getLogger("ssl_sec")
@@ -46,7 +46,7 @@ def run_transfer(config: TransferConfig) -> str:
         UserError: for mistakes of the user.
         Stopped: if a stop was requested; sets that have finished are kept.
     """
-    with found_network(config.run, config.checkpoint, config.tracking, config.output_dir, (PRETRAIN.name,)) as found:
+    with found_network(config.run, config.checkpoint, config.tracking, config.output_dir, probed()) as found:
         if found.folder is not None:
             tracking, _ = tracked_beside(found.folder, config.tracking, config.output_dir)
         else:

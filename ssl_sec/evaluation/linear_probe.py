@@ -249,7 +249,7 @@ def evaluate_probe(
         held_out_top1=held_out_top1,
         top1=top_k_accuracy(logits, test_labels, 1),
         top5=top_k_accuracy(logits, test_labels, min(5, num_classes)),
-        confusion=_confusion(logits, test_labels),
+        confusion=confusion_of(logits, test_labels),
         calibration=calibration(logits, test_labels),
     )
 
@@ -275,8 +275,15 @@ def _is_in_top_k(logits: Tensor, labels: Tensor, k: int) -> Tensor:
     return (num_as_high < k) & logits.isfinite().all(1)
 
 
-def _confusion(logits: Tensor, labels: Tensor) -> Int64[Tensor, "classes classes"]:
-    """Counts by true and predicted class, with the hits of `top_k_accuracy` on the diagonal."""
+def confusion_of(
+    logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"]
+) -> Int64[Tensor, "classes classes"]:
+    """Counts by true class (row) and predicted class (column), with the hits of `top_k_accuracy` on the diagonal.
+
+    Args:
+        logits: any scores, higher is likelier; of a row that is not finite, the predicted class is a wrong one.
+        labels: the true classes.
+    """
     labels, num_classes = labels.to(logits.device), logits.shape[1]
     others = logits.nan_to_num().scatter(1, labels.unsqueeze(1), -torch.inf)
     predicted = torch.where(_is_in_top_k(logits, labels, 1), labels, others.argmax(1))

@@ -1,10 +1,11 @@
-"""Subsets of the training images: held-out images, and the labelled images of a probe with few labels."""
+"""Subsets of the training images: held-out ones, and labelled ones where there are few labels."""
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from ssl_sec.errors import ConfigError
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.errors import ConfigError, DataError, printable
 from ssl_sec.seeding import derived_seed
 
 
@@ -47,8 +48,10 @@ def stratified_sample(labels: Int64[Tensor, " images"], num_images: int, seed: i
     return stratified_split(labels, num_images / len(labels), seed)[1]
 
 
-def labelled_subset(labels: Int64[Tensor, " images"], labels_per_class: int, seed: int) -> Int64[Tensor, " chosen"]:
-    """The images that keep their labels in a probe with few of them.
+def labelled_subset(
+    labels: Int64[Tensor, " images"], labels_per_class: int, seed: int, key: str = "probe.labels_per_class"
+) -> Int64[Tensor, " chosen"]:
+    """The images that keep their labels, the same number of each class.
 
     For one seed the subsets are nested: those of 10 labels per class contain those of 5.
 
@@ -56,6 +59,7 @@ def labelled_subset(labels: Int64[Tensor, " images"], labels_per_class: int, see
         labels: class of each image, ≥ 0.
         labels_per_class: how many of each class to choose, ≥ 1.
         seed: decides the draw.
+        key: that gives the number, for messages.
 
     Returns:
         Indices of the chosen images, ascending, on the CPU.
@@ -64,15 +68,64 @@ def labelled_subset(labels: Int64[Tensor, " images"], labels_per_class: int, see
         ConfigError: `labels_per_class` is below 1 or above the number of images of some class.
     """
     if labels_per_class < 1:
-        raise ConfigError(f"probe.labels_per_class = {labels_per_class}; allowed: 1 or more")
+        raise ConfigError(f"{key} = {labels_per_class}; allowed: 1 or more")
     chosen: list[Tensor] = []
     for label, indices in _shuffled_by_class(labels, derived_seed(seed, "labelled")).items():
         if len(indices) < labels_per_class:
-            raise ConfigError(
-                f"probe.labels_per_class = {labels_per_class}, but class {label} has {len(indices)} images"
-            )
+            raise ConfigError(f"{key} = {labels_per_class}, but class {label} has {len(indices)} images")
         chosen.append(indices[:labels_per_class])
     return torch.cat(chosen).sort().values
+
+
+def labelled_share(
+    labels: Int64[Tensor, " images"], share: float, seed: int, of: Int64[Tensor, " classes"] | None = None
+) -> Int64[Tensor, " chosen"]:
+    """The images that keep their labels: the same share of every class, rounded, and at least one image of each.
+
+    For one seed the subsets are nested, and those of `labelled_subset` are among them.
+
+    Args:
+        labels: class of each image, ≥ 0.
+        share: in (0, 1].
+        seed: decides the draw.
+        of: images of each class that the share is of; None for those of `labels`. Where there are fewer than that
+            share of them, all are chosen.
+
+    Returns:
+        Indices of the chosen images, ascending, on the CPU.
+
+    Raises:
+        ConfigError: `share` is outside (0, 1].
+    """
+    if not 0 < share <= 1:
+        raise ConfigError(f"labels_share = {share}; allowed: above 0, at most 1")
+    sizes = labels.cpu().bincount() if of is None else of
+    drawn = _shuffled_by_class(labels, derived_seed(seed, "labelled"))
+    return (
+        torch.cat([of_one[: max(1, round(share * int(sizes[label])))] for label, of_one in drawn.items()]).sort().values
+    )
+
+
+def require_same_classes(train_set: ImageSet, test_set: ImageSet, what: str) -> None:
+    """Refuses test images whose classes are not the first ones of the training images.
+
+    Args:
+        train_set: labelled images.
+        test_set: labelled images; the last classes may have none.
+        what: needs the same classes, for messages.
+
+    Raises:
+        DataError: the classes differ.
+    """
+    if test_set.class_names != train_set.class_names[: len(test_set.class_names)]:
+        raise DataError(
+            f"{test_set.name}: its classes ({_described(test_set.class_names)}) are not the first of those of "
+            f"{train_set.name} ({_described(train_set.class_names)}); {what} needs the same classes in both"
+        )
+
+
+def _described(class_names: tuple[str, ...]) -> str:
+    return f"{len(class_names)}: {printable(', '.join(class_names[:8]))}{', …' if len(class_names) > 8 else ''}"
 
 
 def _shuffled_by_class(labels: Int64[Tensor, " images"], seed: int) -> dict[int, Tensor]:

@@ -66,7 +66,7 @@ def training_figures(run: RunRecord) -> dict[str, Figure]:
     for record in run.records():
         for key, value in record["metrics"].items():
             # The first repeats the steps; the others are single points.
-            if key == "train/epoch" or key.startswith(("retrieval/", "face/")):
+            if key == "train/epoch" or key.startswith(("retrieval/", "face/", "finetune/")):
                 continue
             history[key].append((record["step"], value))
     histograms = run.histograms()

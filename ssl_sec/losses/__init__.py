@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from ssl_sec.losses.angular import AngularHingeLoss, AngularLoss, DisjointTripletLoss, NPairAngularLoss
 from ssl_sec.losses.base import CombinedLoss, Loss, from_views
 from ssl_sec.losses.contrastive import ContrastiveLoss, NTXentLoss
+from ssl_sec.losses.cross_entropy import CrossEntropyLoss
 from ssl_sec.losses.pair import (
     LiftedStructureLoss,
     MultiSimilarityLoss,
@@ -70,6 +71,7 @@ __all__ = [
     "CombinedLoss",
     "ContrastiveLoss",
     "CosFaceLoss",
+    "CrossEntropyLoss",
     "DisjointTripletLoss",
     "L2SoftmaxLoss",
     "LiftedStructureLoss",

@@ -58,8 +58,10 @@ CONFIGS: Mapping[str, type[Any]] = {
 }
 if TYPE_CHECKING:
     PairLossConfig = _LossConfig
+    CrossEntropyConfig = _LossConfig
     _OneClassLossConfig = _ClassLossConfig
 else:
+    CrossEntropyConfig = declare_settings(losses.CrossEntropyLoss, "cross_entropy", _LossConfig, ())
     PairLossConfig = Union[tuple(CONFIGS[name] for name in losses.PAIR_LOSSES)]  # noqa: UP007
     _OneClassLossConfig = Union[tuple(CONFIGS[name] for name in losses.CLASS_LOSSES)]  # noqa: UP007
 

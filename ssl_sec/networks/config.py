@@ -335,6 +335,22 @@ class _HeadConfig(Declared, key="head"):
         return head
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClassifierConfig(_HeadConfig):
+    """A linear classifier of the data's classes.
+
+    Attributes:
+        dim: number of classes; None for those of the data.
+        weights: a file with the classifier's initial weights, as a run saved it.
+        initial: the initial weights without a file: zeros, or normal with a standard deviation of 0.01.
+    """
+
+    component = heads.LinearClassifier
+    name: Literal["classifier"] = "classifier"  # pyright: ignore[reportIncompatibleVariableOverride]
+    dim: Dim | None = None  # pyright: ignore[reportIncompatibleVariableOverride]  # before the data is opened
+    initial: Literal["zeros", "normal"] = "zeros"
+
+
 HEADS: Mapping[str, type[nn.Module]] = {
     "mlp": heads.ProjectionHead,
     "bn_fc": heads.BatchNormLinearHead,

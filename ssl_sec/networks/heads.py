@@ -61,6 +61,27 @@ class LinearHead(nn.Module):
         return self.dropout(self.fc(features))
 
 
+class LinearClassifier(LinearHead):
+    """One linear layer whose outputs are the logits of the classes.
+
+    With zeros every class is equally probable at first, and the encoder has no gradient in the first step; SimCLR's
+    fine-tuning draws normal weights of standard deviation 0.01.
+
+    Args:
+        num_features: width of the encoder's features.
+        dim: number of classes.
+        initial: the initial weights; biases are 0.
+    """
+
+    def __init__(self, num_features: int, dim: Dim, initial: Literal["zeros", "normal"] = "zeros") -> None:
+        super().__init__(num_features, dim)
+        nn.init.zeros_(self.fc.bias)
+        if initial == "zeros":
+            nn.init.zeros_(self.fc.weight)
+        else:
+            nn.init.normal_(self.fc.weight, std=0.01)
+
+
 class BatchNormLinearHead(nn.Module):
     """Batch norm, then a linear layer: the head of SEC's other metric learning (appendix B.1).
 

@@ -71,6 +71,8 @@ def assemble(
     loss: Loss,
     views: Views,
     transform: Callable[[Transformed], Transform | None] | None = None,
+    objective_of: Callable[..., Objective] = Objective,
+    prepare: Callable[[Encoder], None] = lambda encoder: None,
     **more: Any,
 ) -> Recipe:
     """Everything that a run trains, on the runtime's device; equal on every worker, except for sharded templates.
@@ -84,12 +86,15 @@ def assemble(
         loss: the metric loss.
         views: augments the images.
         transform: makes what generates rows, if anything does.
+        objective_of: makes the objective from its parts.
+        prepare: changes the encoder after it has its initial weights, for example freezes some of them.
         more: further fields of the `Recipe`.
 
     Raises:
         ConfigError: if the workers cannot share the batch equally.
     """
     encoder, head = _initialise(config, image_set, runtime)
+    prepare(encoder)
     eta = config.constraint.weight(sampler.steps_per_epoch, total_steps)
     made = None
     if transform is not None:
@@ -102,7 +107,7 @@ def assemble(
                 seed=config.seed,
             )
         )
-    objective = Objective(loss, config.constraint.build(), eta, made)
+    objective = objective_of(loss, config.constraint.build(), eta, made)
     computation = config.runtime.on(runtime.device)
     return Recipe(
         encoder=encoder,

@@ -31,6 +31,10 @@ from ssl_sec.training.config import (
     RuntimeConfig,
     SteppedOptimiserConfig,
 )
+from ssl_sec.training.layer_rates import LayeredOptimiserConfig
+
+# The name of the constraint of a network that is not trained.
+UNTRAINED = "random"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +112,7 @@ class TrainingConfig(RunConfig, is_base=True):
     head: HeadConfig
     loss: PairLossConfig | ClassLossConfig
     constraint: ConstraintConfig
-    optimiser: OptimiserConfig | EpochSGDConfig | SteppedOptimiserConfig
+    optimiser: OptimiserConfig | EpochSGDConfig | SteppedOptimiserConfig | LayeredOptimiserConfig
     checkpoint: CheckpointConfig | StepCheckpointConfig
     runtime: RuntimeConfig
     global_batch_size: Annotated[int, Range(ge=2, le=2**20)]
@@ -142,6 +146,21 @@ class TrainingConfig(RunConfig, is_base=True):
         return self.recipe or self.data.title
 
     @property
+    def name_parts(self) -> tuple[str, ...]:
+        """What a generated name of the run says between its encoder and its seed."""
+        return (*([] if self.loss.name == "ntxent" else [self.loss.name]), self.constraint_name)
+
+    @property
+    def constraint_name(self) -> str:
+        """The constraint's name; that of a random network if nothing is trained."""
+        return self.constraint.name if self.length > 0 else UNTRAINED
+
+    @property
+    def more_tags(self) -> dict[str, str]:
+        """Tags of the run beside those of every training."""
+        return {}
+
+    @property
     def linear_probe(self) -> ProbeConfig | None:
         """How the encoder is probed; None if this recipe's encoders are not."""
         return None
@@ -157,7 +176,9 @@ class TrainingConfig(RunConfig, is_base=True):
 
     def tied_to_the_length(self) -> list[str]:
         """The keys whose schedule depends on the length of the run."""
-        return ["constraint.ramp"] if self.constraint.weight(1, 2) != self.constraint.weight(1, 3) else []
+        rate = "optimiser.learning_rate (a cosine over the run)"
+        schedules = {rate: self.optimiser.schedule, "constraint.ramp": self.constraint.weight}
+        return [key for key, schedule in schedules.items() if schedule(1, 2) != schedule(1, 3)]
 
     def steps_between_reports(self, device: torch.device) -> int:
         """How often the loss is reported on a device."""

@@ -219,9 +219,35 @@ FACE = RecipeRow(
     compared=("cosines",),
 )
 
-RECIPES: Mapping[str, RecipeRow] = {row.name: row for row in (PRETRAIN, PROBE, METRIC_LEARNING, FACE)}
+FINETUNE = RecipeRow(
+    name="finetune",
+    about="Fine-tuning of a trained encoder on few labels or all, with the test set used once.",
+    package="ssl_sec.recipes.finetuning",
+    examples=(
+        ("run=<id> labels_share=0.1", "all weights, on a tenth of the labels of the run's data set"),
+        ("run=<id> data=cifar100 data.root=<folder> trained_stages=1", "the last stage, on other images"),
+        ("experiment=digits_finetune run=<id> runtime=local", "in seconds on a CPU"),
+        ("experiment=digits_finetune runtime=local", "the same network from random weights"),
+    ),
+    usage="[run=<MLflow run id>] [group=option ...] [key=value ...]",
+    score="val/top1",
+    figures=("finetune/top1", "val/top1"),
+    tags=("labels", "start"),
+    paper_figure=("finetune/top1", "top-1 %"),
+    network="An image encoder, trained as the features of a classifier; {} features an image.",
+    hub_tags=("image-classification",),
+    curves=("val/top1", "train/top1"),
+    is_probed=True,
+)
+
+RECIPES: Mapping[str, RecipeRow] = {row.name: row for row in (PRETRAIN, PROBE, FINETUNE, METRIC_LEARNING, FACE)}
 
 
 def trainings() -> tuple[str, ...]:
     """The names of the recipes that train an encoder."""
     return tuple(name for name, row in RECIPES.items() if row.is_training)
+
+
+def probed() -> tuple[str, ...]:
+    """The names of the recipes whose encoders linear probes evaluate."""
+    return tuple(name for name, row in RECIPES.items() if row.is_probed)

@@ -13,7 +13,7 @@ STORAGE_SCHEMES = ("s3", "gs", "az", "abfs", "abfss")
 # The tags that a run sets itself, and `tracking.tags` may not.
 RUN_TAGS = (
     "job", "recipe", "data", "encoder", "loss", "constraint", "seed", "folder", "command", "git.dirty", "ran_on",
-    "checkpoint",
+    "checkpoint", "labels", "start",
     "ended", "probe.protocol", "ray.job_id", "ssl_sec.version",
 )  # fmt: skip
 

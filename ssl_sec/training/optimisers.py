@@ -5,7 +5,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ssl_sec.losses.generators.base import RatedLayers
 
@@ -59,6 +59,16 @@ def _rated_layers(modules: Iterable[nn.Module]) -> list[RatedLayers]:
 def sgd(groups: list[ParameterGroup], momentum: float) -> Optimizer:
     """SGD with momentum, the optimiser of SEC's contrastive and face runs; on a GPU in one launch."""
     return SGD(groups, lr=0.0, momentum=momentum, fused=_are_on_gpu(groups) or None)
+
+
+def nesterov(groups: list[ParameterGroup], momentum: float) -> Optimizer:
+    """SGD with Nesterov's momentum, the optimiser of SimCLR's fine-tuning; on a GPU in one launch."""
+    return SGD(groups, lr=0.0, momentum=momentum, nesterov=momentum > 0, fused=_are_on_gpu(groups) or None)
+
+
+def adamw(groups: list[ParameterGroup]) -> Optimizer:
+    """Adam with a decay of its own beside the gradient (Loshchilov and Hutter 2019); on a GPU in one launch."""
+    return AdamW(groups, lr=0.0, fused=_are_on_gpu(groups) or None)
 
 
 def adam(groups: list[ParameterGroup]) -> Optimizer:

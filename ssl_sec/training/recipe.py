@@ -66,12 +66,8 @@ def class_labels(batch: Batch, rows: slice) -> Int64[Tensor, " views"]:
 
 
 @runtime_checkable
-class FeatureObserver(Protocol):
-    """Learns from the features of every step, which it does not change; its state is saved with the run's."""
-
-    def update(self, features: Float[Tensor, "views dim"], batch: Batch) -> None:
-        """Learns from the features of the views of this worker's images; every worker calls it."""
-        ...
+class Stateful(Protocol):
+    """Has a state that is saved with the run's."""
 
     def state_dict(self) -> dict[str, Any]:
         """Its state."""
@@ -79,6 +75,15 @@ class FeatureObserver(Protocol):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
         """Restores a state."""
+        ...
+
+
+@runtime_checkable
+class FeatureObserver(Stateful, Protocol):
+    """Learns from the features of every step, which it does not change; its state is saved with the run's."""
+
+    def update(self, features: Float[Tensor, "views dim"], batch: Batch) -> None:
+        """Learns from the features of the views of this worker's images; every worker calls it."""
         ...
 
 
@@ -105,6 +110,7 @@ class Recipe:
         draws: random numbers for the loader's crops, one for each row of a step's global batch; None if it draws
             nothing.
         observer: learns from the features of every step; None if nothing does.
+        best: the best network so far; None if the last one is the result.
         more_figures: figures that this recipe reports beside those of every recipe.
     """
 
@@ -123,6 +129,7 @@ class Recipe:
     graphed: bool = False
     draws: Callable[[int], Tensor] | None = None
     observer: FeatureObserver | None = None
+    best: Stateful | None = None
     more_figures: Callable[[], Mapping[str, float]] = dict
     more_views: tuple[Views, ...] = ()
 
@@ -151,6 +158,7 @@ class Recipe:
             "objective": {**self.objective.state_dict(), **held},
             "optimiser": optimiser,
             **({} if self.observer is None else {"observer": self.observer.state_dict()}),
+            **({} if self.best is None else {"best": self.best.state_dict()}),
         }
 
     @property
@@ -180,4 +188,6 @@ class Recipe:
         self.optimiser.load_state_dict({**state["optimiser"], "param_groups": groups})
         if self.observer is not None and "observer" in state:  # its key may have changed: it begins anew
             self.observer.load_state_dict(state["observer"])
+        if self.best is not None:
+            self.best.load_state_dict(state["best"])
         return int(state["step"])

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 SHOWN = [
     "pretrain",
     "probe",
+    "finetune",
     "metric_learning",
     "face",
     "preview",

@@ -54,6 +54,7 @@ LIGHT = [
         ([job, "outputdir=x"], "did you mean 'output")
         for job in ("align", "replay", "report", "probe", "export", *RUNS)
     ),
+    (["finetune", "outputdir=x"], "did you mean 'output_dir'"),
     (["pretrain", "epoch=3"], "did you mean 'epochs'?"),
     (["pretrain", "lr=0.1"], "did you mean 'optimiser.learning_rate'?"),
     (["align", "images=a", "landmarks=b", "output=c", "num_workers=-3"], "num_workers: found -3"),
@@ -73,6 +74,10 @@ WEIGHTY = [
     *(([job, "seed=-1"], "seed: found -1") for job in RUNS),
     (["probe", "run=x", "runtime.timeout_s=0"], "runtime.timeout_s: found 0"),
     (["export", "run=x", "format=nosuch"], "format: found 'nosuch'"),
+    (["finetune", "--help"], ""),
+    (["finetune", "--cfg", "job"], ""),
+    (["finetune", "runtime=local"], "data: found None, must be given without run=<id>"),
+    (["finetune", "data=digits", "seed=-1"], "seed: found -1"),
     (["ablate", "arms=[nosuch]"], "arms: found 'nosuch'"),
     *((["submit", job, "seed=-1"], "seed: found -1") for job in RUNS[:3]),
 ]

@@ -17,7 +17,9 @@ from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.linear_probe import train_linear_probes
 from ssl_sec.losses.config import ClassLossConfig, FeatureTransformConfig, GeneratorConfig, PairLossConfig, Transformed
+from ssl_sec.networks import Encoder
 from ssl_sec.recipes.face.config import FaceConfig
+from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeConfig, ProbeJobConfig
@@ -30,10 +32,12 @@ from ssl_sec.training.config import (
     SteppedAdamConfig,
     SteppedSGDConfig,
 )
+from ssl_sec.training.layer_rates import LayeredOptimiserConfig
 from ssl_sec.training.optimisers import set_learning_rate
 
 JOBS = (
     PretrainConfig,
+    FinetuneConfig,
     MetricLearningConfig,
     FaceConfig,
     ProbeJobConfig,
@@ -139,6 +143,12 @@ def use(config: Any) -> None:
         optimiser = config.build(layer)
         set_learning_rate(optimiser, config.schedule(5, 20)(10))
         layer(torch.rand(3, 2)).sum().backward()
+        optimiser.step()
+    if isinstance(config, LayeredOptimiserConfig):
+        encoder = Encoder(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), 2)
+        optimiser = config.build(encoder, nn.Linear(2, 2))
+        set_learning_rate(optimiser, config.schedule(5, 20)(10))
+        encoder.backbone(torch.rand(3, 2)).sum().backward()
         optimiser.step()
     if isinstance(config, ProbeConfig):
         train_linear_probes(

@@ -22,17 +22,17 @@ import yaml
 
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.folder.descriptions import DataDescription, RunIdentity, about_failure, about_worker
-from ssl_sec.edges.folder.stored_config import training_config
+from ssl_sec.edges.folder.stored_config import probed_run
 from ssl_sec.edges.folder.text import append_json, json_lines, text_of, write_whole
 from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.edges.storage.checkpoints import CheckpointUpload
 from ssl_sec.errors import ConfigError, DataError, StorageError, UserError
-from ssl_sec.recipes.registry import PRETRAIN, RECIPES
+from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.training.checkpoint import MANIFEST, Found, load_checkpoint, newest_checkpoint, step_of
 from ssl_sec.training.norms import NormHistogram
 
 if TYPE_CHECKING:
-    from ssl_sec.recipes.config import TrainingConfig
+    from ssl_sec.recipes.probing.config import ProbedRun
 
 logger = logging.getLogger(__name__)
 
@@ -81,9 +81,12 @@ class RunFolder:
         self._test_sets_folder = path / "test_sets"
         self._watched_folder = path / "watched"
 
+        # Of a fine-tuning, before it.
+        self.initial_path = path / "initial.safetensors"  # the encoder that it starts from
+
         # Of a probe.
         self.probed_config_path = path / "pretrain.yaml"  # of the run that is probed
-        self.confusion_path = path / "confusion.json"  # once it has ended
+        self.confusion_path = path / "confusion.json"  # once it has ended; of a fine-tuning, too
 
     def test_set_path(self, title: str) -> Path:
         """The file with the results of a face test set that its plots are drawn from; makes its folder."""
@@ -103,13 +106,13 @@ class RunFolder:
         """The files with embeddings of the watched images, sorted by step."""
         return sorted(self._watched_folder.glob("*.safetensors"))
 
-    def probed(self) -> "TrainingConfig":
-        """The configuration of the run whose encoder is probed.
+    def probed(self) -> "ProbedRun":
+        """The parts of the configuration of the run whose encoder is probed that a probe needs.
 
         Raises:
             StorageError: if it cannot be read.
         """
-        return training_config(PRETRAIN, self.probed_config_path)
+        return probed_run(self.probed_config_path)
 
     @property
     def location(self) -> str:

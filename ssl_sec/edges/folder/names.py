@@ -15,8 +15,6 @@ from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.training.checkpoint import file_sha256
 
-UNTRAINED = "random"
-
 # Of a probe, or a model in MLflow: which checkpoint it is about; none for the last one.
 CHECKPOINT_TAG = "checkpoint"
 
@@ -26,11 +24,12 @@ DIGEST_SUFFIX = ".sha256"
 
 
 def run_name_of(config: TrainingConfig) -> str:
-    """Data set, encoder, loss unless it is NT-Xent, constraint and seed: ``cifar10-resnet18-sec-s0``."""
-    tags = training_tags(config)
-    loss = [] if tags["loss"] == "ntxent" else [tags["loss"]]
+    """Data set, encoder, loss unless it is NT-Xent, constraint and seed: ``cifar10-resnet18-sec-s0``.
+
+    A recipe may have other parts between encoder and seed.
+    """
     # MLflow's list shows 24 letters: the width of the encoder is only in a tag.
-    parts = [tags["data"], _encoder(config), *loss, tags["constraint"], f"s{config.seed}"]
+    parts = [config.data.title, _encoder(config), *config.name_parts, f"s{config.seed}"]
     return "-".join(re.sub(r"[^\w.]+", "_", part).strip("_") for part in parts)
 
 
@@ -41,15 +40,22 @@ def training_tags(config: TrainingConfig) -> dict[str, str]:
         "data": config.data.title,
         "encoder": name if width == 1 else f"{name}x{width:g}",
         "loss": config.loss.name,
-        "constraint": config.constraint.name if config.length > 0 else UNTRAINED,
+        "constraint": config.constraint_name,
         "seed": str(config.seed),
+        **config.more_tags,
     }
 
 
-def weights_tags(config: TrainingConfig) -> dict[str, str]:
-    """Tags with the SHA-256 of each file of weights that a training starts from; none for a file that is missing."""
+def weights_tags(config: TrainingConfig, initial: Path) -> dict[str, str]:
+    """Tags with the SHA-256 of each file of weights that a training starts from; none for a file that is missing.
+
+    Args:
+        config: of the training.
+        initial: the encoder of another run, in the training's folder if it starts from one.
+    """
+    encoder = str(initial) if initial.is_file() else config.encoder.weights
     found: dict[str, str] = {}
-    for key, weights in zip(WEIGHTS, (config.encoder.weights, config.head.weights), strict=True):
+    for key, weights in zip(WEIGHTS, (encoder, config.head.weights), strict=True):
         if weights is not None and (path := Path(weights).expanduser()).is_file():
             found[key + DIGEST_SUFFIX] = file_sha256(path)
     return found

@@ -13,6 +13,7 @@ from ssl_sec.settings import from_values
 
 if TYPE_CHECKING:
     from ssl_sec.recipes.config import TrainingConfig
+    from ssl_sec.recipes.probing.config import ProbedRun
 
 # Keys of version 0.1, and what they are called now.
 RENAMED = {"benchmarks": "test_sets"}
@@ -48,6 +49,22 @@ def training_config(recipe: RecipeRow, path: Path) -> "TrainingConfig":
         ConfigError: if it is not one of the recipe.
     """
     return cast("TrainingConfig", from_values(recipe.config, stored_values(path)))
+
+
+def probed_run(path: Path) -> "ProbedRun":
+    """What a probe needs of the stored configuration of the run that it is about, whichever recipe the run has.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        StorageError: if the file cannot be read, or holds no configuration.
+        ConfigError: if it has no such parts.
+    """
+    from ssl_sec.recipes.probing.config import ProbedRun  # with torch
+
+    values = stored_values(path)
+    return from_values(ProbedRun, {key: values[key] for key in ("data", "encoder", "probe") if key in values})
 
 
 def _with_shares(probe: dict[str, Any]) -> dict[str, Any]:

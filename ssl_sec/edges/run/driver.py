@@ -24,14 +24,16 @@ from ssl_sec.edges.run.signals import stopped_by_signals
 from ssl_sec.edges.run.spec import RunSpec, command_line, replay_command
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.edges.storage.places import local_folder
+from ssl_sec.edges.tracking.networks import found_network
 from ssl_sec.edges.tracking.provenance import keep_code
 from ssl_sec.edges.tracking.registry import take_weights
 from ssl_sec.edges.tracking.runs import beside, find_run, tracked_beside
 from ssl_sec.edges.tracking.store import require_store, tracking_uri
 from ssl_sec.errors import ConfigError, Stopped
 from ssl_sec.recipes.config import RunConfig, TrainingConfig
+from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
-from ssl_sec.recipes.registry import PRETRAIN, PROBE, RECIPES, RecipeRow
+from ssl_sec.recipes.registry import FINETUNE, PROBE, RECIPES, RecipeRow, probed, trainings
 from ssl_sec.settings import from_values, to_values
 
 logger = logging.getLogger("ssl_sec")
@@ -46,21 +48,47 @@ def run_recipe(recipe: RecipeRow, config: RunConfig) -> Finished:
         UserError: for mistakes of the user.
         Stopped: if a stop was requested; the state is saved.
     """
+    if isinstance(config, FinetuneConfig):
+        return run_finetuning(config)
     if isinstance(config, TrainingConfig):
         return run_training(recipe, config)
     assert isinstance(config, ProbeJobConfig)
     return run_probe(config)
 
 
-def run_training(recipe: RecipeRow, config: TrainingConfig) -> Finished:
+def run_finetuning(config: FinetuneConfig) -> Finished:
+    """Trains the encoder of another run further, or one from random weights.
+
+    The weights that it starts from are copied to its own folder, so that it can be resumed without the other run.
+
+    Raises:
+        UserError: for mistakes of the user.
+        Stopped: if a stop was requested; the state is saved.
+    """
+    if config.run is None or config.resume is True:
+        return run_training(FINETUNE, config)
+    with found_network(config.run, config.run_checkpoint, config.tracking, config.output_dir, trainings()) as found:
+        if found.folder is not None:
+            tracking, _ = tracked_beside(found.folder, config.tracking, config.output_dir)
+        else:
+            tracking = beside(config.run, config.tracking)
+        return run_training(FINETUNE, replace(config, tracking=tracking), found.files / "encoder.safetensors")
+
+
+def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None = None) -> Finished:
     """Trains, and probes if the configuration says so; the result then has the metrics of the probe too.
+
+    Args:
+        recipe: of the run.
+        config: of the run.
+        initial: file with the weights of another run's encoder, which a new fine-tuning starts from.
 
     Raises:
         UserError: for mistakes of the user.
         Stopped: if a stop was requested; the state is saved.
     """
     config = _named(replace(config, recipe=config.recipe_name), config.recipe_name, run_name_of(config))
-    finished = _train(recipe, config)
+    finished = _train(recipe, config, initial)
     if config.linear_probe is None or not config.linear_probe.enabled:
         return finished
     trained = finished.run_id or finished.folder.location
@@ -80,12 +108,12 @@ def run_training(recipe: RecipeRow, config: TrainingConfig) -> Finished:
         output_dir=config.output_dir,
         tracking=config.tracking,
     )
-    probed = _probe(probe, finished.run_id, finished.folder.path)
+    probed = _probe(recipe, probe, finished.run_id, finished.folder.path)
     return replace(finished, metrics={**finished.metrics, **probed.metrics})
 
 
 def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
-    """Probes the encoder of a pretraining: of a run in MLflow, of the folder of a run, or of a registered model.
+    """Probes the encoder of a training: of a run in MLflow, of the folder of a run, or of a registered model.
 
     The probe of a folder does not wait for MLflow.
 
@@ -96,22 +124,24 @@ def run_probe(config: ProbeJobConfig, sweep_id: str | None = None) -> Finished:
     Raises:
         UserError: for mistakes of the user.
     """
-    jobs = (PRETRAIN.name,)
+    jobs = probed()
     with tempfile.TemporaryDirectory() as made:
         folder = trained_folder(config.run, jobs, config.checkpoint)
         if folder is not None:
-            files = network_files(folder, PRETRAIN, config.checkpoint, Path(made))
+            recipe = RECIPES[str(folder.identity.job)]
+            files = network_files(folder, recipe, config.checkpoint, Path(made))
             tracking, run_id = tracked_beside(folder, config.tracking, config.output_dir)
-            return _probe(replace(config, run=run_id or folder.location, tracking=tracking), sweep_id or run_id, files)
+            config = replace(config, run=run_id or folder.location, tracking=tracking)
+            return _probe(recipe, config, sweep_id or run_id, files)
         store, run = find_run(config.run, config.tracking, config.output_dir, jobs)
         config = replace(config, run=run.run_id, tracking=beside(config.run, config.tracking))
         store.download_network(run, jobs, Path(made), config.checkpoint)
-        if run.version is not None and take_weights(store.client, run.version, PRETRAIN, Path(made)):
+        if run.version is not None and take_weights(store.client, run.version, RECIPES[run.job], Path(made)):
             raise ConfigError(
                 f"run: found {run.version.word!r}, whose weights are not the last ones of its run {run.name}, to which "
                 "MLflow would add the scores; allowed: the run, with checkpoint=<steps> for one that it has kept"
             )
-        return _probe(config, sweep_id or run.run_id, Path(made))
+        return _probe(RECIPES[run.job], config, sweep_id or run.run_id, Path(made))
 
 
 def run_replay(config: ReplayConfig) -> Finished:
@@ -145,11 +175,13 @@ def _output_dir(config: RunConfig) -> Path:
     return local_folder(config.output_dir)
 
 
-def _train(recipe: RecipeRow, config: TrainingConfig) -> Finished:
+def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> Finished:
     assert config.run_name is not None
     with _reserved(open_folder(_output_dir(config) / config.recipe_name / config.run_name)) as folder:
         if not (folder.holds_run if config.resume == "auto" else config.resume):
             folder.start(to_values(config))
+            if initial is not None:
+                shutil.copy(initial, folder.initial_path)
         elif not resume_run(recipe, folder, config):
             logger.info(
                 "%s is finished: there is nothing to resume; if MLflow misses part of it, upload it with: %s",
@@ -159,19 +191,20 @@ def _train(recipe: RecipeRow, config: TrainingConfig) -> Finished:
             uri = tracking_uri(config.tracking, config.output_dir)
             metrics = folder.last_metrics()
             return Finished(folder=folder, uri=uri, run_id=folder.run_id, experiment_id=None, metrics=metrics)
-        tags = {**training_tags(config), **weights_tags(config)}
+        tags = {**training_tags(config), **weights_tags(config, folder.initial_path)}
         return _execute(recipe, config, folder, tags, config.tracking.parent_run)
 
 
-def _probe(config: ProbeJobConfig, parent_id: str | None, trained_path: Path) -> Finished:
+def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, trained_path: Path) -> Finished:
     """Probes an encoder.
 
     Args:
+        recipe: that trained it.
         config: of the probe.
         parent_id: id of the parent in MLflow, the encoder's run or a sweep; None if MLflow does not know it.
         trained_path: folder with the encoder and the configuration of its run.
     """
-    trained = training_config(PRETRAIN, trained_path / "config.yaml")
+    trained = training_config(recipe, trained_path / "config.yaml")
     of = "" if config.checkpoint == "last" else f"-{config.checkpoint}"
     config = _named(config, trained.recipe_name, f"{trained.run_name or run_name_of(trained)}{of}-probe")
     assert config.run_name is not None

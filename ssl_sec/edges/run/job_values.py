@@ -1,6 +1,7 @@
 """The configuration of a job: the overrides, applied to the configuration of the run that the job is about.
 
-A resumed run has its own configuration, and a probe has the probe settings of its pretraining.
+A resumed run has its own configuration, a probe has the probe settings of its pretraining, and a fine-tuning has the
+encoder of its run, and its data set unless another is given.
 """
 
 import logging
@@ -22,11 +23,11 @@ from ssl_sec.edges.masking import HIDDEN
 from ssl_sec.edges.overrides import assigned, parsed
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.errors import ConfigError
-from ssl_sec.recipes.registry import PRETRAIN, PROBE, RECIPES, trainings
+from ssl_sec.recipes.registry import FINETUNE, PROBE, RECIPES, probed, trainings
 from ssl_sec.settings import flattened, from_values, to_values
 
 if TYPE_CHECKING:
-    from ssl_sec.recipes.tracking import TrackingConfig
+    from ssl_sec.recipes.tracking import Checkpoint, TrackingConfig
 
 logger = logging.getLogger("ssl_sec")
 
@@ -51,6 +52,8 @@ def values_of(job: str, overrides: Sequence[str]) -> dict[str, Any]:
         return _resumed_values(job, resumed, [each for each in overrides if not each.startswith("resume=")])
     if job == PROBE.name and _value_of("run", overrides) is not None:
         return _probe_values(overrides)
+    if job == FINETUNE.name:
+        return _finetune_values(overrides)
     if job in ("embed", "neighbours", "transfer"):
         compose(job, overrides)  # a misspelled key is found before the imports
         overrides = [*_choose_runtime(overrides), *overrides]
@@ -66,7 +69,7 @@ def resumed_run(job: str, overrides: Sequence[str]) -> str | None:
 def format_values(job: str, overrides: Sequence[str]) -> str:
     """The configuration as YAML; required keys that are missing are `???`."""
     overrides = quoted(overrides)
-    has_run = job == PROBE.name and _value_of("run", overrides) is not None
+    has_run = job in (PROBE.name, FINETUNE.name) and _value_of("run", overrides) is not None
     if has_run or resumed_run(job, overrides) is not None:
         return yaml.safe_dump(values_of(job, overrides), sort_keys=False)
     return composed_yaml(job, overrides)
@@ -173,25 +176,58 @@ def _probe_values(overrides: Sequence[str]) -> dict[str, Any]:
     typed = [override for override in overrides if override.startswith(("probe=", "probe."))]
     if any(override.startswith("probe=") for override in typed):
         return values
-    stored = _stored_probe(values, tracking)
+    _, stored = _stored(values, tracking, values["checkpoint"], probed())
     if "probe" in stored:
         values["probe"] = _with_typed("probe", {"probe": stored["probe"]}, typed)["probe"]
     return values
 
 
-def _stored_probe(values: Mapping[str, Any], tracking: "TrackingConfig") -> Mapping[str, Any]:
-    """The configuration of the pretraining; empty for a run that cannot be probed, which the job reports later."""
+def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
+    """A fine-tuning with the encoder of the run that it starts from, and its data set unless another is given."""
+    compose(FINETUNE.name, overrides)  # a misspelled key is found before the imports
+    overrides = [*_choose_runtime(overrides), *overrides]
+    values = compose(FINETUNE.name, overrides)
+    if values["run"] is None:
+        if values.get("data") is None:
+            raise ConfigError("data: found None, must be given without run=<id>: data=<name>")
+        return values
+    from ssl_sec.recipes.tracking import TrackingConfig  # with torch
+
+    typed = [override for override in overrides if override.startswith("encoder.")]
+    chosen = [override for override in overrides if override.startswith("encoder=")]
+    if chosen:
+        found = chosen[-1].partition("=")[2]
+        raise ConfigError(f"encoder: found {found!r}, must be left out with run=<id>: the encoder is that of the run")
+    tracking = from_values(TrackingConfig, values["tracking"], "tracking")
+    values["run"], stored = _stored(values, tracking, values["run_checkpoint"], trainings())
+    if not {"encoder", "data"} <= stored.keys():
+        raise ConfigError(f"run: found {values['run']!r}, which has no encoder; allowed: a run that trains one")
+    # The weights are those of the run, not those that it started from.
+    encoder = {**stored["encoder"], "weights": None}
+    values["encoder"] = _with_typed(FINETUNE.name, {"encoder": encoder}, typed)["encoder"]
+    if values.get("data") is None:
+        values["data"] = {**stored["data"], "max_images": None}
+    return values
+
+
+def _stored(
+    values: Mapping[str, Any], tracking: "TrackingConfig", checkpoint: "Checkpoint", jobs: Sequence[str]
+) -> tuple[str, Mapping[str, Any]]:
+    """The run that a job is about, by its folder or its id, and its configuration.
+
+    The configuration is empty for a run of other jobs than the job takes, which the job reports later.
+    """
     from ssl_sec.edges.folder.finding import trained_folder  # with torch
 
-    folder = trained_folder(values["run"], (PRETRAIN.name,), values["checkpoint"])
+    folder = trained_folder(values["run"], jobs, checkpoint)
     if folder is not None:
-        return stored_values(folder.config_path)
+        return folder.location, stored_values(folder.config_path)
     from ssl_sec.edges.tracking.runs import find_run  # with MLflow
 
-    store, run = find_run(values["run"], tracking, values["output_dir"], (PRETRAIN.name,))
+    store, run = find_run(values["run"], tracking, values["output_dir"], jobs)
     with tempfile.TemporaryDirectory() as downloads:
-        path = store.download(run, "config.yaml", Path(downloads)) if run.job == PRETRAIN.name else None
-        return {} if path is None else stored_values(path)
+        path = store.download(run, "config.yaml", Path(downloads)) if run.job in jobs else None
+        return run.run_id, {} if path is None else stored_values(path)
 
 
 def _choose_runtime(overrides: Sequence[str]) -> list[str]:

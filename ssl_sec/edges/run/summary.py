@@ -36,6 +36,12 @@ METRICS = {
     "probe/logistic_top1": "logistic regression top-1 on the test set (%)",
     "probe/logistic_mean_per_class": "logistic regression, mean of the classes' accuracies on the test set (%)",
     "probe/corruption/mean_top1": "linear probe top-1 on corrupted test images, mean over kinds and strengths (%)",
+    "val/top1": "top-1 on held-out training images (%)",
+    "finetune/top1": "top-1 on the test set (%)",
+    "finetune/top5": "top-5 on the test set (%)",
+    "finetune/mean_per_class": "mean of the classes' accuracies on the test set (%)",
+    "finetune/ece": "expected calibration error on the test set (%)",
+    "finetune/epoch": "epoch whose network was measured",
     "probe/learning_rate": "learning rate of the probe, chosen on held-out training images",
 }
 

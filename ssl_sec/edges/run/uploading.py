@@ -81,7 +81,7 @@ class Upload:
             folder.norms_path.write_text(json.dumps([asdict(histogram) for histogram in folder.histograms()]))
             for name in sorted({each.artifact for each in spec.recipe.comparisons.values()}):
                 self._try(lambda name=name: tracked.log_file(folder.path / name))
-            if spec.recipe.leaves_head:
+            if folder.head_path.is_file():
                 self._try(lambda: tracked.log_file(folder.head_path))
             if spec.config.tracking.register_model:
                 name, shape = model_name(spec.group), folder.data().image_shape

@@ -21,8 +21,7 @@ from ssl_sec.edges.folder.folder import LABEL_FREE_SCORES, SCORES
 from ssl_sec.edges.folder.names import CHECKPOINT_TAG
 from ssl_sec.edges.tracking.registry import source_run_id
 from ssl_sec.edges.tracking.store import all_pages, quoted
-from ssl_sec.recipes.config import TrainingConfig
-from ssl_sec.recipes.probing.config import ProbeConfig, ProbeJobConfig
+from ssl_sec.recipes.probing.config import ProbeConfig, ProbedRun, ProbeJobConfig
 from ssl_sec.settings import to_values
 
 # The alias of the best encoder; MLflow itself provides `latest`.
@@ -74,7 +73,7 @@ def probe_protocol(probe: ProbeConfig, data: str, test_set: DataDescription) -> 
 
 
 def copy_probe_metrics(
-    client: MlflowClient, run_id: str, trained: TrainingConfig, config: ProbeJobConfig, probe: Run
+    client: MlflowClient, run_id: str, trained: ProbedRun, config: ProbeJobConfig, probe: Run
 ) -> None:
     """Copies the metrics of a probe to the run whose encoder it probed.
 
@@ -83,16 +82,14 @@ def copy_probe_metrics(
 
     Args:
         client: of the store.
-        run_id: of the pretraining.
-        trained: the pretraining's configuration.
+        run_id: of the training.
+        trained: the training's configuration.
         config: the probe's.
         probe: the probe's run.
     """
     protocol = probe.data.tags[PROTOCOL_TAG]
     own_data = config.data is None or _same_set(config.data, trained.data)
-    is_own = (
-        own_data and trained.linear_probe is not None and _settings(config.probe) == _settings(trained.linear_probe)
-    )
+    is_own = own_data and trained.probe is not None and _settings(config.probe) == _settings(trained.probe)
     run = client.get_run(run_id)
     before = run.data.tags.get(PROTOCOL_TAG, protocol)
     group = "probe" if is_own and before == protocol else f"probe_{protocol[-9:-1]}"

@@ -72,11 +72,5 @@ class PretrainConfig(TrainingConfig):
         """How the encoder is probed."""
         return self.probe
 
-    def tied_to_the_length(self) -> list[str]:
-        """The keys whose schedule depends on the length of the run."""
-        rate = "optimiser.learning_rate (a cosine over the run)"
-        is_tied = self.optimiser.schedule(1, 2) != self.optimiser.schedule(1, 3)
-        return [*([rate] if is_tied else []), *super().tied_to_the_length()]
-
 
 CONFIG = PretrainConfig

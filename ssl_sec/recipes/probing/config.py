@@ -6,6 +6,7 @@ from typing import Annotated
 from ssl_sec.data.config import DataConfig
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.evaluation.config import ProbeConfig
+from ssl_sec.networks.config import EncoderConfig
 from ssl_sec.recipes.config import RunConfig
 from ssl_sec.recipes.tracking import Checkpoint, OutputDir, TrackingConfig
 from ssl_sec.settings import (
@@ -19,11 +20,26 @@ from ssl_sec.training.config import RuntimeConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeJobConfig(RunConfig):
-    """A probe of a pretraining run.
+class ProbedRun:
+    """What a probe needs to know of the run whose encoder it measures.
 
     Attributes:
-        run: the pretraining's MLflow run id, its name, the beginning of either, or its folder; or a registered model,
+        data: that it was trained on.
+        encoder: that it trained.
+        probe: how its encoder is probed; None if it does not say.
+    """
+
+    data: DataConfig
+    encoder: EncoderConfig
+    probe: ProbeConfig | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeJobConfig(RunConfig):
+    """A probe of the encoder of a run.
+
+    Attributes:
+        run: the MLflow run id, its name, the beginning of either, or its folder; or a registered model,
             models:/<name>@<alias> or models:/<name>/<version>.
         checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
             that was kept.

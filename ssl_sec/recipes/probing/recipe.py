@@ -21,7 +21,7 @@ from ssl_sec.data.image_set import ImageSet, on_device, require_labels, subset
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
 from ssl_sec.data.shards.streamed import require_any_order
-from ssl_sec.errors import DataError, Stopped, printable
+from ssl_sec.errors import Stopped
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.linear_probe import (
@@ -33,12 +33,11 @@ from ssl_sec.evaluation.linear_probe import (
     shuffled,
     train_linear_probes,
 )
-from ssl_sec.evaluation.splits import labelled_subset, stratified_split
+from ssl_sec.evaluation.splits import labelled_subset, require_same_classes, stratified_split
 from ssl_sec.networks.convolutions import lay_out
 from ssl_sec.recipes.assembly import extractor
-from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.probing.adapting import Adapted
-from ssl_sec.recipes.probing.config import ProbeJobConfig
+from ssl_sec.recipes.probing.config import ProbedRun, ProbeJobConfig
 from ssl_sec.recipes.probing.measures import corrupted_top1, corruption_metrics, transfer_metrics
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.recipe import Computation
@@ -92,7 +91,7 @@ class ProbeStore(Protocol):
     encoder_path: Path
     confusion_path: Path
 
-    def probed(self) -> TrainingConfig:
+    def probed(self) -> ProbedRun:
         """The run whose encoder is probed."""
         ...
 
@@ -152,11 +151,7 @@ def linear_evaluation(
     train_set, test_set = (on_device(each, runtime.device) for each in open_splits(data, config))
     for image_set in (train_set, test_set):
         require_labels(image_set, "a linear probe")
-    if test_set.class_names != train_set.class_names[: len(test_set.class_names)]:
-        raise DataError(
-            f"{test_set.name}: its classes ({_describe_classes(test_set.class_names)}) are not the first of those of "
-            f"{train_set.name} ({_describe_classes(train_set.class_names)}); a probe needs the same classes in both"
-        )
+    require_same_classes(train_set, test_set, "a probe")
     kept, held_out = stratified_split(train_set.labels, HELD_OUT_SHARE, seed=config.seed)
     if config.labels_per_class is not None:
         kept = kept[labelled_subset(train_set.labels[kept], config.labels_per_class, seed=config.seed)]
@@ -203,10 +198,6 @@ def open_splits(data: DataConfig, config: ProbeConfig) -> tuple[ImageSet, ImageS
     require_labels(train_set, "a test part of every class")
     rest, held_out = stratified_split(train_set.labels, config.test_share, derived_seed(config.seed, "test share"))
     return subset(train_set, rest, "for training"), subset(train_set, held_out, "held out for the test")
-
-
-def _describe_classes(class_names: tuple[str, ...]) -> str:
-    return f"{len(class_names)}: {printable(', '.join(class_names[:8]))}{', …' if len(class_names) > 8 else ''}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

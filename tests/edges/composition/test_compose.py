@@ -18,12 +18,14 @@ from ssl_sec.edges.composition.options import groups, options, primary
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses.config import CONFIGS, ClassLossConfig
 from ssl_sec.recipes.face.config import FaceConfig
+from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeJobConfig
 from ssl_sec.settings import flattened, from_values, to_values
 
 EVERY_OPTION = {**{group: options(group) for group in groups()}, "experiment": explanations()}
+OF_FINETUNING = ("classifier", "cross_entropy")
 OF_TRIPLETS = ("angular_hinge", "triplet_disjoint")
 CLASS_LOSSES = {kind.name for kind in get_args(ClassLossConfig)}
 
@@ -36,9 +38,16 @@ REQUIRED = {
 }
 ONLY_IN = {
     "pretrain": {"optimiser": {"sgd", "lars"}, "augment": {"simclr", "digits"}},
+    "finetune": {
+        "optimiser": {"nesterov", "adamw"},
+        "augment": {"crop", "retrieval"},
+        "head": {"classifier"},
+        "loss": {"cross_entropy"},
+        "constraint": {"none"},
+    },
     "metric_learning": {
         "optimiser": {"adam", "sgd_steps"},
-        "augment": {"retrieval"},
+        "augment": {"crop", "retrieval"},
         "sampler": {"classes", "pairs", "triplets"},
     },
     "face": {
@@ -66,6 +75,8 @@ def given_for(name: str) -> list[str]:
         return REQUIRED["folder"]
     if name in ("digits_plane", "mnist_plane"):
         return []
+    if name.startswith("simclr_finetune"):  # on the data set of a run, or on this one
+        return ["data=folder", *REQUIRED["folder"]]
     if job_of(name) == "face":
         return REQUIRED["records"]
     data = name.partition("_")[0]
@@ -85,7 +96,10 @@ def together(job: str) -> list[list[str]]:
     found = []
     of_job = primary(job).keys - {"experiment"}
     chosen = {group: ONLY_IN[job].get(group, names) for group, names in EVERY_OPTION.items() if group in of_job}
-    if job != "face":  # neither self-supervision nor retrieval has classes of its own
+    if job != "finetune":  # which alone has one head and one loss
+        for group in ("head", "loss"):
+            chosen[group] = [name for name in chosen[group] if name not in OF_FINETUNING]
+    if job not in ("face", "finetune"):  # neither self-supervision nor retrieval has classes of its own
         chosen["loss"] = [name for name in chosen["loss"] if name not in CLASS_LOSSES]
     chosen["loss"] = [name for name in chosen["loss"] if name not in OF_TRIPLETS]
     if job == "metric_learning":
@@ -98,12 +112,20 @@ def together(job: str) -> list[list[str]]:
         overrides = [f"{group}={name}" for group, name in options_of.items()]
         if job == "face" and options_of.get("loss", "cosface") not in CLASS_LOSSES:
             overrides.append("sampler=classes")
+        if job == "finetune" and "data" not in options_of:  # that of a run, otherwise
+            overrides.append("data=digits")
         found.append(overrides + [override for name in options_of.values() for override in REQUIRED.get(name, [])])
     return found
 
 
 @pytest.mark.parametrize(
-    ("job", "kind"), [("pretrain", PretrainConfig), ("metric_learning", MetricLearningConfig), ("face", FaceConfig)]
+    ("job", "kind"),
+    [
+        ("pretrain", PretrainConfig),
+        ("finetune", FinetuneConfig),
+        ("metric_learning", MetricLearningConfig),
+        ("face", FaceConfig),
+    ],
 )
 def test_the_keys_of_every_config_are_those_of_its_dataclass(job, kind):
     # Rows of one table have the same keys.

@@ -23,7 +23,7 @@ from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.settings import flattened, from_values
 
-JOBS = ("pretrain", "metric_learning", "face")
+JOBS = ("pretrain", "finetune", "metric_learning", "face")
 
 
 def swaps() -> Iterator[tuple[str, str, str, str]]:

@@ -16,6 +16,7 @@ JOBS = (
     "align",
     "export",
     "face",
+    "finetune",
     "metric_learning",
     "pretrain",
     "preview",
@@ -81,7 +82,7 @@ def test_help_on_an_experiment_shows_what_it_is_and_its_values():
     assert re.search(r"^  constraint.eta=0.5 ", text, re.M)
 
 
-@pytest.mark.parametrize("job", ["pretrain", "metric_learning", "face"])
+@pytest.mark.parametrize("job", ["pretrain", "finetune", "metric_learning", "face"])
 def test_help_names_every_experiment_with_the_papers_figure(job, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = help_text(job, [])

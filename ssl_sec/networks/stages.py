@@ -1,0 +1,73 @@
+"""The stages of a backbone, from the pixels to the features: which are trained, and at which rates.
+
+A ResNet has five: its stem and four groups of blocks. A vision transformer has one for its patches and positions and
+one for each block. Norms after a stage belong to it.
+"""
+
+import re
+from collections.abc import Collection
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+
+from ssl_sec.errors import ConfigError
+from ssl_sec.networks.frozen import FrozenBatchNorm, replace_batch_norm
+
+# Layers of BN-Inception and of the Light CNN that are parts of one stage: what precedes the rest of their names.
+_PARTS = re.compile(r"inception_\d\w|conv\d+")
+
+
+def stages_of(backbone: nn.Module) -> list[list[str]]:
+    """The names of a backbone's parameters, stage by stage, from the pixels to the features.
+
+    Args:
+        backbone: one of ours, or a timm model, whose own grouping is taken.
+    """
+    if hasattr(backbone, "group_matcher"):
+        from timm.models import group_parameters  # timm imports all of its models, which takes seconds
+
+        grouped = group_parameters(backbone, backbone.group_matcher(coarse=True))  # pyright: ignore[reportCallIssue]
+        return [list(grouped[number]) for number in sorted(grouped)]
+    stages: list[list[str]] = []
+    last = ""
+    parameters = dict(backbone.named_parameters())
+    for child, module in backbone.named_children():
+        names = [name for name in parameters if name.startswith(f"{child}.")]
+        if not names:
+            continue
+        found = _PARTS.match(child)
+        part = child if found is None else found[0]
+        is_norm = all(parameter.ndim <= 1 for parameter in module.parameters())
+        if stages and (is_norm or part == last):
+            stages[-1] += names
+        else:
+            stages.append(names)
+            last = part
+    return stages
+
+
+def freeze_all_but(backbone: nn.Module, num_stages: int, key: str) -> None:
+    """Freezes a backbone but for its last stages: no gradients, and batch norms by their running statistics.
+
+    Args:
+        backbone: changed in place; parameters and buffers keep their names.
+        num_stages: how many of the last stages are trained, ≥ 0.
+        key: that gives the number, for messages.
+
+    Raises:
+        ConfigError: it has not so many stages.
+    """
+    stages = stages_of(backbone)
+    if num_stages > len(stages):
+        raise ConfigError(f"{key}: found {num_stages}, must be 0 to {len(stages)}, the stages of the encoder, or all")
+    _freeze(backbone, {name for names in stages[: len(stages) - num_stages] for name in names})
+
+
+def _freeze(backbone: nn.Module, names: Collection[str]) -> None:
+    for name, parameter in backbone.named_parameters():
+        if name in names:
+            parameter.requires_grad_(False)
+    for name, layer in list(backbone.named_modules()):
+        if isinstance(layer, _BatchNorm) and f"{name}.weight" in names:
+            above, _, last = name.rpartition(".")
+            backbone.get_submodule(above).add_module(last, replace_batch_norm(layer, FrozenBatchNorm))

@@ -1,0 +1,117 @@
+"""The configuration of a fine-tuning."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from ssl_sec.augment.config import CropConfig
+from ssl_sec.data.config import DataConfig
+from ssl_sec.data.crops import Crop
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.losses.config import CrossEntropyConfig
+from ssl_sec.networks.config import ClassifierConfig
+from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
+from ssl_sec.recipes.tracking import Checkpoint
+from ssl_sec.settings import BelowOne, Count, CountOrZero, Range, Settings, Share, check
+from ssl_sec.training.config import NoConstraintConfig
+from ssl_sec.training.layer_rates import LayeredOptimiserConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneMonitorConfig(Settings, key="monitor"):
+    """Accuracy while the network trains; test images are not used.
+
+    Attributes:
+        every_epochs: epochs between two measurements, ≥ 1.
+    """
+
+    every_epochs: Count = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig(TrainingConfig):
+    """A fine-tuning.
+
+    Attributes:
+        run: the run whose encoder is trained further: its MLflow run id, its name, the beginning of either, or its
+            folder. None trains the same network from random weights, or from `encoder.weights`.
+        run_checkpoint: which of that run's encoders: `last`, `best` (by its held-out score), or the steps of one that
+            was kept.
+        data: the labelled images; None takes the data set of that run.
+        encoder: that of the run if one is given.
+        epochs: passes over the labelled training images; 0 measures the network as it starts.
+        labels_share: share of the training images of each class that are labelled, at least one of each class, drawn by
+            the seed, in (0, 1].
+        labels_per_class: how many of each class are labelled instead; None for the share.
+        held_out_share: share of the training images of each class that are not trained on, whether labelled or not, by
+            which the best epoch is chosen, in [0, 1); 0 trains on all labelled images and keeps the last epoch.
+        trained_stages: how many of the encoder's last stages are trained, ≥ 0; the others keep their weights, and their
+            batch norms the running statistics. `all` for all of them.
+        mixup: α of the mixing of two images and their labels, ≥ 0; 0 mixes none.
+        evaluated: the network that is measured on the test images and saved: of the epoch with the highest held-out
+            accuracy, the first one of equals, or of the last epoch.
+    """
+
+    augment: CropConfig
+    head: ClassifierConfig
+    loss: CrossEntropyConfig
+    optimiser: LayeredOptimiserConfig
+    epochs: CountOrZero
+    run: str | None = None
+    run_checkpoint: Checkpoint = "last"
+    labels_share: Share = 1.0
+    labels_per_class: Count | None = None
+    held_out_share: BelowOne = 0.1
+    trained_stages: CountOrZero | Literal["all"] = "all"
+    mixup: Annotated[float, Range(ge=0, le=100)] = 0.0
+    evaluated: Literal["best", "last"] = "best"
+    constraint: NoConstraintConfig = field(default_factory=NoConstraintConfig)
+    monitor: FinetuneMonitorConfig = field(default_factory=FinetuneMonitorConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels_per_class is not None:
+            check(self.labels_share == 1, "labels_share", self.labels_share, "left out with labels_per_class")
+        if self.held_out_share == 0:
+            check(self.evaluated == "last", "evaluated", self.evaluated, "'last' with held_out_share=0")
+        if self.mixup > 0:
+            even = self.global_batch_size % 2 == 0
+            check(even, "global_batch_size", self.global_batch_size, "even with mixup, which mixes pairs of images")
+
+    @property
+    def length(self) -> int | float:
+        """Epochs of the run."""
+        return self.epochs
+
+    @property
+    def recipe_name(self) -> str:
+        """The recipe's name, or one made of the data set's if it has none."""
+        return self.recipe or f"{self.data.title}_finetuned"
+
+    @property
+    def labels(self) -> str:
+        """How many images are labelled, in words."""
+        few = self.labels_per_class
+        return f"{100 * self.labels_share:g} %" if few is None else f"{few} per class"
+
+    @property
+    def name_parts(self) -> tuple[str, ...]:
+        """What the run's name says between its encoder and its seed."""
+        return "scratch" if self.run is None else "finetuned", self.labels.replace(" %", "pct").replace(" ", "_")
+
+    @property
+    def more_tags(self) -> dict[str, str]:
+        """Tags of the run beside those of every training."""
+        return {"labels": self.labels, "start": "random weights" if self.run is None else self.run}
+
+    @property
+    def evaluated_crop(self) -> Crop:
+        """The centre."""
+        return self.augment.centre_crop()
+
+    def open_evaluated(self, data: DataConfig) -> ImageSet:
+        """Test images of a data set, their centres."""
+        return data.open("test", self.evaluated_crop)
+
+
+CONFIG = FinetuneConfig

@@ -1,0 +1,292 @@
+"""Fine-tuning from a config, on one worker of any runtime.
+
+As in a linear evaluation, a tenth of the training images is held out, the labelled ones are drawn from the rest, the
+best epoch is chosen by its accuracy on the held-out tenth, and the test set is used once, at the end.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from ssl_sec.augment.mixup import Mixup
+from ssl_sec.augment.views import Views, already_cropped
+from ssl_sec.data.crops import RandomResizedCrop, row_draws
+from ssl_sec.data.image_set import EncodedImages, ImageSet, on_device, require_labels, subset, with_crop
+from ssl_sec.data.samplers import ShuffledBatches, worker_rows
+from ssl_sec.data.shards.streamed import require_any_order
+from ssl_sec.errors import ConfigError
+from ssl_sec.evaluation.classification.calibration import Calibration, calibration
+from ssl_sec.evaluation.classification.logistic import mean_per_class
+from ssl_sec.evaluation.linear_probe import confusion_of, top_k_accuracy
+from ssl_sec.evaluation.splits import labelled_share, labelled_subset, require_same_classes, stratified_split
+from ssl_sec.networks import Encoder
+from ssl_sec.networks.stages import freeze_all_but
+from ssl_sec.recipes.assembly import RunStore, assemble, extractor, save_network, train_recipe
+from ssl_sec.recipes.finetuning.config import FinetuneConfig
+from ssl_sec.recipes.finetuning.objective import MixedObjective
+from ssl_sec.training.objective import Objective
+from ssl_sec.training.recipe import Recipe
+from ssl_sec.training.step import Runtime, log_once
+
+
+@runtime_checkable
+class FinetuneStore(RunStore, Protocol):
+    """Holds the encoder that the run starts from, and stores its results.
+
+    Attributes:
+        initial_path: file with the encoder's weights, if the run starts from those of another.
+        confusion_path: file for the confusion matrix and the calibration.
+    """
+
+    initial_path: Path
+    confusion_path: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelledImages:
+    """The parts of a training split.
+
+    Attributes:
+        trained_on: labelled images.
+        watched: held-out images in order of the split, or the labelled ones if none are held out; not augmented.
+        watched_name: prefix of the metrics of the watched ones.
+    """
+
+    trained_on: ImageSet
+    watched: ImageSet
+    watched_name: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Classified:
+    """What a classifier makes of the test images.
+
+    Attributes:
+        top1: accuracy in [0, 1].
+        top5: the same for the five best classes, or for all if there are fewer than five.
+        mean_per_class: the mean of the classes' accuracies.
+        calibration: its confidence, and how often it is right.
+        confusion: number of images by true class (row) and predicted class (column).
+    """
+
+    top1: float
+    top5: float
+    mean_per_class: float
+    calibration: Calibration
+    confusion: Int64[Tensor, "classes classes"]
+
+    @classmethod
+    def of(cls, logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"]) -> "Classified":
+        """Measures logits."""
+        return cls(
+            top1=top_k_accuracy(logits, labels, 1),
+            top5=top_k_accuracy(logits, labels, min(5, logits.shape[1])),
+            mean_per_class=mean_per_class(logits, labels),
+            calibration=calibration(logits, labels),
+            confusion=confusion_of(logits, labels),
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Percentages by metric name."""
+        return {
+            "finetune/top1": 100 * self.top1,
+            "finetune/top5": 100 * self.top5,
+            "finetune/mean_per_class": 100 * self.mean_per_class,
+            "finetune/ece": 100 * self.calibration.ece,
+        }
+
+
+class BestNetwork:
+    """The weights of the epoch with the highest score so far, the first one of equals.
+
+    Args:
+        encoder: its state is kept, and restored.
+        head: likewise.
+
+    Attributes:
+        epoch: after which the score was measured; None before the first score.
+    """
+
+    def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
+        self._network = nn.ModuleDict({"encoder": encoder, "head": head})
+        self._weights: Mapping[str, Tensor] = {}
+        self._score: float | None = None
+        self.epoch: float | None = None
+
+    def offer(self, score: float, epoch: float) -> None:
+        """Keeps the network's weights if the score is the highest so far."""
+        if self._score is None or score > self._score:
+            self._weights = {
+                name: value.detach().to("cpu", copy=True) for name, value in self._network.state_dict().items()
+            }
+            self._score, self.epoch = score, epoch
+
+    def restore(self) -> None:
+        """Puts the best weights into the network, if there are some."""
+        if self._weights:
+            self._network.load_state_dict(self._weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best weights, their score and their epoch."""
+        return {"weights": self._weights, "score": self._score, "epoch": self.epoch}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes over a state."""
+        self._weights, self._score, self.epoch = (state_dict[key] for key in ("weights", "score", "epoch"))
+
+
+def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
+    """Trains the classifier that `config` describes, measures it on the test images, and saves it in the store.
+
+    Args:
+        config: the run, the same on every worker.
+        runtime: this worker's.
+        store: the run's, shared by all workers.
+    """
+    log_once(runtime, "loading %s", config.data.name)
+    crop, centre = config.augment.random_crop(), config.augment.centre_crop()
+    train_set = on_device(config.data.open("train", crop), runtime.device)
+    # Opened before the training, so that a missing test split is an error at once.
+    test = on_device(config.data.open("test", centre), runtime.device)
+    for image_set in (train_set, test):
+        require_labels(image_set, "fine-tuning")
+        require_any_order(image_set, "fine-tuning")
+    require_same_classes(train_set, test, "fine-tuning")
+    images = labelled_images(config, train_set)
+    log_once(runtime, "labels of %s of %s images", f"{len(images.trained_on):,}", f"{len(train_set):,}")
+    if config.run is not None:
+        config = replace(config, encoder=replace(config.encoder, weights=str(store.initial_path)))
+    recipe = build_recipe(config, images.trained_on, runtime)
+    best = BestNetwork(recipe.encoder, recipe.head) if config.evaluated == "best" else None
+    recipe = replace(recipe, best=best)
+    classify = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=256)
+    monitor = _Monitor(images, classify, best, recipe.sampler.steps_per_epoch, runtime)
+    train_recipe(config, recipe, runtime, store, monitor, config.monitor.every_epochs * recipe.sampler.steps_per_epoch)
+    if best is not None:
+        best.restore()
+    log_once(runtime, "measuring the classifier on %s test images", f"{len(test):,}")
+    found = Classified.of(*classify(test))
+    if runtime.rank == 0:
+        epoch = config.epochs if best is None or best.epoch is None else best.epoch
+        runtime.report(recipe.total_steps, {**found.metrics(), "finetune/epoch": float(epoch)})
+        save_network(recipe, store, with_head=True)
+        record = {
+            "confusion": found.confusion.tolist(),
+            "class_names": list(train_set.class_names),
+            "calibration": asdict(found.calibration),
+        }
+        store.confusion_path.write_text(json.dumps(record))
+
+
+def labelled_images(config: FinetuneConfig, train_set: ImageSet) -> LabelledImages:
+    """The images that are trained on and those that are watched, drawn by the seed.
+
+    Held-out images are the same for any number of labels. The share of labels is of all training images; where the
+    held-out ones leave fewer, as with all labels, it is all the others.
+
+    Args:
+        config: of the run.
+        train_set: all training images.
+
+    Raises:
+        ConfigError: a class has fewer images than labels.
+    """
+    labels, kept, held_out = train_set.labels, torch.arange(len(train_set)), None
+    if config.held_out_share > 0:
+        kept, held_out = stratified_split(labels, config.held_out_share, config.seed)
+    left = labels.cpu()[kept]
+    if config.labels_per_class is not None:
+        chosen = labelled_subset(left, config.labels_per_class, config.seed, key="labels_per_class")
+    else:
+        chosen = labelled_share(left, config.labels_share, config.seed, of=labels.cpu().bincount())
+    trained_on = subset(train_set, kept[chosen], "labelled")
+    watched = trained_on if held_out is None else subset(train_set, held_out, "held out")
+    return LabelledImages(
+        trained_on=trained_on,
+        watched=with_crop(watched, config.augment.centre_crop()),
+        watched_name="train" if held_out is None else "val",
+    )
+
+
+def build_recipe(config: FinetuneConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
+    """Everything that the run trains, on the runtime's device; equal on every worker.
+
+    Args:
+        config: of the run; `encoder.weights` are those that it starts from.
+        image_set: the labelled images.
+        runtime: this worker's.
+
+    Raises:
+        ConfigError: the encoder has fewer stages than are to be trained, or the workers cannot share the batch, in
+            pairs for mixup.
+    """
+    _, height, width = image_set.image_shape
+    batch_size, seed = config.global_batch_size, config.seed
+    sampler = ShuffledBatches(num_images=len(image_set), global_batch_size=batch_size, seed=seed)
+    views: Views = already_cropped
+    if not (isinstance(image_set, EncodedImages) and isinstance(image_set.crop, RandomResizedCrop)):
+        views = config.augment.on_device(min(height, width), seed)
+    objective_of: Callable[..., Objective] = Objective
+    if config.mixup > 0:
+        _require_pairs(config, runtime)
+        views = Mixup(views, config.mixup, seed)
+        objective_of = partial(MixedObjective, mixup=views)
+
+    def freeze(encoder: Encoder) -> None:
+        if config.trained_stages != "all":
+            freeze_all_but(encoder.backbone, config.trained_stages, key="trained_stages")
+
+    return assemble(
+        replace(config, head=replace(config.head, dim=len(image_set.class_names))),
+        image_set,
+        runtime,
+        sampler=sampler,
+        total_steps=config.epochs * sampler.steps_per_epoch,
+        loss=config.loss.build(),
+        views=views,
+        objective_of=objective_of,
+        prepare=freeze,
+        draws=partial(row_draws, seed, global_batch_size=batch_size),
+    )
+
+
+def _require_pairs(config: FinetuneConfig, runtime: Runtime) -> None:
+    rows = worker_rows(config.global_batch_size, runtime.rank, runtime.world_size)
+    if (rows.stop - rows.start) % 2:
+        raise ConfigError(
+            f"mixup: found {config.mixup:g}, must be 0 where each of {runtime.world_size} workers has an odd number of "
+            f"rows, {rows.stop - rows.start} of global_batch_size = {config.global_batch_size}"
+        )
+
+
+class _Monitor:
+    """Top-1 accuracy of the watched images; offers the network to the best ones."""
+
+    def __init__(
+        self,
+        images: LabelledImages,
+        classify: Callable[[ImageSet], tuple[Tensor, Tensor]],
+        best: BestNetwork | None,
+        steps_per_epoch: int,
+        runtime: Runtime,
+    ) -> None:
+        self._images = images
+        self._classify = classify
+        self._best = best
+        self._steps_per_epoch = steps_per_epoch
+        self._runtime = runtime
+
+    def __call__(self, steps_taken: int) -> dict[str, float]:
+        images = self._images
+        log_once(self._runtime, "measuring the accuracy on %s images", f"{len(images.watched):,}")
+        top1 = 100 * top_k_accuracy(*self._classify(images.watched), 1)
+        if self._best is not None:
+            self._best.offer(top1, steps_taken / self._steps_per_epoch)
+        return {f"{images.watched_name}/top1": top1}
