@@ -4,9 +4,22 @@ from functools import partial
 
 from ssl_sec.edges.commands import ablate, align, export, preview, replay, report, run_recipe
 
-__all__ = ["ablate", "align", "export", "face", "metric_learning", "pretrain", "preview", "probe", "replay", "report"]
+__all__ = [
+    "ablate",
+    "align",
+    "export",
+    "face",
+    "finetune",
+    "metric_learning",
+    "pretrain",
+    "preview",
+    "probe",
+    "replay",
+    "report",
+]
 
 pretrain = partial(run_recipe, "pretrain")
 probe = partial(run_recipe, "probe")
+finetune = partial(run_recipe, "finetune")
 metric_learning = partial(run_recipe, "metric_learning")
 face = partial(run_recipe, "face")
