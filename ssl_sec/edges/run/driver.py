@@ -1,10 +1,11 @@
 """Trains, probes, and uploads again what MLflow misses."""
 
 import logging
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -24,7 +25,7 @@ from ssl_sec.edges.run.signals import stopped_by_signals
 from ssl_sec.edges.run.spec import RunSpec, command_line, replay_command
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.edges.storage.places import local_folder
-from ssl_sec.edges.tracking.networks import found_network
+from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
 from ssl_sec.edges.tracking.provenance import keep_code
 from ssl_sec.edges.tracking.registry import take_weights
 from ssl_sec.edges.tracking.runs import beside, find_run, tracked_beside
@@ -67,12 +68,25 @@ def run_finetuning(config: FinetuneConfig) -> Finished:
     """
     if config.run is None or config.resume is True:
         return run_training(FINETUNE, config)
-    with found_network(config.run, config.run_checkpoint, config.tracking, config.output_dir, trainings()) as found:
+    with _found_start(config) as found:
         if found.folder is not None:
             tracking, _ = tracked_beside(found.folder, config.tracking, config.output_dir)
         else:
             tracking = beside(config.run, config.tracking)
         return run_training(FINETUNE, replace(config, tracking=tracking), found.files / "encoder.safetensors")
+
+
+@contextmanager
+def _found_start(config: FinetuneConfig) -> Iterator[FoundNetwork]:
+    """The network that a fine-tuning starts from; errors name its keys."""
+    assert config.run is not None
+    with ExitStack() as opened:
+        try:
+            network = found_network(config.run, config.run_checkpoint, config.tracking, config.output_dir, trainings())
+            found = opened.enter_context(network)
+        except ConfigError as error:
+            raise ConfigError(re.sub("^checkpoint:", "run_checkpoint:", str(error))) from error
+        yield found
 
 
 def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None = None) -> Finished:

@@ -1,0 +1,157 @@
+"""Whole fine-tunings on real digits, in this process, with MLflow on sqlite."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from mlflow.tracking import MlflowClient
+from safetensors.torch import load_file
+
+from ssl_sec.edges.command_line import run_job
+from ssl_sec.edges.config.export import ExportConfig
+from ssl_sec.edges.export.export import run_export
+from ssl_sec.edges.folder.encoder import load_encoder
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.folder.stored_config import stored_values
+from ssl_sec.edges.run.driver import run_finetuning, run_probe, run_training
+from ssl_sec.edges.run.job_values import values_of
+from ssl_sec.edges.run.summary import summary
+from ssl_sec.recipes.finetuning.config import FinetuneConfig
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.probing.config import ProbeJobConfig
+from ssl_sec.recipes.registry import PRETRAIN
+from ssl_sec.settings import from_values
+from ssl_sec.training.checkpoint import file_sha256
+from tests.edges.conftest import QUICK
+from tests.fakes import assert_identical
+from tests.jobs import finetune
+
+SETTINGS = (
+    *("runtime=local", "runtime.device=cpu", "labels_share=0.2", "global_batch_size=64", "epochs=3"),
+    *("augment.min_scale=0.4", "augment.flip_probability=0", "checkpoint.every_epochs=1"),
+    *("tracking.system_metrics=false", "tracking.register_model=false"),
+)
+
+
+def config_of(*overrides: str) -> FinetuneConfig:
+    return from_values(FinetuneConfig, values_of("finetune", [*SETTINGS, *overrides]))
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory):
+    output_dir = tmp_path_factory.mktemp("runs")
+    given = [*QUICK, "data.max_images=600", "runtime=local", "run_name=before", f"output_dir={output_dir}"]
+    return run_training(PRETRAIN, from_values(PretrainConfig, values_of("pretrain", given)))
+
+
+@pytest.fixture(scope="module")
+def output_dir(pretrained):
+    return pretrained.folder.path.parents[1]
+
+
+@pytest.fixture(scope="module")
+def finished(pretrained, output_dir):
+    return run_finetuning(config_of("run=before", f"output_dir={output_dir}", "run_name=tuned"))
+
+
+def test_the_encoder_and_the_data_are_those_of_the_run_however_it_is_named(pretrained, output_dir):
+    stored = stored_values(pretrained.folder.config_path)
+    for word in ("before", pretrained.run_id[:8], str(pretrained.folder.path)):
+        values = values_of("finetune", [f"run={word}", f"output_dir={output_dir}", "encoder.freeze_batch_norm=true"])
+        assert values["encoder"] == {**stored["encoder"], "freeze_batch_norm": True}
+        assert values["data"] == {**stored["data"], "max_images": None}  # a probe takes all training images, too
+        assert values["run"] == (word if "/" in word else pretrained.run_id)
+    values = values_of("finetune", ["run=before", f"output_dir={output_dir}", "data=mnist", "data.root=x"])
+    assert (values["data"]["name"], values["data"]["root"]) == ("mnist", "x")
+
+
+def test_a_run_says_in_mlflow_what_it_starts_from_and_what_it_measures(pretrained, finished):
+    client = MlflowClient(finished.uri)
+    run = client.get_run(finished.run_id)
+    tags = run.data.tags
+    assert (run.info.status, tags["job"], tags["labels"], tags["start"]) == (
+        "FINISHED", "finetune", "20 %", pretrained.run_id,
+    )  # fmt: skip
+    assert tags["encoder.weights.sha256"] == file_sha256(pretrained.folder.encoder_path)
+    assert run.data.params["encoder.width"] == "0.125" and run.data.params["data.name"] == "digits"
+    assert {"val/top1", "finetune/top1", "finetune/ece", "finetune/epoch"} <= run.data.metrics.keys()
+    plots = {file.path for file in client.list_artifacts(finished.run_id, "plots")}
+    assert plots == {f"plots/{name}.png" for name in ("curves", "norms", "confusion", "reliability")}
+    files = {file.path for file in client.list_artifacts(finished.run_id)}
+    assert {"encoder.safetensors", "head.safetensors", "config.yaml"} <= files
+    assert "top-1 on the test set (%): " in summary(finished)
+    assert finished.folder.path.parent.name == "digits_finetuned"
+
+
+def test_a_fine_tuned_encoder_is_exported_loaded_and_probed(finished, output_dir, tmp_path):
+    features = load_encoder(finished.folder.path)(torch.rand(2, 1, 8, 8))
+    assert features.shape == (2, 64)
+    config = ExportConfig(run="tuned", format="safetensors", output=str(tmp_path / "out"), output_dir=str(output_dir))
+    exported = run_export(config)
+    assert "trained as the features of a classifier; 64 features" in (exported.folder / "README.md").read_text()
+    assert_identical(load_file(exported.folder / "encoder.safetensors"), load_file(finished.folder.encoder_path))
+    given = ["run=tuned", f"output_dir={output_dir}", "probe.epochs=5", "tracking.system_metrics=false"]
+    probed = run_probe(from_values(ProbeJobConfig, values_of("probe", given)))
+    assert probed.folder.path.parent == finished.folder.path.parent
+    assert MlflowClient(probed.uri).get_run(probed.run_id).data.tags["mlflow.parentRunId"] == finished.run_id
+    again = config_of("run=tuned", f"output_dir={output_dir}", "run_name=further", "epochs=0")
+    further = run_finetuning(again)
+    assert_identical(load_file(further.folder.encoder_path), load_file(finished.folder.encoder_path))
+
+
+def test_an_interrupted_run_is_resumed_when_the_run_that_it_started_from_is_gone(pretrained, output_dir, tmp_path):
+    for name in ("before", "mlflow.db"):
+        source = pretrained.folder.path if name == "before" else output_dir / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / name)
+    whole = run_finetuning(config_of(f"run={tmp_path / 'before'}", f"output_dir={tmp_path}", "run_name=whole"))
+    folder, expected = whole.folder, load_file(whole.folder.encoder_path)
+    shutil.rmtree(tmp_path / "before")
+    # As a machine leaves it that dies in the last epoch.
+    shutil.rmtree(folder.checkpoints_path / folder.checkpoint_names()[-1])
+    for left in (folder.path / "outcome", folder.encoder_path, folder.head_path, folder.confusion_path):
+        left.unlink()
+    (folder.path / "unclosed").touch()
+    config = from_values(FinetuneConfig, values_of("finetune", [f"resume={folder.path}"]))
+    resumed = run_finetuning(config)
+    assert_identical(load_file(resumed.folder.encoder_path), expected)
+    assert resumed.metrics["finetune/top1"] == whole.metrics["finetune/top1"]
+    identity = json.loads(RunFolder(folder.path).identity_path.read_text())
+    assert identity["tags"]["encoder.weights.sha256"] == file_sha256(pretrained.folder.encoder_path)
+
+
+def test_the_same_network_is_trained_from_random_weights(pretrained, tmp_path):
+    given = ["data=digits", "encoder=resnet18", "encoder.width=0.125", f"output_dir={tmp_path}", "epochs=0"]
+    finished = run_finetuning(config_of(*given))
+    assert finished.folder.name == "digits-resnet18-scratch-20pct-s0"
+    start, before = load_file(finished.folder.encoder_path), load_file(pretrained.folder.encoder_path)
+    assert start.keys() == before.keys() and not torch.equal(start["conv1.weight"], before["conv1.weight"])
+    identity = json.loads(finished.folder.identity_path.read_text())
+    assert identity["tags"]["start"] == "random weights" and "encoder.weights.sha256" not in identity["tags"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "data: found None, must be given without run=<id>: data=<name>"),
+        (["run=nosuch"], "run: found 'nosuch', but MLflow at "),
+        (["run=before", "encoder=resnet50"], "encoder: found 'resnet50', must be left out with run=<id>: "),
+        (["run=before", "run_checkpoint=7"], "run_checkpoint: found 7, but run "),
+        (["run=before", "encoder.width=0.5"], "encoder.weights: "),
+        (
+            ["run=before", "trained_stages=6"],
+            "trained_stages: found 6, must be 0 to 5, the stages of the encoder, or all",
+        ),
+        (["run=before", "global_batch_size=1000"], "global_batch_size: found 1000, must be 1 to "),
+        (["run=before", "head=mlp2"], "head: found 'mlp2', which jobs.finetune cannot use; allowed: classifier"),
+        (["run=before", "labels=0.1"], "labels: unknown key; "),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(pretrained, output_dir, given, message, capsys):
+    before = set(output_dir.glob("*/*/config.yaml"))
+    assert run_job("finetune", finetune, [*SETTINGS, f"output_dir={output_dir}", "run_name=wrong", *given]) in (2, 4)
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(told) == 1 and told[0].removeprefix("error: ").startswith(message), told
+    assert (
+        set(output_dir.glob("*/*/config.yaml")) == before and not (output_dir / "digits_finetuned" / "wrong").exists()
+    )
