@@ -62,6 +62,8 @@ def test_commands_are_configurations(job, overrides):
     overrides = [override for override in overrides if not override.startswith("resume=")]
     for point, _ in expand_sweep(overrides):
         values = compose(job, point)
+        if job == "finetune" and values["run"] is not None:
+            values.setdefault("data", {"name": "digits"})  # that of the run
         if job in RECIPES:
             from_values(RECIPES[job].config, values)
         if job == "ablate":

@@ -221,7 +221,7 @@ FACE = RecipeRow(
 
 FINETUNE = RecipeRow(
     name="finetune",
-    about="Fine-tuning of a trained encoder on few labels or all, with the test set used once.",
+    about="Fine-tuning of a trained encoder on few labels or all.",
     package="ssl_sec.recipes.finetuning",
     examples=(
         ("run=<id> labels_share=0.1", "all weights, on a tenth of the labels of the run's data set"),

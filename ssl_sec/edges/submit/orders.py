@@ -21,7 +21,7 @@ from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.recipes.registry import PROBE, RECIPES
+from ssl_sec.recipes.registry import PRETRAIN, PROBE, RECIPES
 from ssl_sec.settings import flattened, from_values, to_values
 
 # Environment variables that are passed to a job.
@@ -92,7 +92,7 @@ def check(order: Order) -> None:
     passed_environment()
     if order.parallel < 1:
         raise ConfigError(f"--parallel: found {order.parallel}, must be ≥ 1")
-    if order.then is not None and not RECIPES[order.job].is_probed:
+    if order.then is not None and order.job != PRETRAIN.name:
         raise ConfigError(f"--then: found {order.then!r} after {order.job}; allowed after pretrain")
     for overrides, _ in expand_sweep(order.overrides):
         following_stages(order.then, check_command(order.job, overrides, order.name, is_local=True))
