@@ -5,8 +5,8 @@ from functools import partial
 from ssl_sec.edges.commands import ablate, align, embed, export, preview, replay, report, run_recipe, transfer
 
 __all__ = [
-    "ablate", "align", "embed", "export", "face", "finetune", "metric_learning", "pretrain", "preview", "probe", "replay",
-    "report", "transfer",
+    "ablate", "align", "embed", "export", "face", "finetune", "metric_learning", "pretrain", "preview", "probe",
+    "replay", "report", "transfer",
 ]  # fmt: skip
 
 pretrain = partial(run_recipe, "pretrain")
