@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from ssl_sec.losses.angular import AngularHingeLoss, AngularLoss, DisjointTripletLoss, NPairAngularLoss
 from ssl_sec.losses.base import CombinedLoss, Loss, from_views
 from ssl_sec.losses.contrastive import ContrastiveLoss, NTXentLoss
-from ssl_sec.losses.cross_entropy import CrossEntropyLoss
 from ssl_sec.losses.pair import (
     LiftedStructureLoss,
     MultiSimilarityLoss,
@@ -18,6 +17,7 @@ from ssl_sec.losses.pair import (
 from ssl_sec.losses.softmax import (
     ArcFaceLoss,
     CosFaceLoss,
+    CrossEntropyLoss,
     L2SoftmaxLoss,
     ModifiedSoftmaxLoss,
     NormFaceLoss,

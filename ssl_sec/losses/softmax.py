@@ -10,16 +10,18 @@ With the template w_k of class k, cos θ_k = ⟨f̂, ŵ_k⟩ and the row's class
     CosFace          the same, cos θ_y replaced by cos θ_y − m                                   (SEC, Eq. 19)
     ArcFace          the same, cos θ_y replaced by cos(θ_y + m)                              (Deng et al. 2019)
 
-All are means over the rows; the templates may be sharded over workers, as in `ssl_sec.losses.template`.
+All are means over the rows; the templates may be sharded over workers, as in `ssl_sec.losses.template`. Cross-entropy
+itself, of logits that the network computes, is here, too.
 """
 
 import math
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
+from torch.nn import functional
 
-from ssl_sec.losses.base import Loss, require
+from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require
 from ssl_sec.losses.geometry import in_full_precision, root
 from ssl_sec.losses.template import TEMPLATE_STD, Compared, TemplateLoss
 from ssl_sec.losses.tiles import over_tiles, without_own
@@ -269,3 +271,28 @@ class ArcFaceLoss(_SoftmaxLoss):
         shifted = similarities * math.cos(self.margin_radians) - sines * math.sin(self.margin_radians)
         past = similarities < -math.cos(self.margin_radians)
         return torch.where(past, -2 - shifted, shifted)
+
+
+class CrossEntropyLoss(Loss):
+    """Cross-entropy of the embeddings as logits, with label smoothing.
+
+    −Σ_k q_k log softmax(f)_k with q_k = (1 − ε) [k = y] + ε / n of n classes (Szegedy et al. 2016, section 7): the
+    network has a classifier of its own.
+
+    Args:
+        label_smoothing: ε in [0, 1), the share of a label that is spread evenly over all classes.
+    """
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        Range(ge=0, lt=1).check("label_smoothing", label_smoothing)
+        self.label_smoothing = label_smoothing
+
+    def compares(self, labels: Labels) -> Bool[Tensor, ""]:
+        """Whether there is a row at all."""
+        return torch.tensor(len(labels) > 0, device=labels.device)
+
+    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
+        own = embeddings[anchors], labels[anchors]
+        terms = functional.cross_entropy(*own, label_smoothing=self.label_smoothing, reduction="sum")
+        return terms / len(labels)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssl_sec.errors import ConfigError
-from ssl_sec.evaluation.splits import labelled_subset, stratified_sample, stratified_split
+from ssl_sec.evaluation.splits import labelled_share, labelled_subset, stratified_sample, stratified_split
 
 LABELS = torch.tensor([2, 0, 1, 1, 0, 1, 0, 1, 1, 0, 1, 1, 1, 1])  # 4, 9 and 1 of the classes 0, 1 and 2
 
@@ -75,3 +75,27 @@ def test_a_sample_has_the_same_share_of_every_class():
     assert labels[chosen].bincount().tolist() == [5, 10, 15, 20]
     assert torch.equal(stratified_sample(labels, 50, seed=1), chosen)
     assert torch.equal(stratified_sample(labels, 100, seed=1), torch.arange(100))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any),
+    share=st.floats(0.001, 1.0),
+    seed=st.integers(0, 2**40),
+)
+def test_a_labelled_share_has_as_many_of_each_class_as_its_size_allows(sizes, share, seed):
+    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    chosen = labelled_share(labels, share, seed)
+    assert chosen.equal(chosen.unique()) and chosen.equal(labelled_share(labels, share, seed))
+    for label, size in enumerate(sizes):
+        count = int((labels[chosen] == label).sum())
+        assert count == (0 if size == 0 else min(max(1, round(share * size)), size))
+    fewer = labelled_share(labels, share / 2, seed)
+    assert set(fewer.tolist()) <= set(chosen.tolist())
+
+
+def test_a_labelled_share_of_more_images_than_there_are_takes_all():
+    labels = torch.tensor([0] * 9 + [1] * 3)
+    assert len(labelled_share(labels, 0.5, 0, of=torch.tensor([20, 4]))) == 9 + 2
+    assert not labelled_share(labels, 0.5, 0).equal(labelled_share(labels, 0.5, 1))
+    with pytest.raises(ConfigError, match="^labels_share = 0.0; allowed: above 0, at most 1$"):
+        labelled_share(labels, 0.0, 0)

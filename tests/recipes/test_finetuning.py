@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from ssl_sec.augment.mixup import Mixup, partners
 from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.config import DigitsConfig
 from ssl_sec.data.standard_sets import open_digits
@@ -238,28 +237,6 @@ def test_the_loss_is_that_of_smoothed_and_mixed_labels():
     found = recipe.objective(logits.requires_grad_(), images.labels, 3)
     assert found.total.item() == pytest.approx(total / 40, rel=1e-12)
     assert torch.autograd.gradcheck(lambda rows: recipe.objective(rows, images.labels, 3).total, logits)
-
-
-def test_mixed_views_are_those_of_the_images_and_their_partners():
-    settings = config()
-    images = settings.data.open("train").read(torch.arange(8)).images
-    views = settings.augment.on_device(8, seed=0)
-    plain, mixed = views(images, 5, slice(0, 8), 8), Mixup(views, 0.4, seed=0)(images, 5, slice(0, 8), 8)
-    share = Mixup(views, 0.4, seed=0).share(5)
-    for row in range(8):
-        torch.testing.assert_close(mixed[row], share * plain[row] + (1 - share) * plain[row ^ 1])
-    assert partners(torch.arange(6)).tolist() == [1, 0, 3, 2, 5, 4]
-    halves = [Mixup(views, 0.4, seed=0)(images[half], 5, half, 8) for half in (slice(0, 4), slice(4, 8))]
-    assert torch.equal(torch.cat(halves), mixed)
-
-
-def test_shares_are_drawn_by_seed_and_step_from_a_beta_distribution():
-    mixup = Mixup(lambda *_: torch.zeros(()), 0.2, seed=0)
-    shares = torch.tensor([mixup.share(step) for step in range(2000)])
-    assert mixup.share(7) == mixup.share(7) != Mixup(mixup.views, 0.2, seed=1).share(7)
-    assert float(shares.mean()) == pytest.approx(0.5, abs=0.03)
-    # Var of Beta(α, α): 1 / (4 (2 α + 1)).
-    assert float(shares.var()) == pytest.approx(1 / (4 * 1.4), abs=0.01)
 
 
 @given(share=st.floats(0.01, 1.0), seed=st.integers(0, 2**20), held_out=st.sampled_from([0.0, 0.1, 0.5]))
