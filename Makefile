@@ -6,7 +6,9 @@ MLFLOW_PORT ?= 5000
 DOCKER ?= docker
 # All tests of a file run in one process, since they share slow set-up. The given order starts the long files early.
 # Bytecode is written, since the tests start many processes that import the package.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# A test that takes ten minutes hangs; a thread ends it, as it may be C code that waits.
+TIMEOUT := --timeout 600 --timeout-method thread
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(TIMEOUT)
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
@@ -40,7 +42,7 @@ test: install-dev                     ## run the fast tests
 	$(PYTEST) -m "not slow and not gpu"
 
 test-all: install-dev                 ## run all tests that a CPU can run
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest $(TIMEOUT) -m "not gpu"
 
 # Needs the packages of bench-gpu and pytest. Without .venv, it uses PYTHON and its packages.
 test-gpu:                             ## run the tests that need a GPU

@@ -13,6 +13,7 @@ import ssl_sec
 from docs import tables
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.submit.orders import expand_sweep
+from ssl_sec.edges.tune.space import read_search
 from ssl_sec.papers import list_papers
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import RECIPES
@@ -60,6 +61,9 @@ def commands():
 @pytest.mark.parametrize(("job", "overrides"), commands())
 def test_commands_are_configurations(job, overrides):
     overrides = [override for override in overrides if not override.startswith("resume=")]
+    if job == "tune":
+        assert read_search(overrides).space
+        return
     for point, _ in expand_sweep(overrides):
         values = compose(job, point)
         if job == "finetune" and values["run"] is not None:

@@ -282,7 +282,7 @@ def test_an_encoder_that_a_format_cannot_hold_is_one_line(tmp_path):
         dim=3,
     )
     with pytest.raises(
-        ConfigError, match="does not support timm's odd: no such operator; try: safetensors, onnx, timm$"
+        ConfigError, match="does not support timm's odd: no such operator; try: safetensors, onnx, timm, hub$"
     ):
         FORMATS["torchscript"].write(exportable, some_images(exportable), tmp_path)
 

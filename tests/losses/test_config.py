@@ -27,11 +27,12 @@ def built(config):
 
 
 def test_every_loss_is_an_option_and_every_option_a_loss():
-    assert options("loss").keys() == set(PAIR) | set(CLASS)
+    of_logits = {"cross_entropy": losses.CrossEntropyLoss}
+    assert options("loss").keys() == set(PAIR) | set(CLASS) | set(of_logits)
     kinds = {type(built(from_values(kind, values_of(name)))) for name, kind in (PAIR | CLASS).items()}
     exported = [getattr(losses, name) for name in losses.__all__ if name.endswith("Loss") and name != "Loss"]
-    assert kinds == set(exported)
-    assert {case.make for case in ALL_LOSSES} == set(exported) - {losses.CombinedLoss}  # of two others
+    assert kinds | set(of_logits.values()) == set(exported)
+    assert {case.make for case in ALL_LOSSES} == set(exported) - {losses.CombinedLoss, *of_logits.values()}
 
 
 @pytest.mark.parametrize("name", sorted((PAIR | CLASS).keys() - {"combined"}))

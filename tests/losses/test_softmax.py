@@ -10,6 +10,7 @@ from ssl_sec.losses import (
     CContrastiveLoss,
     CombinedLoss,
     CosFaceLoss,
+    CrossEntropyLoss,
     NormFaceLoss,
     SoftmaxLoss,
     SphereFaceLoss,
@@ -124,3 +125,41 @@ def test_probabilities_are_those_that_the_loss_takes_without_its_margin():
         own = class_probabilities(CombinedLoss(CContrastiveLoss(6, 5), loss, 1.0), embeddings)[torch.arange(12), labels]
         assert -own.log().mean().item() == pytest.approx(loss(embeddings, labels).item(), rel=1e-10)
     assert class_probabilities(CContrastiveLoss(6, 5), embeddings) is None
+
+
+CLASSES_OF_ROWS = torch.tensor([0, 3, 1, 1, 2, 5, 5, 0, 4, 3, 2, 1])
+
+
+def slow_cross_entropy(rows, labels, smoothing):
+    """Term by term from the equation of the module."""
+    terms = []
+    for row, label in zip(rows, labels, strict=True):
+        normaliser = math.log(sum(math.exp(value) for value in row))
+        wanted = [smoothing / len(row) + (1 - smoothing) * (k == label) for k in range(len(row))]
+        terms.append(-sum(q * (value - normaliser) for q, value in zip(wanted, row, strict=True)))
+    return sum(terms) / len(terms)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+def test_cross_entropy_is_the_slow_loop_and_its_shares_add_up(smoothing):
+    loss, logits = CrossEntropyLoss(smoothing), 3 * rows(dim=6)
+    expected = slow_cross_entropy(logits.tolist(), CLASSES_OF_ROWS.tolist(), smoothing)
+    assert loss(logits, CLASSES_OF_ROWS).item() == pytest.approx(expected, rel=1e-12)
+    shares = [loss(logits, CLASSES_OF_ROWS, anchors=part).item() for part in (slice(0, 5), slice(5, 6), slice(6, 12))]
+    assert sum(shares) == pytest.approx(expected, rel=1e-12)
+    assert torch.autograd.gradcheck(lambda z: loss(z, CLASSES_OF_ROWS), rows(dim=6).requires_grad_())
+
+
+def test_cross_entropy_of_equal_logits_cost_the_logarithm_of_the_number_of_classes():
+    assert CrossEntropyLoss(0.3)(torch.zeros(4, 7), torch.arange(4)).item() == pytest.approx(math.log(7))
+
+
+def test_any_batch_of_logits_has_something_to_compare():
+    assert bool(CrossEntropyLoss().compares(torch.zeros(3, dtype=torch.long)))
+    assert not bool(CrossEntropyLoss().compares(torch.zeros(0, dtype=torch.long)))
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.0, math.nan])
+def test_a_smoothing_outside_its_range_is_refused(smoothing):
+    with pytest.raises(ValueError, match="label_smoothing: found "):
+        CrossEntropyLoss(smoothing)

@@ -123,6 +123,6 @@ def test_a_run_keeps_the_digest_of_the_weights_that_it_starts_from(tmp_path):
     config = from_values(MetricLearningConfig, compose("metric_learning", given))
     # FIPS 180-2, appendix B.1
     digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert weights_tags(config) == {"encoder.weights.sha256": digest}
+    assert weights_tags(config, tmp_path / "initial.safetensors") == {"encoder.weights.sha256": digest}
     (tmp_path / "bn.pth").unlink()
-    assert weights_tags(config) == {}
+    assert weights_tags(config, tmp_path / "initial.safetensors") == {}

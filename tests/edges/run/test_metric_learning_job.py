@@ -120,7 +120,9 @@ def test_a_probe_of_its_encoder_says_that_it_is_no_pretraining(finished):
     values = compose(
         "probe", [f"run={finished.run_id}", "runtime=local", f"output_dir={finished.folder.path.parents[1]}"]
     )
-    with pytest.raises(ConfigError, match=r"^run: found .*jobs.metric_learning; allowed: a run of jobs.pretrain$"):
+    with pytest.raises(
+        ConfigError, match=r"^run: found .*jobs.metric_learning; allowed: a run of jobs.pretrain or jobs.finetune$"
+    ):
         run_probe(from_values(ProbeJobConfig, values))
 
 
