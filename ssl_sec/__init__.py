@@ -66,8 +66,8 @@ _HOMES = {
     "ssl_sec.evaluation.retrieval": ("recall_at_k",),
     "ssl_sec.losses": (
         *("AngularHingeLoss", "AngularLoss", "ArcFaceLoss", "CContrastiveLoss", "CTripletLoss", "CenterLoss"),
-        *("CombinedLoss", "ContrastiveLoss", "CosFaceLoss", "CrossEntropyLoss", "DisjointTripletLoss"),
-        "L2SoftmaxLoss",
+        *("CombinedLoss", "ContrastiveLoss", "CosFaceLoss", "CrossEntropyLoss"),
+        *("DisjointTripletLoss", "L2SoftmaxLoss"),
         *("LiftedStructureLoss", "Loss", "ModifiedSoftmaxLoss", "MultiSimilarityLoss", "NPairAngularLoss", "NPairLoss"),
         *("NTXentLoss", "NormFaceLoss", "NormalizedNPairLoss"),
         *("RankedListLoss", "SemihardTripletLoss", "SoftmaxLoss", "SphereFaceLoss", "SphericalConstraint"),

@@ -47,12 +47,7 @@ class _DataConfig(Settings, key="data"):
         return True
 
     def open(self, split: Split, crop: Crop | None = None) -> ImageSet:
-        """Opens one split; the subset is of the training split only.
-
-        Args:
-            split: which part.
-            crop: the crop of each image, if the images have no common size.
-        """
+        """Opens one split, its images cropped if they have no common size; the subset is of the training split only."""
         return self._limit(self._open(split, crop), split)
 
     def open_cropped(self, split: Split, crop: Crop | None) -> ImageSet:

@@ -194,10 +194,9 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
     from ssl_sec.recipes.tracking import TrackingConfig  # with torch
 
     typed = [override for override in overrides if override.startswith("encoder.")]
-    chosen = [override for override in overrides if override.startswith("encoder=")]
-    if chosen:
-        found = chosen[-1].partition("=")[2]
-        raise ConfigError(f"encoder: found {found!r}, must be left out with run=<id>: the encoder is that of the run")
+    for key in ("encoder", "encoder.weights"):
+        if (found := _value_of(key, overrides)) is not None:
+            raise ConfigError(f"{key}: found {found!r}, must be left out with run=<id>: the encoder is that of the run")
     tracking = from_values(TrackingConfig, values["tracking"], "tracking")
     values["run"], stored = _stored(values, tracking, values["run_checkpoint"], trainings())
     if not {"encoder", "data"} <= stored.keys():

@@ -136,6 +136,7 @@ def test_the_same_network_is_trained_from_random_weights(pretrained, tmp_path):
         ([], "data: found None, must be given without run=<id>: data=<name>"),
         (["run=nosuch"], "run: found 'nosuch', but MLflow at "),
         (["run=before", "encoder=resnet50"], "encoder: found 'resnet50', must be left out with run=<id>: "),
+        (["run=before", "encoder.weights=x"], "encoder.weights: found 'x', must be left out with run=<id>: "),
         (["run=before", "run_checkpoint=7"], "run_checkpoint: found 7, but run "),
         (["run=before", "encoder.width=0.5"], "encoder.weights: "),
         (
