@@ -96,7 +96,13 @@ class Execution:
             Stopped: if a stop was requested.
         """
         spec, folder = self._spec, self._folder
-        progress = Progress(spec.config.length, folder.name, spec.recipe.unit, shown=folder.messages())
+        progress = Progress(
+            spec.config.length,
+            folder.name,
+            spec.recipe.unit,
+            shown=folder.messages(),
+            start_step=folder.newest_step() or 0,
+        )
         to_mlflow = Follower(
             folder.metrics_path,
             self._tracking,

@@ -184,6 +184,7 @@ class Progress:
         unit: which of the two.
         stream: to write to.
         shown: time and text of messages that an earlier process has shown.
+        start_step: the step that a run resumes at; its earlier figures were shown, and say nothing of its speed.
     """
 
     def __init__(
@@ -193,7 +194,9 @@ class Progress:
         unit: Literal["epoch", "step"] = "epoch",
         stream: TextIOBase | None = None,
         shown: Iterable[tuple[float, str]] = (),
+        start_step: int = 0,
     ) -> None:
+        self._start_step = start_step
         self._stream: Any = stream or sys.stderr
         self._total = total
         self._unit = unit
@@ -216,7 +219,7 @@ class Progress:
             if self._is_old(record):
                 continue
             self._metrics |= record["metrics"]
-            if not on_terminal and self._worth_a_line(record):
+            if not on_terminal and record["step"] >= self._start_step and self._worth_a_line(record):
                 self._stream.write(f"{self._name}: {self._line(record)}\n")
         self._stream.flush()
         if on_terminal:
@@ -275,6 +278,8 @@ class Progress:
     def _seconds_left(self) -> float | None:
         """The time to the end; None where it is not known."""
         place = self._place()
+        if self._last_step < self._start_step:
+            return None
         if self._first_place is None:
             self._first_place, self._started = place, time.monotonic()
             return None

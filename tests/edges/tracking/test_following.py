@@ -161,6 +161,20 @@ def test_progress_writes_a_line_for_each_report_without_a_terminal():
     assert lines[2:] == ["WARNING: worker 0: one image is bad"]
 
 
+def test_a_resumed_run_shows_its_new_figures_and_their_speed_alone(monkeypatch: pytest.MonkeyPatch):
+    now = [100.0]
+    monkeypatch.setattr("ssl_sec.edges.tracking.following.time.monotonic", lambda: now[0])
+    stream = io.StringIO()
+    progress = Progress(total=4, name="run", stream=stream, start_step=20)
+    progress([figures(0, 0.5), figures(10, 1.0)])
+    for step, epoch in ((20, 2.0), (30, 2.5)):
+        now[0] += 60
+        progress([figures(step, epoch)])
+    first, second = stream.getvalue().splitlines()
+    assert first == "run: epoch 2.00/4  step 20  loss 5.2500  images/s 1234"
+    assert second.endswith("3 min 00 s left")  # half an epoch took a minute
+
+
 def test_a_report_without_a_figure_that_is_shown_is_no_line():
     stream = io.StringIO()
     progress = Progress(total=4, name="run", stream=stream)
