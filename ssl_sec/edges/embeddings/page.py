@@ -34,7 +34,7 @@ def page_of(findings: Findings, base: EmbeddingSet, queries: EmbeddingSet, confi
         queries: whose neighbours were searched.
         config: of the job.
     """
-    duplicates = findings.duplicates.slice(0, config.images_shown)
+    duplicates = {title: table.slice(0, config.images_shown) for title, table in _by_kind(findings.duplicates).items()}
     by = findings.outliers["by"].to_pylist()
     outliers = {
         kind: findings.outliers.filter(pa.array([each == kind for each in by], pa.bool_())).slice(
@@ -42,9 +42,9 @@ def page_of(findings: Findings, base: EmbeddingSet, queries: EmbeddingSet, confi
         )
         for kind in ("norm", "distance")
     }
-    of_queries = [duplicates, findings.examples, *outliers.values()]
+    of_queries = [*duplicates.values(), findings.examples, *outliers.values()]
     first = thumbnails(_keys(of_queries, ""), queries, config.data)
-    second = thumbnails(_keys([duplicates, findings.examples], "neighbour_"), base, config.data)
+    second = thumbnails(_keys([*duplicates.values(), findings.examples], "neighbour_"), base, config.data)
     pictures = _Pictures(first, second)
     missing = first.missing or second.missing
     return "\n".join(
@@ -55,7 +55,9 @@ def page_of(findings: Findings, base: EmbeddingSet, queries: EmbeddingSet, confi
             f"<h1>Neighbours of {escape(config.queries or config.embeddings)}</h1>",
             *(f"<div>{escape(line)}</div>" for line in findings.lines()),
             f"<p><b>Pictures are missing:</b> {escape(missing)}</p>" if missing else "",
-            *_duplicates(duplicates, pictures, findings),
+            f"<p>Near-duplicates are pairs of cosine {findings.duplicates_above:g} or more; all that are listed are in "
+            "duplicates.parquet. A red border: the labels differ.</p>",
+            *(line for title, table in duplicates.items() for line in _duplicates(title, table, pictures)),
             *_outliers(outliers["distance"], pictures, "Far from all others", "mean_cosine", "mean cosine"),
             *_outliers(outliers["norm"], pictures, "Unusual norm", "norm", "norm"),
             *_examples(findings, pictures),
@@ -91,12 +93,22 @@ class _Pictures:
         return f'<figure class="{kind}"{title}>{image}<figcaption>{text}{caption}</figcaption></figure>'
 
 
-def _duplicates(table: pa.Table, pictures: _Pictures, findings: Findings) -> Iterable[str]:
-    yield "<h2>Near-duplicates</h2>"
-    yield (
-        f"<p>Pairs of cosine {findings.duplicates_above:g} or more, the most similar first: {len(table):,} of "
-        f"{findings.num_pairs:,}. A red border: the labels differ. All that are listed are in duplicates.parquet.</p>"
-    )
+def _by_kind(pairs: pa.Table) -> dict[str, pa.Table]:
+    """The pairs between splits and those within one, by title."""
+    splits = zip(pairs["split"].to_pylist(), pairs["neighbour_split"].to_pylist(), strict=True)
+    between = [first != second for first, second in splits]
+    if not any(between):
+        return {"Near-duplicates": pairs}
+    within = pa.array([not each for each in between], pa.bool_())
+    return {
+        "Near-duplicates between splits": pairs.filter(pa.array(between, pa.bool_())),
+        "Near-duplicates within a split": pairs.filter(within),
+    }
+
+
+def _duplicates(title: str, table: pa.Table, pictures: _Pictures) -> Iterable[str]:
+    yield f"<h2>{title}</h2>"
+    yield f"<p>The {len(table):,} most similar pairs, each with its cosine.</p>"
     yield '<div class="pairs">'
     for row in table.to_pylist():
         kind = _other(row)
