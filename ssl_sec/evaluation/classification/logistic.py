@@ -141,6 +141,7 @@ def tuned_logistic(
     num_classes: int,
     measure: Measure = top1,
     penalties: Sequence[float] = PENALTIES,
+    on_fit: Callable[[int], object] = lambda count: None,
     **search: int | float,
 ) -> TunedLogisticRegression:
     """Chooses the penalty with the best score on validation images, the largest of equal ones; then trains on all.
@@ -153,6 +154,7 @@ def tuned_logistic(
         num_classes: labels are below it.
         measure: logits, labels -> score, higher is better: `top1` or `mean_per_class`.
         penalties: λ, one or more, each ≥ 0.
+        on_fit: called with the number of penalties tried so far after each.
         search: arguments of `fit_logistic`.
 
     Raises:
@@ -168,6 +170,7 @@ def tuned_logistic(
         scores[penalty] = measure(current.logits(validation[0]), validation[1].to(current.weight.device))
         if best is None or scores[penalty] > scores[best[0]]:
             best = penalty, current
+        on_fit(len(scores))
     assert best is not None, "one penalty or more"
     everything = torch.cat([train[0], validation[0]]), torch.cat([train[1], validation[1]])
     classifier = fit_logistic(everything, num_classes, *best, **search)  # pyright: ignore[reportArgumentType]

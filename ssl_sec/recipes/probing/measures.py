@@ -1,5 +1,6 @@
 """What a probe measures beside its linear classifier, where its options ask for it."""
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -9,12 +10,15 @@ from ssl_sec.data.image_set import ImageSet
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.classification.corruptions import STRENGTHS, corruptions
 from ssl_sec.evaluation.classification.few_shot import few_shot
-from ssl_sec.evaluation.classification.logistic import mean_per_class, top1, tuned_logistic
+from ssl_sec.evaluation.classification.logistic import PENALTIES, mean_per_class, top1, tuned_logistic
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.linear_probe import LinearProbes, top_k_accuracy
 from ssl_sec.training.step import Runtime, log_once
 
 Rows = tuple[Tensor, Tensor]
+
+# Between two messages about a search that takes long.
+_SPACE_S = 20.0
 
 
 def transfer_metrics(
@@ -31,8 +35,10 @@ def transfer_metrics(
     train, held_out, test = rows
     found: dict[str, float] = {}
     if config.logistic:
-        log_once(runtime, "fitting logistic regressions with 45 penalties to %s images", f"{len(train[1]):,}")
-        tuned = tuned_logistic(train, held_out, num_classes, mean_per_class if config.mean_per_class else top1)
+        count = len(PENALTIES)
+        log_once(runtime, "fitting logistic regressions with %d penalties to %s images", count, f"{len(train[1]):,}")
+        measure = mean_per_class if config.mean_per_class else top1
+        tuned = tuned_logistic(train, held_out, num_classes, measure, on_fit=_Spaced(runtime))
         logits = tuned.classifier.logits(test[0])
         found["probe/logistic_top1"] = 100 * top1(logits, test[1])
         found["probe/logistic_mean_per_class"] = 100 * mean_per_class(logits, test[1])
@@ -82,3 +88,20 @@ def corruption_metrics(accuracies: dict[str, list[float]]) -> dict[str, float]:
         for place, value in enumerate(values)
     }
     return {**found, "probe/corruption/mean_top1": sum(found.values()) / len(found)} if found else {}
+
+
+class _Spaced:
+    """Says from time to time how many penalties were tried.
+
+    Args:
+        runtime: this worker's.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._last = time.monotonic()
+
+    def __call__(self, count: int) -> None:
+        if time.monotonic() - self._last > _SPACE_S:
+            log_once(self._runtime, "%d of %d penalties tried", count, len(PENALTIES))
+            self._last = time.monotonic()

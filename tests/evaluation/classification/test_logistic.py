@@ -86,7 +86,10 @@ def test_the_grid_is_simclrs():
 
 def test_the_penalty_is_chosen_on_validation_images_and_all_images_are_trained_on():
     train, validation = draw(40, seed=1), draw(60, seed=2)
-    tuned = tuned_logistic(train, validation, NUM_CLASSES, penalties=(1e-4, 1.0, 30.0, 1e4))
+    counts: list[int] = []
+    penalties = (1e-4, 1.0, 30.0, 1e4)
+    tuned = tuned_logistic(train, validation, NUM_CLASSES, penalties=penalties, on_fit=counts.append)
+    assert counts == [1, 2, 3, 4]
     cold = {
         penalty: top1(fit_logistic(train, NUM_CLASSES, penalty).logits(validation[0]), validation[1])
         for penalty in (1e-4, 1.0, 30.0, 1e4)
