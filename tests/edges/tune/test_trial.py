@@ -90,8 +90,12 @@ def test_a_failed_trial_says_why(tmp_path: Path):
     with pytest.raises(RuntimeError, match="training diverged: the objective is"):
         for _ in range(3):
             trial.step()
+
+
+@pytest.mark.slow
+def test_a_metric_that_is_not_measured_is_named(tmp_path: Path):
     trial = Trial()
-    other = plan(tmp_path / "other", metric="val/knn")
+    other = plan(tmp_path, metric="val/knn")
     trial.setup({"optimiser.learning_rate": 0.3, "constraint": "none"}, plan=other, space=SPACE)
     with pytest.raises(RuntimeError, match=r"metric: found 'val/knn', which is not measured; there are .*val/knn_top1"):
         trial.step()
