@@ -108,13 +108,15 @@ def run_tune(search: Search) -> str:
 
     def upload(run: TrackedRun) -> None:
         if trials:
+            run(_records(search, trials))
+            run.prepend_note(_markdown(search, trials))
             run.client.log_text(run.run_id, _table(trials, search) + "\n", "sweep.txt")
             for path in _files(search, trials, made):
                 run.log_file(path)
 
     with sweep.ended_with(upload):
         _run(search, plan, is_new, trials, failures)
-        best = sorted(trials, key=lambda trial: trial.metric, reverse=search.tune.mode == "max")
+        best = _best_first(search, trials)
         if not best:
             raise UserError(f"all trials failed; the last: {failures[-1]}")
     train = " ".join(map(shlex.quote, [*_without_measurements(search), *best[0].overrides]))
@@ -353,6 +355,30 @@ def _table(trials: Sequence[Trial], search: Search) -> str:
         for trial in trials
     ]
     return in_table(rows, ["trial", *search.space, search.metric, "epochs"])
+
+
+def _best_first(search: Search, trials: Sequence[Trial]) -> list[Trial]:
+    return sorted(trials, key=lambda trial: trial.metric, reverse=search.tune.mode == "max")
+
+
+def _records(search: Search, trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    """The metric of each trial and the best one so far, by the number of the trial."""
+    records: list[dict[str, Any]] = []
+    for count, trial in enumerate(trials, start=1):
+        best = _best_first(search, trials[:count])[0].metric
+        records.append(
+            {"step": int(trial.name.rpartition("-")[2]), "metrics": {"tune/trial": trial.metric, "tune/best": best}}
+        )
+    return records
+
+
+def _markdown(search: Search, trials: Sequence[Trial]) -> str:
+    """The best trials, for the description of the run."""
+    rows = [["trial", *search.space, search.metric, "epochs"], ["---"] * (3 + len(search.space))]
+    for trial in _best_first(search, trials)[:_SHOWN]:
+        values = [one.partition("=")[2] for one in trial.overrides]
+        rows.append([trial.name, *values, f"{trial.metric:.4g}", str(trial.epoch)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _files(search: Search, trials: Sequence[Trial], folder: Path) -> list[Path]:
