@@ -1,7 +1,9 @@
 """Policies of Ray's controller: when to give up a failing run, and how many workers an elastic run has."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ray.exceptions import RayActorError
@@ -17,11 +19,33 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.folder.text import text_of, write_whole
 from ssl_sec.edges.run.supervision import describe_signal, dumped_signal
 from ssl_sec.errors import UserError, first_line
 
 # How long to wait for the errors of the workers that wait for one that hangs.
 _GRACE_S = 5.0
+
+
+def recorded_failures(folder: RunFolder) -> int:
+    """How many failures there were since the newest checkpoint, as the driver or the controller last recorded it.
+
+    Ray runs the controller on the driver's machine.
+    """
+    try:
+        found = json.loads(text_of(_count_path(folder)) or "{}")
+    except ValueError:
+        return 0
+    return int(found["count"]) if found and found["step"] == folder.newest_step() else 0
+
+
+def record_failures(folder: RunFolder, count: int) -> None:
+    """Records how many failures there were since the newest checkpoint."""
+    write_whole(_count_path(folder), json.dumps({"step": folder.newest_step(), "count": count}))
+
+
+def _count_path(folder: RunFolder) -> Path:
+    return folder.path / "failures_since_checkpoint.json"
 
 
 class FailureWatch(UserCallback):
@@ -55,6 +79,7 @@ class FailureWatch(UserCallback):
         step = self._folder.newest_step()
         self._num_failures = self._num_failures + 1 if step == self._step else 1
         self._step = step
+        record_failures(self._folder, self._num_failures)
         what = self._describe(worker_exceptions)
         since = "without a checkpoint" if step is None else f"since the checkpoint of step {step}"
         if 0 <= self._max_failures < self._num_failures:

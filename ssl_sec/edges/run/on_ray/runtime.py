@@ -32,7 +32,13 @@ from ssl_sec.edges.run.cpu import ENVIRONMENT
 from ssl_sec.edges.run.on_ray.channel import WorkerFolder, serve_folder
 from ssl_sec.edges.run.on_ray.gauges import followed_figures
 from ssl_sec.edges.run.on_ray.nodes import describe_cluster, followed_nodes
-from ssl_sec.edges.run.on_ray.policies import ElasticPolicy, ElasticTrainer, FailureWatch
+from ssl_sec.edges.run.on_ray.policies import (
+    ElasticPolicy,
+    ElasticTrainer,
+    FailureWatch,
+    record_failures,
+    recorded_failures,
+)
 from ssl_sec.edges.run.spec import RunSpec
 from ssl_sec.edges.run.worker import Worker, work
 from ssl_sec.errors import ConfigError, UserError
@@ -68,25 +74,33 @@ def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
     if isinstance(spec.config, TrainingConfig) and isinstance(scaling.num_workers, int):
         worker_rows(spec.config.global_batch_size, 0, scaling.num_workers)
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(options.start_timeout_s)
-    deaths_at_start, step = 0, spec.folder.newest_step()
+    num_failures = 0
+    record_failures(spec.folder, num_failures)  # those of an earlier process do not count
     while True:
         with followed_nodes(spec.folder, tracking), followed_figures(spec):
-            failure = _failure_of(_trainer(spec, options, scaling, deaths_at_start), spec.folder)
+            failure = _failure_of(_trainer(spec, options, scaling, num_failures), spec.folder)
         if failure is None:
             return
         if isinstance(failure, ControllerError) and isinstance(failure.controller_failure, UserError):
             raise failure.controller_failure
-        deaths_at_start = deaths_at_start + 1 if spec.folder.newest_step() == step else 1
-        step = spec.folder.newest_step()
-        if not _died_at_start(failure) or 0 <= options.max_failures < deaths_at_start:
+        num_failures = recorded_failures(spec.folder) + 1
+        if not _died_at_start(failure):
             raise failure
+        if 0 <= options.max_failures < num_failures:
+            step = spec.folder.newest_step()
+            since = "without a checkpoint" if step is None else f"since the checkpoint of step {step}"
+            raise UserError(
+                f"a worker died while the workers were started; {num_failures} failures {since}, runtime.max_failures "
+                f"allows {options.max_failures}"
+            ) from failure
+        record_failures(spec.folder, num_failures)
         logger.warning("a worker died while the workers were started; they are started again")
         # Ray keeps the resources of the dead group until its driver leaves.
         ray.shutdown()
         connect(options.address, spec.folder.name)
 
 
-def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig, deaths_at_start: int) -> TorchTrainer:
+def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig, num_failures: int) -> TorchTrainer:
     folder = spec.folder
     settings = {
         "job": spec.recipe.name,
@@ -104,7 +118,7 @@ def _trainer(spec: RunSpec, options: RayConfig, scaling: ScalingConfig, deaths_a
             name=folder.name,
             storage_path=str(folder.path / "ray"),
             failure_config=FailureConfig(max_failures=-1),  # FailureWatch counts them
-            callbacks=[FailureWatch(folder, options.max_failures, deaths_at_start)],
+            callbacks=[FailureWatch(folder, options.max_failures, num_failures)],
             # FailureWatch reports failures in one line; the rest is in Ray's log files.
             logging_config=LoggingConfig(log_level="CRITICAL"),
             worker_runtime_env={} if scaling.use_gpu else {"env_vars": ENVIRONMENT},

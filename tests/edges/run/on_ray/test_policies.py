@@ -12,7 +12,7 @@ from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy
 from ssl_sec.data.samplers import worker_counts
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.on_ray import policies
-from ssl_sec.edges.run.on_ray.policies import ElasticPolicy, FailureWatch
+from ssl_sec.edges.run.on_ray.policies import ElasticPolicy, FailureWatch, record_failures, recorded_failures
 from ssl_sec.errors import DataError, UserError
 from tests.edges.run.faulty import messages
 
@@ -61,6 +61,19 @@ def test_deaths_while_the_workers_were_started_count_until_the_next_checkpoint(f
     save(folder, 6)
     failed(watch, w0=RuntimeError("again"))
     assert "(failure 1 of 1 since the checkpoint of step 6)" in messages(folder)
+
+
+def test_the_driver_and_the_controller_count_together(folder):
+    assert recorded_failures(folder) == 0
+    save(folder, 5)
+    watch = FailureWatch(folder, max_failures=3)
+    failed(watch, w0=RuntimeError("again"))
+    assert recorded_failures(folder) == 1
+    record_failures(folder, 2)  # a death while the workers were started
+    failed(FailureWatch(folder, max_failures=3, num_failures=recorded_failures(folder)), w0=RuntimeError("again"))
+    assert recorded_failures(folder) == 3
+    save(folder, 6)
+    assert recorded_failures(folder) == 0
 
 
 def test_without_a_limit_no_run_is_given_up_and_with_none_allowed_the_first_failure_ends_it(folder):
