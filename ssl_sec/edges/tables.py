@@ -10,3 +10,13 @@ def in_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def in_markdown(columns: Sequence[str], *rows: Sequence[str]) -> str:
+    """A table in Markdown.
+
+    Args:
+        columns: their names.
+        rows: a cell for each column.
+    """
+    return "\n".join(f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows))

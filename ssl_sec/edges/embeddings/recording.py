@@ -70,13 +70,5 @@ def upload_results(
     """
     run([{"step": 0, "metrics": {f"embed/{name}": value for name, value in figures.items()}}])
     run.client.log_dict(run.run_id, masked_values(origin), "origin.json")
-    described = DataDescription(
-        name=image_set.name,
-        description=image_set.description,
-        num_images=len(image_set),
-        num_bad_images=image_set.num_bad_images,
-        image_shape=image_set.image_shape,
-        class_names=image_set.class_names,
-        digest=origin["digest"],
-    )
+    described = DataDescription.of(image_set, origin["digest"])
     run.log_data(data_set(described, data.title), "embedding")

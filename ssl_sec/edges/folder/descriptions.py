@@ -74,8 +74,13 @@ class DataDescription:
     num_unreadable: int = 0
 
     @classmethod
-    def of(cls, image_set: ImageSet) -> "DataDescription":
-        """The description of an image set."""
+    def of(cls, image_set: ImageSet, digest: str | None = None) -> "DataDescription":
+        """The description of an image set.
+
+        Args:
+            image_set: the set.
+            digest: its fingerprint if that is known; None computes it.
+        """
         return cls(
             name=image_set.name,
             description=image_set.description,
@@ -83,7 +88,7 @@ class DataDescription:
             num_bad_images=image_set.num_bad_images,
             image_shape=image_set.image_shape,
             class_names=image_set.class_names,
-            digest=fingerprint(image_set),
+            digest=digest or fingerprint(image_set),
         )
 
     @classmethod

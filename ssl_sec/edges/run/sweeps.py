@@ -18,6 +18,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.run.running import RunLock, lock_sweep
 from ssl_sec.edges.storage.places import local_folder
+from ssl_sec.edges.tables import in_markdown
 from ssl_sec.edges.tracking.provenance import code_files, keep_code
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import Stopped, UserError, first_line
@@ -197,12 +198,12 @@ def as_csv(results: Results) -> str:
 def as_markdown(results: Results) -> str:
     """The results as Markdown, with a line for each arm: means and standard deviations over its runs."""
     names = _known_metrics(results)
-    rows = [["arm", "runs", *(METRICS[name] for name in names)], ["---"] * (2 + len(names))]
+    rows = [["arm", "runs", *(METRICS[name] for name in names)]]
     for arm, runs in results.items():
         rows.append(
             [arm, str(len(runs)), *(mean_and_std([run[name] for run in runs if name in run]) for name in names)]
         )
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return in_markdown(*rows)
 
 
 def arms_figure(results: Results) -> Figure | None:

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import partial, reduce
+from itertools import accumulate
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,7 +31,7 @@ from ssl_sec.edges.packaging import command
 from ssl_sec.edges.run.on_ray.runtime import connect
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
-from ssl_sec.edges.tables import in_table
+from ssl_sec.edges.tables import in_markdown, in_table
 from ssl_sec.edges.tracking.store import tracking_uri
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.edges.tune.space import Choices, Interval, Search, chosen_overrides
@@ -109,7 +110,7 @@ def run_tune(search: Search) -> str:
     def upload(run: TrackedRun) -> None:
         if trials:
             run(_records(search, trials))
-            run.prepend_note(_markdown(search, trials))
+            run.prepend_note(in_markdown(*_rows(_best_first(search, trials)[:_SHOWN], search)))
             run.client.log_text(run.run_id, _table(trials, search) + "\n", "sweep.txt")
             for path in _files(search, trials, made):
                 run.log_file(path)
@@ -242,7 +243,7 @@ class _Progress(Callback):
             *(trial, len(ended), tuning.trials, metric, value),
             "" if epoch == self._search.config.epochs else f" when it was stopped after {epoch} epochs",
             ", ".join(chosen_overrides(self._search.space, trial.config)),
-            max(values) if tuning.mode == "max" else min(values),
+            reduce(self._search.better, values),
         )
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -349,12 +350,18 @@ def _claimed(path: Path, described: Mapping[str, Any]) -> bool:
     return True
 
 
+def _rows(trials: Sequence[Trial], search: Search) -> list[list[str]]:
+    """The columns of a table of trials, and its rows."""
+    rows = [["trial", *search.space, search.metric, "epochs"]]
+    for trial in trials:
+        values = [one.partition("=")[2] for one in trial.overrides]
+        rows.append([trial.name, *values, f"{trial.metric:.4g}", str(trial.epoch)])
+    return rows
+
+
 def _table(trials: Sequence[Trial], search: Search) -> str:
-    rows = [
-        [trial.name, *(one.partition("=")[2] for one in trial.overrides), f"{trial.metric:.4g}", str(trial.epoch)]
-        for trial in trials
-    ]
-    return in_table(rows, ["trial", *search.space, search.metric, "epochs"])
+    columns, *rows = _rows(trials, search)
+    return in_table(rows, columns)
 
 
 def _best_first(search: Search, trials: Sequence[Trial]) -> list[Trial]:
@@ -363,22 +370,11 @@ def _best_first(search: Search, trials: Sequence[Trial]) -> list[Trial]:
 
 def _records(search: Search, trials: Sequence[Trial]) -> list[dict[str, Any]]:
     """The metric of each trial and the best one so far, by the number of the trial."""
-    records: list[dict[str, Any]] = []
-    for count, trial in enumerate(trials, start=1):
-        best = _best_first(search, trials[:count])[0].metric
-        records.append(
-            {"step": int(trial.name.rpartition("-")[2]), "metrics": {"tune/trial": trial.metric, "tune/best": best}}
-        )
-    return records
-
-
-def _markdown(search: Search, trials: Sequence[Trial]) -> str:
-    """The best trials, for the description of the run."""
-    rows = [["trial", *search.space, search.metric, "epochs"], ["---"] * (3 + len(search.space))]
-    for trial in _best_first(search, trials)[:_SHOWN]:
-        values = [one.partition("=")[2] for one in trial.overrides]
-        rows.append([trial.name, *values, f"{trial.metric:.4g}", str(trial.epoch)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    best_so_far = accumulate((trial.metric for trial in trials), search.better)
+    return [
+        {"step": int(trial.name.rpartition("-")[2]), "metrics": {"tune/trial": trial.metric, "tune/best": best}}
+        for trial, best in zip(trials, best_so_far, strict=True)
+    ]
 
 
 def _files(search: Search, trials: Sequence[Trial], folder: Path) -> list[Path]:

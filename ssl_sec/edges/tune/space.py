@@ -80,13 +80,9 @@ class Search:
         """What is compared."""
         return self.tune.metric or "val/knn_top1"
 
-    def trial_overrides(self, values: Mapping[str, Any]) -> list[str]:
-        """The overrides of a trial.
-
-        Args:
-            values: key -> what was chosen.
-        """
-        return [*self.shared, *chosen_overrides(self.space, values)]
+    def better(self, first: float, second: float) -> float:
+        """The better of two metrics."""
+        return max(first, second) if self.tune.mode == "max" else min(first, second)
 
 
 def chosen_overrides(space: Space, values: Mapping[str, Any]) -> list[str]:
