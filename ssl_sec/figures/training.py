@@ -55,6 +55,8 @@ _AXIS_LABELS = {
     "train/norm_mean": "embedding norm (L2)",
     "train/norm_variance": "variance of the embedding norm",
     "train/turn_mean": "turn of an embedding (tangent)",
+    "train/step_angle_mean": "turn of an embedding in a step (radians)",
+    "train/gradient_norm_mean": "gradient of an embedding (L2)",
     "train/images_per_s": "throughput (images/s)",
     "train/recall_at_1": "training Recall@1 (%)",
     "train/verification_accuracy": "training verification accuracy (%)",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from ssl_sec.losses.angular import AngularHingeLoss, AngularLoss, DisjointTripletLoss, NPairAngularLoss
 from ssl_sec.losses.base import CombinedLoss, Loss, from_views
-from ssl_sec.losses.contrastive import ContrastiveLoss, NTXentLoss
+from ssl_sec.losses.contrastive import ContrastiveLoss, DCLLoss, NTXentLoss, SupConLoss
 from ssl_sec.losses.pair import (
     LiftedStructureLoss,
     MultiSimilarityLoss,
@@ -32,6 +32,8 @@ from ssl_sec.losses.transform import Rotation, SphericalFeatureTransform, rotati
 # By name, those whose rows of one label are positives of each other.
 PAIR_LOSSES: Mapping[str, type[Loss]] = {
     "ntxent": NTXentLoss,
+    "supcon": SupConLoss,
+    "dcl": DCLLoss,
     "contrastive": ContrastiveLoss,
     "triplet": TripletLoss,
     "triplet_disjoint": DisjointTripletLoss,
@@ -72,6 +74,7 @@ __all__ = [
     "ContrastiveLoss",
     "CosFaceLoss",
     "CrossEntropyLoss",
+    "DCLLoss",
     "DisjointTripletLoss",
     "L2SoftmaxLoss",
     "LiftedStructureLoss",
@@ -90,6 +93,7 @@ __all__ = [
     "SphereFaceLoss",
     "SphericalConstraint",
     "SphericalFeatureTransform",
+    "SupConLoss",
     "TripletLoss",
     "from_views",
     "normalized_softmax_lower_bound",

@@ -118,7 +118,7 @@ def require_disjoint_triplets(name: str, labels: Labels) -> None:
 
 
 class DisjointTripletLoss(DisjointLoss):
-    """Disjoint triplets, Triplet-I (angular loss, Eq. 2 and Fig. 4a).
+    """Disjoint triplets, Triplet-I (angular loss, Eq. 2).
 
     max(0, d²_ap − d²_an + m) (angular loss, Eq. 2) of disjoint triplets (Fig. 4a); the mean over triplets.
 

@@ -5,17 +5,23 @@ temperature T and p(i) the other view of row i,
 
     ℓ_i = −log( exp(s_{i p(i)} / T) / Σ_{k ≠ i} exp(s_ik / T) ),    L = (1/2N) Σ_i ℓ_i .
 
+SupCon (Khosla et al. 2020, Eq. 2) takes the mean over the set P(i) of all rows of one class, and DCL (Yeh et al. 2022,
+Eq. 5) leaves the positives out of the denominator:
+
+    SupCon: ℓ_i = −(1/|P(i)|) Σ_{p ∈ P(i)} log( exp(s_ip / T) / Σ_{k ≠ i} exp(s_ik / T) ),
+    DCL:    ℓ_i = −s_{i p(i)} / T + log Σ_{k ∉ P(i) ∪ {i}} exp(s_ik / T).
+
 Contrastive loss (Hadsell et al. 2006; NormFace, Eq. 7). With d²_ij = ‖f̂_i − f̂_j‖² and margin m,
 
     ℓ_ij = d²_ij for a positive pair,  max(0, m − d²_ij) for a negative one.
 """
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar
-from ssl_sec.losses.classes import can_look, classes_of, positive_pairs, sum_rows, take_rows
+from ssl_sec.losses.classes import Classes, can_look, classes_of, positive_pairs, sum_rows, take_rows
 from ssl_sec.losses.geometry import directions, squared_distances
 from ssl_sec.losses.tiles import log_sum_exp_of_others
 from ssl_sec.settings import Range
@@ -42,19 +48,83 @@ class NTXentLoss(Loss):
         classes = classes_of(labels)
         if can_look(labels) and (alone := classes.size == 1).any():
             raise ValueError(
-                f"NTXentLoss needs a positive for every row: label {int(labels[alone][0])} occurs once in the batch"
+                f"{type(self).__name__} needs a positive for every row: label {int(labels[alone][0])} occurs once in "
+                "the batch"
             )
+        terms = self._terms(embeddings, classes, anchors)
+        return torch.where(classes.size[anchors] > 1, terms, torch.nan).sum() / len(labels)
+
+    def _terms(
+        self, embeddings: Embeddings, classes: Classes, anchors: slice, negatives_only: bool = False
+    ) -> Float[Tensor, " anchors"]:
+        """ℓ_i of each anchor that has a positive."""
         # ⟨r_i, r_j⟩ = s_ij / T
         rows = directions(embeddings) / self.temperature**0.5
         number, own = classes.number, rows[anchors]
         positives = take_rows(sum_rows(rows, number, len(rows)), number[anchors]) - own
-        at_positives = (own * positives).sum(1) / classes.num_positives[anchors]
-        others = log_sum_exp_of_others(rows, anchors, largest_logit=1 / self.temperature)
-        return (others - at_positives).sum() / len(rows)
+        at_positives = (own * positives).sum(1) / classes.num_positives[anchors].clamp(min=1)
+        left_out = number if negatives_only else None
+        return log_sum_exp_of_others(rows, anchors, 1 / self.temperature, left_out) - at_positives
 
     def compares(self, labels: Labels) -> Bool[Tensor, ""]:
         """Whether every row has a positive."""
         return (classes_of(labels).size > 1).all() & (len(labels) > 0)
+
+
+class SupConLoss(NTXentLoss):
+    """Supervised contrastive loss (Khosla et al. 2020).
+
+    L_out (Eq. 2), as the mean over the rows that have a positive; other positives stay in the denominator. If the
+    classes are the images, it is NT-Xent. Memory is linear in the batch.
+
+    Args:
+        temperature: T, which the similarities are divided by, > 0.
+    """
+
+    def __init__(self, temperature: float = 0.1) -> None:
+        super().__init__(temperature)
+
+    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
+        classes = classes_of(labels)
+        compared = classes.size > 1
+        if can_look(labels) and not compared.any():
+            raise ValueError("SupConLoss needs a positive: no label occurs twice in the batch")
+        terms = self._terms(embeddings, classes, anchors)
+        return terms.masked_fill(~compared[anchors], 0).sum() / compared.sum()
+
+    def compares(self, labels: Labels) -> Bool[Tensor, ""]:
+        """Whether a row has a positive."""
+        return (classes_of(labels).size > 1).any()
+
+
+class DCLLoss(NTXentLoss):
+    """Decoupled contrastive loss (Yeh et al. 2022, Eq. 5).
+
+    NT-Xent without the positives in the denominator, so that a positive that agrees already does not weaken the
+    gradient of the negatives; the mean over all rows. Its value may be negative. Memory is linear in the batch. A row
+    without a positive or a negative is an error.
+
+    Args:
+        temperature: T, which the similarities are divided by, > 0.
+    """
+
+    def __init__(self, temperature: float = 0.1) -> None:
+        super().__init__(temperature)
+
+    def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
+        if can_look(labels) and (classes_of(labels).size == len(labels)).any():
+            raise ValueError("DCLLoss needs a negative: all rows of the batch have one label")
+        return super()._share(embeddings, labels, anchors)
+
+    def _terms(
+        self, embeddings: Embeddings, classes: Classes, anchors: slice, negatives_only: bool = True
+    ) -> Float[Tensor, " anchors"]:
+        terms = super()._terms(embeddings, classes, anchors, negatives_only)
+        return torch.where(classes.num_negatives[anchors] > 0, terms, torch.nan)
+
+    def compares(self, labels: Labels) -> Bool[Tensor, ""]:
+        """Whether every row has a positive and a negative."""
+        return super().compares(labels) & (classes_of(labels).size < len(labels)).all()
 
 
 class ContrastiveLoss(Loss):

@@ -48,6 +48,42 @@ def directions(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch d
     return unit
 
 
+class _GradScale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, embeddings: Tensor, power: float) -> Tensor:
+        ctx.save_for_backward(embeddings)
+        ctx.power = power
+        return embeddings.view_as(embeddings)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        (embeddings,) = ctx.saved_tensors
+        return grad_outputs[0] * norms(embeddings).pow(ctx.power).unsqueeze(1), None
+
+
+def grad_scale(embeddings: Float[Tensor, "batch dim"], power: float) -> Float[Tensor, "batch dim"]:
+    """The rows as they are, with gradients ‖f_i‖^p · ∂L/∂f_i (GradScale, Draganov et al. 2025).
+
+    An angular loss has gradients that fall with 1 / ‖f‖ (SEC, Prop. 1); p = 1 makes them independent of the norm, and
+    with p = 2 the angle by which a step of SGD on a row turns it (SEC, Eq. 6) is.
+
+    Args:
+        embeddings: raw rows f_i.
+        power: p ≥ 0; 0 changes nothing.
+    """
+    if power == 0:
+        return embeddings
+    scaled = _GradScale.apply(embeddings, power)
+    assert isinstance(scaled, Tensor)
+    return scaled
+
+
+def angles(first: Float[Tensor, "batch dim"], second: Float[Tensor, "batch dim"]) -> Float[Tensor, " batch"]:
+    """The angle between the rows of the same index, in radians, exact also where it is small; π/2 with a zero row."""
+    one, other = directions(first), directions(second)
+    return 2 * torch.atan2(norms(one - other), norms(one + other))
+
+
 def turn_tangents(
     embeddings: Float[Tensor, "batch dim"], gradients: Float[Tensor, "batch dim"]
 ) -> Float[Tensor, " batch"]:

@@ -259,7 +259,7 @@ class CTripletLoss(AgentLoss):
 
 
 class CenterLoss(_ClassLoss):
-    """Center loss (Wen et al. 2016), the centres moved by SFT's Eq. 9.
+    """Center loss (Wen et al. 2016), centres moved by SFT's Eq. 9.
 
     ½ ‖f − μ_y‖² on raw rows (Wen et al. 2016); the centres move by SFT's Eq. 9, after they were used.
 

@@ -2,8 +2,8 @@
 
 The whole matrix never exists: a tile is reduced to a number for each row and discarded, and recomputed backward.
 
-**Rows with each other:** log Σ_{k ≠ i} exp(z_ik) over inner products z = X Xᵀ, whose backward pass needs
-∂/∂z_ik = exp(z_ik − log Σ_i). Two forms:
+**Rows with each other:** log Σ_{k ≠ i} exp(z_ik) over inner products z = X Xᵀ, or with k over the rows of other groups
+than i's. Its backward pass needs ∂/∂z_ik = exp(z_ik − log Σ_i). Two forms:
 
 *All rows are anchors, and |z| is so bounded that exp(z) neither overflows nor vanishes:* no maximum is needed,
 and since z is symmetric, a tile above the diagonal is used for both its rows and its columns. This costs half of the
@@ -35,7 +35,10 @@ Part = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def log_sum_exp_of_others(
-    rows: Float[Tensor, "batch dim"], anchors: slice, largest_logit: float
+    rows: Float[Tensor, "batch dim"],
+    anchors: slice,
+    largest_logit: float,
+    groups: Int64[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, " anchors"]:
     """The log-sum-exp log Σ_{k ≠ i} exp(⟨x_i, x_k⟩) for each anchor i; −inf for a row that is alone.
 
@@ -43,63 +46,64 @@ def log_sum_exp_of_others(
         rows: x, in float32 or float64.
         anchors: a range of them with step 1.
         largest_logit: a bound of |⟨x_i, x_k⟩|.
+        groups: of the rows; then k runs over the rows of other groups alone. None for all other rows.
     """
     own = range(len(rows))[anchors]
     # Below this bound e^z and e^-z stay far from the ends of the exponent's range, and so do sums of them.
     bounded = largest_logit < 0.45 * math.log(torch.finfo(rows.dtype).max)
     if bounded and len(own) == len(rows):
-        result = _SymmetricForm.apply(rows)
+        result = _SymmetricForm.apply(rows, groups)
     else:
-        result = _RowForm.apply(rows, own.start, own.stop)
+        result = _RowForm.apply(rows, own.start, own.stop, groups)
     assert isinstance(result, Tensor)
     return result
 
 
 class _SymmetricForm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, groups: Tensor | None) -> Tensor:
         sums = rows.new_zeros(len(rows))
-        for above, left, tile in _upper_tiles(rows):
+        for above, left, tile in _upper_tiles(rows, groups):
             sums[above] += tile.sum(1)
             if above != left:
                 sums[left] += tile.sum(0)
-        ctx.save_for_backward(rows, sums)
+        ctx.save_for_backward(rows, sums, groups)
         return sums.log()
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
-        rows, sums = ctx.saved_tensors
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        rows, sums, groups = ctx.saved_tensors
         weights = grad_outputs[0] / sums
         grad = torch.zeros_like(rows)
-        for above, left, tile in _upper_tiles(rows):
+        for above, left, tile in _upper_tiles(rows, groups):
             # Entry (i, k) stands for itself and for (k, i).
             tile.mul_(weights[above].unsqueeze(1) + weights[left])
             grad[above].addmm_(tile, rows[left])
             if above != left:
                 grad[left].addmm_(tile.T, rows[above])
-        return grad
+        return grad, None
 
 
 class _RowForm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, first: int, last: int) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, first: int, last: int, groups: Tensor | None) -> Tensor:
         result = rows.new_full((last - first,), -torch.inf)
-        for own, _, logits in _row_tiles(rows, first, last):
+        for own, _, logits in _row_tiles(rows, first, last, groups):
             result[own] = torch.logaddexp(result[own], logits.logsumexp(1))
-        ctx.save_for_backward(rows, result)
+        ctx.save_for_backward(rows, result, groups)
         ctx.first, ctx.last = first, last
         return result
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
-        rows, result = ctx.saved_tensors
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
+        rows, result, groups = ctx.saved_tensors
         grad = torch.zeros_like(rows)
         grad_anchors, anchors = grad[ctx.first : ctx.last], rows[ctx.first : ctx.last]
-        for own, others, logits in _row_tiles(rows, ctx.first, ctx.last):
+        for own, others, logits in _row_tiles(rows, ctx.first, ctx.last, groups):
             weights = logits.sub_(result[own].unsqueeze(1)).exp_().mul_(grad_outputs[0][own].unsqueeze(1))
             grad_anchors[own].addmm_(weights, rows[others])
             grad[others].addmm_(weights.T, anchors[own])
-        return grad, None, None
+        return grad, None, None, None
 
 
 def _ranges(rows: Tensor, start: int, stop: int) -> Iterator[slice]:
@@ -108,24 +112,34 @@ def _ranges(rows: Tensor, start: int, stop: int) -> Iterator[slice]:
         yield slice(first, min(first + step, stop))
 
 
-def _upper_tiles(rows: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-    """exp(z) in tiles on and above the diagonal, on which it is 0."""
+def _upper_tiles(rows: Tensor, groups: Tensor | None = None) -> Iterator[tuple[slice, slice, Tensor]]:
+    """exp(z) in tiles on and above the diagonal; 0 on it, or where a row meets its group."""
     for above in _ranges(rows, 0, len(rows)):
         for left in _ranges(rows, above.start, len(rows)):
             tile = (rows[above] @ rows[left].T).exp_()
-            if above == left:
+            if groups is not None:
+                tile.masked_fill_(groups[above].unsqueeze(1) == groups[left], 0)
+            elif above == left:
                 tile.fill_diagonal_(0)
             yield above, left, tile
 
 
-def _row_tiles(rows: Tensor, first: int, last: int) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Tiles of z for the anchors `first` to `last`, −inf where a row meets itself; the first slice is of anchors."""
+def _row_tiles(
+    rows: Tensor, first: int, last: int, groups: Tensor | None = None
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Tiles of z for the anchors `first` to `last`; the first slice is of anchors.
+
+    They are −inf where a row meets itself, or its group.
+    """
     anchors = rows[first:last]
     for own in _ranges(rows, 0, last - first):
         for others in _ranges(rows, 0, len(rows)):
             tile = anchors[own] @ rows[others].T
-            # The row i of the batch meets itself where the column is i - others.start.
-            tile.diagonal(first + own.start - others.start).fill_(-torch.inf)
+            if groups is not None:
+                tile.masked_fill_(groups[first:last][own].unsqueeze(1) == groups[others], -torch.inf)
+            else:
+                # The row i of the batch meets itself where the column is i - others.start.
+                tile.diagonal(first + own.start - others.start).fill_(-torch.inf)
             yield own, others, tile
 
 

@@ -19,6 +19,7 @@ from ssl_sec.losses.config import Transformed
 from ssl_sec.networks import Encoder, Network, save_weights
 from ssl_sec.networks.batch_norm import globalise_batch_norm
 from ssl_sec.networks.convolutions import lay_out
+from ssl_sec.networks.initialisation import cut_
 from ssl_sec.networks.recomputation import recompute_blocks
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
 from ssl_sec.seeding import derived_seed
@@ -107,7 +108,7 @@ def assemble(
                 seed=config.seed,
             )
         )
-    objective = objective_of(loss, config.constraint.build(), eta, made)
+    objective = objective_of(loss, config.constraint.build(), eta, made, config.gradient_power)
     computation = config.runtime.on(runtime.device)
     return Recipe(
         encoder=encoder,
@@ -199,7 +200,9 @@ def _initialise(config: TrainingConfig, image_set: ImageSet, runtime: Runtime) -
     worker_rows(config.global_batch_size, runtime.rank, runtime.world_size)
     torch.manual_seed(derived_seed(config.seed, "weights"))
     encoder = config.encoder.build(num_channels, min(height, width))
-    return encoder, config.head.build(encoder.num_features, config.seed)
+    head = config.head.build(encoder.num_features, config.seed)
+    cut_(Network(encoder, head), config.initial_cut)
+    return encoder, head
 
 
 def _to_device(

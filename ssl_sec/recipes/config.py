@@ -156,6 +156,16 @@ class TrainingConfig(RunConfig, is_base=True):
         return self.constraint.name if self.length > 0 else UNTRAINED
 
     @property
+    def gradient_power(self) -> float:
+        """The power p of GradScale."""
+        return 0.0
+
+    @property
+    def initial_cut(self) -> float:
+        """By which initial weights are divided."""
+        return 1.0
+
+    @property
     def more_tags(self) -> dict[str, str]:
         """Tags of the run beside those of every training."""
         return {}

@@ -16,7 +16,7 @@ from ssl_sec.collectives import gather_rows, own_rows, sum_over_workers
 from ssl_sec.losses.agents import AgentDistortion, agent_distortion, agent_distortion_bound
 from ssl_sec.losses.base import Loss
 from ssl_sec.losses.generators.base import GlobalBatch, RowGenerator
-from ssl_sec.losses.geometry import in_full_precision, norms
+from ssl_sec.losses.geometry import grad_scale, in_full_precision, norms
 from ssl_sec.losses.spherical import SphericalConstraint
 from ssl_sec.losses.template import AgentLoss
 from ssl_sec.losses.transform import SphericalFeatureTransform
@@ -56,6 +56,7 @@ class Objective(nn.Module):
         constraint: the norm constraint, or None.
         eta: its weight as a function of the global step.
         transform: generates rows, or None.
+        gradient_power: p of GradScale; see `ssl_sec.losses.geometry.grad_scale`.
 
     Attributes:
         distortion: how much the agents of classes distort distances, if the loss has agents.
@@ -67,12 +68,14 @@ class Objective(nn.Module):
         constraint: SphericalConstraint | None,
         eta: Schedule,
         transform: Transform | None = None,
+        gradient_power: float = 0.0,
     ) -> None:
         super().__init__()
         self.loss = loss
         self.constraint = constraint
         self.eta = eta
         self.transform = transform
+        self.gradient_power = gradient_power
         self.distortion = None if self._agents is None else AgentDistortion()
 
     def forward(
@@ -95,7 +98,7 @@ class Objective(nn.Module):
             head: features -> raw embeddings; a generator needs it.
         """
         own = in_full_precision(embeddings)
-        embeddings, labels = gather_rows(own), gather_rows(labels)
+        embeddings, labels = gather_rows(grad_scale(own, self.gradient_power)), gather_rows(labels)
         total = metric_loss = self._on_all_workers(embeddings, labels)
         if self.training:
             self._watch_agents(embeddings.detach(), labels)

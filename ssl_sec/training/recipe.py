@@ -60,6 +60,11 @@ def image_labels(batch: Batch, rows: slice, num_views: int) -> Int64[Tensor, " v
     return torch.arange(rows.start, rows.stop, device=batch.images.device).repeat(num_views)
 
 
+def class_labels_of_views(batch: Batch, rows: slice, num_views: int) -> Int64[Tensor, " views"]:
+    """Labels of supervision by views: the views of an image have its class."""
+    return batch.labels.repeat(num_views)
+
+
 def class_labels(batch: Batch, rows: slice) -> Int64[Tensor, " views"]:
     """Labels of supervision: the classes of the images, one view of each."""
     return batch.labels

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -23,8 +24,9 @@ from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import worker_rows
 from ssl_sec.errors import Stopped
 from ssl_sec.losses.generators.base import RowGenerator
-from ssl_sec.losses.geometry import in_full_precision, turn_tangents
+from ssl_sec.losses.geometry import angles, in_full_precision, norms, turn_tangents
 from ssl_sec.networks.dropout import draw_dropout
+from ssl_sec.networks.encoder import Network
 from ssl_sec.training.norms import NormHistogram, norm_histogram
 from ssl_sec.training.objective import Terms
 from ssl_sec.training.optimisers import set_learning_rate
@@ -257,7 +259,7 @@ def train(
         is_saved = last or taken % cadence.save_every_steps == 0
         if step % cadence.log_every_steps and not (at_epoch_end or is_monitored or is_saved):
             continue
-        figures = _figures(recipe, terms, step)
+        figures = _figures(recipe, terms, step, _turn_figures(recipe, views, terms.embeddings))
         _require_finite(recipe, figures, step)
         now = time.perf_counter()
         figures["train/images_per_s"] = (taken - clock_step) * sampler.global_batch_size / (now - clock)
@@ -299,11 +301,11 @@ def _require_finite(recipe: Recipe, figures: Mapping[str, float], step: int) -> 
         )
 
 
-def _terms_figures(recipe: Recipe, terms: Terms) -> dict[str, float]:
-    """Figures of the objective's terms, in one transfer: the only place where a step waits for the device."""
+def _terms_figures(recipe: Recipe, terms: Terms, more: Mapping[str, Tensor] = MappingProxyType({})) -> dict[str, float]:
+    """Figures of the objective's terms, and more, in one transfer: the only place where a step waits for the device."""
     assert terms.embeddings.grad is not None, "the gradient of the embeddings is kept"
-    # Each worker differentiates its own copy of the global loss.
-    turned = gather_rows(turn_tangents(terms.embeddings.detach(), terms.embeddings.grad / world_size()))
+    gradients = terms.embeddings.grad / world_size()  # each worker differentiates its own copy of the global loss
+    turned = gather_rows(turn_tangents(terms.embeddings.detach(), gradients))
     figures = {
         "train/loss": terms.total.detach(),
         "train/metric_loss": terms.metric_loss,
@@ -312,6 +314,8 @@ def _terms_figures(recipe: Recipe, terms: Terms) -> dict[str, float]:
         "train/norm_std": terms.norms.std(correction=0),
         "train/turn_mean": turned.mean(),
         "train/turn_std": turned.std(correction=0),
+        "train/gradient_norm_mean": gather_rows(norms(gradients)).mean(),
+        **more,
     }
     if recipe.objective.transform is not None:
         figures["train/generated_loss"] = terms.generated_loss
@@ -323,11 +327,29 @@ def _terms_figures(recipe: Recipe, terms: Terms) -> dict[str, float]:
     return dict(zip(figures, torch.stack(list(figures.values())).cpu().tolist(), strict=True))
 
 
-def _figures(recipe: Recipe, terms: Terms, step: int) -> dict[str, float]:
+@torch.no_grad()
+def _turn_figures(recipe: Recipe, views: SizedViews, before: Float[Tensor, "rows dim"]) -> dict[str, Tensor]:
+    """How far the step has turned the embeddings of its own views, in radians; it takes one more forward pass.
+
+    Args:
+        recipe: after the step.
+        views: of this worker's images.
+        before: their raw embeddings before the step.
+    """
+    network = Network(recipe.encoder, recipe.head)
+    # Copies, so that batch norm's running statistics count no view twice.
+    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    with autocast(before.device, recipe.computation.precision):
+        after = torch.func.functional_call(network, buffers, _by_size(views)).embeddings
+    turned = gather_rows(angles(before.detach(), in_full_precision(after)))
+    return {"train/step_angle_mean": turned.mean(), "train/step_angle_std": turned.std(correction=0)}
+
+
+def _figures(recipe: Recipe, terms: Terms, step: int, more: Mapping[str, Tensor]) -> dict[str, float]:
     """The figures that are reported for a step."""
     objective = recipe.objective
     return {
-        **_terms_figures(recipe, terms),
+        **_terms_figures(recipe, terms, more),
         "train/eta": 0.0 if objective.constraint is None else objective.eta(step),
         "train/lr": recipe.learning_rate(step),
         **recipe.more_figures(),

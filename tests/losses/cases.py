@@ -22,6 +22,7 @@ class Case:
         normalised: the rows' norms do not matter.
         by_order: which row of a class is first matters.
         of_triplets: the batch is one of disjoint triplets.
+        of_positives: every row needs a positive.
         of_classes: labels are classes 0 … NUM_CLASSES - 1 of the data.
     """
 
@@ -32,6 +33,7 @@ class Case:
     normalised: bool = True
     by_order: bool = False
     of_triplets: bool = False
+    of_positives: bool = False
     of_classes: bool = False
 
     def build(self) -> losses.Loss:
@@ -65,7 +67,7 @@ class Case:
         return self.name
 
 
-def _pair(name, make, terms, normalised=True, by_order=False, of_triplets=False, **values):
+def _pair(name, make, terms, normalised=True, by_order=False, of_triplets=False, of_positives=False, **values):
     return Case(
         name=name,
         make=make,
@@ -74,6 +76,7 @@ def _pair(name, make, terms, normalised=True, by_order=False, of_triplets=False,
         normalised=normalised,
         by_order=by_order,
         of_triplets=of_triplets,
+        of_positives=of_positives,
     )
 
 
@@ -82,7 +85,9 @@ def _class(name, make, terms, normalised=True, **values):
 
 
 PAIR_LOSSES = [
-    _pair("ntxent", losses.NTXentLoss, slow.ntxent, temperature=0.2),
+    _pair("ntxent", losses.NTXentLoss, slow.ntxent, of_positives=True, temperature=0.2),
+    _pair("supcon", losses.SupConLoss, slow.supcon, temperature=0.3),
+    _pair("dcl", losses.DCLLoss, slow.dcl, of_positives=True, temperature=0.3),
     _pair("contrastive", losses.ContrastiveLoss, slow.contrastive, margin=1.5),
     _pair("triplet", losses.TripletLoss, slow.triplet, margin=0.4),
     _pair("triplet_disjoint", losses.DisjointTripletLoss, slow.triplet_disjoint, of_triplets=True, margin=0.4),

@@ -47,6 +47,27 @@ def ntxent(rows, labels, temperature):
     return terms
 
 
+def supcon(rows, labels, temperature):
+    rows = [unit(row) for row in rows]
+    anchors = [i for i in range(len(rows)) if positives(labels, i)]
+    terms = [0.0] * len(rows)
+    for i in anchors:
+        denominator = sum(math.exp(dot(rows[i], other) / temperature) for k, other in enumerate(rows) if k != i)
+        each = [math.log(math.exp(dot(rows[i], rows[p]) / temperature) / denominator) for p in positives(labels, i)]
+        terms[i] = -1 / len(each) * sum(each) / len(anchors)
+    return terms
+
+
+def dcl(rows, labels, temperature):
+    rows = [unit(row) for row in rows]
+    terms = []
+    for i, row in enumerate(rows):
+        at_positives = mean([dot(row, rows[p]) / temperature for p in positives(labels, i)])
+        of_negatives = sum(math.exp(dot(row, rows[k]) / temperature) for k in negatives(labels, i))
+        terms.append((-at_positives + math.log(of_negatives)) / len(rows))
+    return terms
+
+
 def contrastive(rows, labels, margin):
     rows = [unit(row) for row in rows]
     pairs = len(rows) * (len(rows) - 1)

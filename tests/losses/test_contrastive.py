@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ssl_sec.losses import NTXentLoss, tiles
+from ssl_sec.losses import DCLLoss, NTXentLoss, SupConLoss, tiles
 from tests.losses.cases import rows
 
 PAIRS = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])
@@ -20,6 +20,34 @@ def test_value_and_gradient_are_lightlys(temperature):
     value.backward()
     oracle.backward()
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.5])
+def test_decoupled_value_and_gradient_are_lightlys(temperature):
+    peer = pytest.importorskip("lightly.loss")
+    ours, theirs = rows(64, 16).requires_grad_(), rows(64, 16).requires_grad_()
+    value = DCLLoss(temperature)(ours, torch.arange(32).repeat(2))
+    oracle = peer.DCLLoss(temperature)(*(torch.nn.functional.normalize(view) for view in (theirs[:32], theirs[32:])))
+    assert value.item() == pytest.approx(oracle.item(), rel=1e-12)
+    value.backward()
+    oracle.backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-14)
+
+
+def test_a_positive_that_agrees_does_not_weaken_the_decoupled_gradient():
+    """The factor of NT-Xent's gradient that DCL takes out: it vanishes as the positives agree."""
+    embeddings = rows(4).repeat(2, 1)
+    lengths = []
+    for loss in (NTXentLoss(0.03), DCLLoss(0.03)):
+        leaf = embeddings.clone().requires_grad_()
+        loss(leaf, PAIRS).backward()
+        lengths.append(leaf.grad.norm().item())
+    assert lengths[0] < 0.01 * lengths[1]
+
+
+def test_two_views_as_classes_make_supcon_nt_xent():
+    embeddings = rows(8)
+    assert SupConLoss(0.2)(embeddings, PAIRS).item() == NTXentLoss(0.2)(embeddings, PAIRS).item()
 
 
 def test_equal_rows_give_the_logarithm_of_the_number_of_others():
@@ -75,7 +103,8 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("num_shares", [1, 2])
 @pytest.mark.parametrize("temperature", [0.5, 0.01])
-def test_memory_is_linear_in_the_batch(monkeypatch, num_shares, temperature):
+@pytest.mark.parametrize("loss", [NTXentLoss, DCLLoss, SupConLoss])
+def test_memory_is_linear_in_the_batch(monkeypatch, loss, num_shares, temperature):
     monkeypatch.setattr(tiles, "CPU_TILE_ROWS", 32)
     largest = []
     for count in (256, 512):
@@ -83,6 +112,6 @@ def test_memory_is_linear_in_the_batch(monkeypatch, num_shares, temperature):
         share = count // num_shares
         with Largest() as seen:
             for start in range(0, count, share):
-                NTXentLoss(temperature)(embeddings, labels, anchors=slice(start, start + share)).backward()
+                loss(temperature)(embeddings, labels, anchors=slice(start, start + share)).backward()
         largest.append(seen.elements)
     assert largest == [256 * 4, 512 * 4]

@@ -23,7 +23,7 @@ normalised = pytest.mark.parametrize("case", [case for case in ALL_LOSSES if cas
 
 
 def label_sets(case):
-    return [case.arrange(labels) for labels in ([EVEN, MIXED] if case.name == "ntxent" else [EVEN, MIXED, LONELY])]
+    return [case.arrange(labels) for labels in ([EVEN, MIXED] if case.of_positives else [EVEN, MIXED, LONELY])]
 
 
 def gradient(loss, embeddings, labels):
@@ -53,7 +53,7 @@ def test_the_value_is_that_of_the_slow_loop(case):
 @settings(max_examples=25)
 def test_the_value_is_that_of_the_slow_loop_for_any_shape(case, sizes, lonely, dim, seed):
     labels = [label for label, size in enumerate(sizes) for _ in range(size)]
-    if case.name != "ntxent":
+    if not case.of_positives:
         labels += [100 + number for number in range(lonely)]
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     labels = case.arrange(torch.tensor(labels)[order])
@@ -236,7 +236,7 @@ def test_half_precision_rows_have_a_gradient_in_half_precision(case):
     assert embeddings.grad.isfinite().all()
 
 
-NEED_BOTH = [case for case in PAIR_LOSSES if case.name not in {"ntxent", "contrastive", "ranked_list"}]
+NEED_BOTH = [case for case in PAIR_LOSSES if case.name not in {"ntxent", "supcon", "contrastive", "ranked_list"}]
 
 
 @pytest.mark.parametrize("case", NEED_BOTH, ids=str)
@@ -245,7 +245,7 @@ def test_a_batch_without_negatives_is_refused(case):
         case.build()(rows(), torch.full((12,), 7))
 
 
-@pytest.mark.parametrize("case", NEED_BOTH, ids=str)
+@pytest.mark.parametrize("case", [case for case in NEED_BOTH if not case.of_positives], ids=str)
 def test_a_batch_without_positives_is_refused(case):
     with pytest.raises(ValueError, match=f"^{type(case.build()).__name__[:4]}.* needs a positive: "):
         case.build()(rows(), torch.arange(12))
@@ -300,6 +300,8 @@ def test_rows_of_another_dim_or_none_are_refused(case, count, dim):
 # Names and defaults of the papers, which experiments rely on.
 DEFAULTS = {
     losses.NTXentLoss: {"temperature": 0.5},
+    losses.SupConLoss: {"temperature": 0.1},
+    losses.DCLLoss: {"temperature": 0.1},
     losses.ContrastiveLoss: {"margin": 1.0},
     losses.TripletLoss: {"margin": 1.0},
     losses.SemihardTripletLoss: {"margin": 0.2},

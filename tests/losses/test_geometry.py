@@ -3,6 +3,7 @@ import torch
 
 from ssl_sec.losses import ContrastiveLoss, TripletLoss
 from ssl_sec.losses.geometry import (
+    angles,
     directions,
     in_full_precision,
     inner_products,
@@ -24,6 +25,15 @@ def test_norms_and_directions_make_up_the_rows():
     assert norms(embeddings).tolist() == pytest.approx(expected, rel=1e-14)
     torch.testing.assert_close(directions(embeddings) * norms(embeddings)[:, None], embeddings, rtol=1e-14, atol=0)
     torch.testing.assert_close(norms(directions(embeddings)), torch.ones(5, dtype=torch.float64), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("angle", [0.0, 1e-12, 1e-4, 1.0, 3.0, torch.pi])
+def test_an_angle_is_exact_also_where_its_cosine_rounds_to_one(angle):
+    across = torch.tensor([[0.0, 2.0, 0.0]], dtype=torch.float64)
+    first = torch.tensor([[3.0, 0.0, 0.0]], dtype=torch.float64)
+    angle = torch.tensor(angle, dtype=torch.float64)
+    second = first * angle.cos() + 1.5 * across * angle.sin()
+    assert angles(first, second).item() == pytest.approx(angle.item(), rel=1e-12, abs=1e-15)
 
 
 @pytest.mark.parametrize("tiny", [1e-30, 1e-100, 1e-150])

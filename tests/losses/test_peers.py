@@ -47,6 +47,16 @@ def test_nt_xent_with_several_positives_differs():
     assert ours == pytest.approx(peers.SupConLoss(0.2)(embeddings, LABELS).item(), rel=1e-12)
 
 
+@pytest.mark.parametrize("labels", [PAIRS, LABELS])
+def test_supcon(labels):
+    agree(losses.SupConLoss(0.2), peers.SupConLoss(0.2), labels)
+
+
+def test_supcon_leaves_out_rows_without_a_positive():
+    labels = torch.tensor([0, 0, 0, 1, 2, 2, 3, 4, 4, 4, 5, 6])
+    agree(losses.SupConLoss(0.2), peers.SupConLoss(0.2, reducer=reducers.AvgNonZeroReducer()), labels)
+
+
 def test_contrastive():
     """The peer takes the means over positive and over negative pairs apart; ours is one over all pairs."""
 

@@ -9,9 +9,9 @@ from tests.losses.cases import rows
 BOUNDED, UNBOUNDED = 30.0, 1e6
 
 
-def at_once(x, anchors):
-    products = x @ x.T
-    return products.masked_fill(torch.eye(len(x), dtype=torch.bool), -torch.inf).logsumexp(1)[anchors]
+def at_once(x, anchors, groups=None):
+    groups = torch.arange(len(x)) if groups is None else groups
+    return (x @ x.T).masked_fill(groups.unsqueeze(1) == groups, -torch.inf).logsumexp(1)[anchors]
 
 
 @given(
@@ -19,19 +19,21 @@ def at_once(x, anchors):
     tile=st.integers(1, 25),
     cut=st.tuples(st.integers(0, 23), st.integers(0, 23)),
     bound=st.sampled_from([BOUNDED, UNBOUNDED]),
+    num_groups=st.none() | st.integers(2, 8),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=100)
-def test_value_and_gradient_are_those_of_the_whole_matrix(count, tile, cut, bound, seed):
+def test_value_and_gradient_are_those_of_the_whole_matrix(count, tile, cut, bound, num_groups, seed):
+    groups = None if num_groups is None else torch.arange(count) % num_groups
     anchors = slice(min(cut), min(max(cut), count))
     anchors = slice(min(anchors.start, anchors.stop), anchors.stop)
     ours, theirs = rows(count, seed=seed).requires_grad_(), rows(count, seed=seed).requires_grad_()
     weights = torch.linspace(-1, 2, count, dtype=torch.float64)[anchors]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "CPU_TILE_ROWS", tile)
-        sums = tiles.log_sum_exp_of_others(ours, anchors, bound)
+        sums = tiles.log_sum_exp_of_others(ours, anchors, bound, groups)
         (sums * weights).sum().backward()
-    expected = at_once(theirs, anchors)
+    expected = at_once(theirs, anchors, groups)
     (expected * weights).sum().backward()
     torch.testing.assert_close(sums, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)

@@ -9,6 +9,8 @@ import torch
 
 from ssl_sec.losses import NTXentLoss
 from ssl_sec.training.norms import NormHistogram, norm_histogram
+from ssl_sec.training.step import Cadence, train_step
+from tests.fakes import assert_identical
 from tests.training.test_step import BATCH, recipe, run
 
 
@@ -47,4 +49,31 @@ def test_the_turns_are_those_of_sgd_on_the_embeddings():
         radians.append(2 * math.asin(apart))
     tangents = [math.tan(angle) / rate for angle in radians]
     assert runtime.reports[0][1]["train/turn_mean"] == pytest.approx(statistics.fmean(tangents), rel=1e-9)
+    gradient_norms = embeddings.grad.norm(dim=1)
+    assert runtime.reports[0][1]["train/gradient_norm_mean"] == pytest.approx(gradient_norms.mean().item(), rel=1e-9)
     assert runtime.reports[0][1]["train/turn_std"] == pytest.approx(statistics.pstdev(tangents), rel=1e-9)
+
+
+def test_the_angles_of_a_step_are_those_of_its_own_views():
+    trained, again = recipe(), recipe()
+    reported = run(trained).reports
+    rows = slice(0, BATCH)
+    for step in range(3):
+        images = again.image_set.images[again.sampler.indices(step)]
+        views = again.views(images, step, rows, BATCH).double()
+        before = again.model(views).embeddings.detach()
+        train_step(again, views, torch.arange(BATCH).repeat(2), step)
+        statistics = {name: buffer.clone() for name, buffer in again.model.named_buffers()}
+        after = torch.func.functional_call(again.model, statistics, views).embeddings.detach()
+        cosines = torch.nn.functional.cosine_similarity(before, after).clamp(max=1)
+        assert reported[step][1]["train/step_angle_mean"] == pytest.approx(cosines.acos().mean().item(), rel=1e-6)
+        assert reported[step][1]["train/step_angle_std"] == pytest.approx(
+            cosines.acos().std(correction=0).item(), rel=1e-5
+        )
+
+
+def test_a_report_changes_nothing_of_the_run():
+    often, seldom = recipe(), recipe()
+    run(often)
+    run(seldom, Cadence(log_every_steps=200, save_every_steps=200, monitor_every_steps=200))
+    assert_identical(often.model.state_dict(), seldom.model.state_dict())

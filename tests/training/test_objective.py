@@ -1,10 +1,12 @@
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from ssl_sec.collectives import average_gradients, average_parameter_gradients, own_rows
 from ssl_sec.losses import NTXentLoss, SoftmaxLoss, SphericalConstraint, SphericalFeatureTransform, TripletLoss
-from ssl_sec.losses.geometry import norms
+from ssl_sec.losses.geometry import norms, turn_tangents
 from ssl_sec.networks.batch_norm import globalise_batch_norm
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.schedules import Constant, LinearRamp
@@ -99,6 +101,40 @@ def test_half_precision_embeddings_are_gathered_and_summed_in_single_precision()
     assert terms.total.dtype == terms.norms.dtype == torch.float32
 
 
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
+def test_gradients_are_multiplied_by_a_power_of_the_norm(power):
+    plain, scaled = rows(8, 5).requires_grad_(), rows(8, 5).requires_grad_()
+    labels = torch.arange(4).repeat(2)
+    for embeddings, given in ((plain, 0.0), (scaled, power)):
+        Objective(NTXentLoss(0.2), None, Constant(0.0), gradient_power=given)(embeddings, labels, 0).total.backward()
+    for row, gradient, expected in zip(plain.tolist(), scaled.grad.tolist(), plain.grad.tolist(), strict=True):
+        factor = math.sqrt(sum(value**2 for value in row)) ** power
+        assert gradient == pytest.approx([factor * value for value in expected], rel=1e-12)
+
+
+def test_with_the_second_power_the_turn_of_a_row_is_the_same_at_any_norm():
+    labels = torch.arange(4).repeat(2)
+    turns = []
+    for length in (0.1, 1.0, 10.0):
+        embeddings = (length * rows(8, 5)).requires_grad_()
+        objective = Objective(NTXentLoss(0.2), None, Constant(0.0), gradient_power=2.0)
+        objective(embeddings, labels, 0).total.backward()
+        turns.append(turn_tangents(embeddings.detach(), embeddings.grad))
+    torch.testing.assert_close(turns[0], turns[1], rtol=1e-10, atol=0)
+    torch.testing.assert_close(turns[2], turns[1], rtol=1e-10, atol=0)
+
+
+def test_a_zero_row_has_no_gradient_where_it_is_scaled():
+    embeddings = rows(8, 5)
+    embeddings[3] = 0
+    embeddings.requires_grad_()
+    Objective(NTXentLoss(0.2), None, Constant(0.0), gradient_power=1.0)(
+        embeddings, torch.arange(4).repeat(2), 0
+    ).total.backward()
+    assert embeddings.grad[3].tolist() == [0.0] * 5
+    assert embeddings.grad.isfinite().all()
+
+
 def test_the_running_radius_is_part_of_its_state():
     objective = Objective(NTXentLoss(), SphericalConstraint(rho=0.5), Constant(1.0))
     assert set(objective.state_dict()) == {"constraint.mean_norm", "constraint.started"}
@@ -118,11 +154,15 @@ def network():
     return nn.Sequential(encoder, head).double()
 
 
+GRAD_SCALE = "gradients times the norm"
+
+
 def trained(constraint):
     """Values, averaged gradients and buffers of some steps on this worker's rows, views of images in other hands."""
     plain = globalise_batch_norm(network())
     model = average_gradients(plain, torch.device("cpu"))
-    objective = Objective(NTXentLoss(0.2), constraints()[constraint], Constant(0.7))
+    power = 1.5 if constraint == GRAD_SCALE else 0.0
+    objective = Objective(NTXentLoss(0.2), constraints().get(constraint), Constant(0.7), gradient_power=power)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     taken = []
     for step in range(STEPS):
@@ -142,7 +182,7 @@ def trained(constraint):
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("num_workers", [2, 4])
-@pytest.mark.parametrize("constraint", ["none", "sec", "sec_ema", "fixed"])
+@pytest.mark.parametrize("constraint", ["none", "sec", "sec_ema", "fixed", GRAD_SCALE])
 def test_workers_equal_one_in_values_gradients_statistics_and_radius(tmp_path, constraint, num_workers):
     whole = trained(constraint)
     totals = [step[0] for step in whole[0]]
@@ -188,7 +228,7 @@ def some_steps(loss, labels, transform=None):
 def every_loss():
     taken = {}
     for case in ALL_LOSSES:
-        labels = PAIRED if case.name == "ntxent" else UNEVEN
+        labels = PAIRED if case.of_positives else UNEVEN
         # Whole triplets that 4 workers can share.
         taken[case.name] = some_steps(case.build(), case.arrange(labels)[:12] if case.of_triplets else labels)
     return taken

@@ -120,6 +120,9 @@ def test_the_loop_reports_what_a_step_gave():
             "train/norm_std",
             "train/turn_mean",
             "train/turn_std",
+            "train/gradient_norm_mean",
+            "train/step_angle_mean",
+            "train/step_angle_std",
             "train/images_per_s",
             "train/epoch",
         }

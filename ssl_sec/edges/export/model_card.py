@@ -36,6 +36,9 @@ _METRICS = {
     "train/norm_std": "standard deviation of the norms",
     "train/turn_mean": "mean turn of an embedding in a step of SGD on it (tangent, for a learning rate of 1)",
     "train/turn_std": "standard deviation of the turns",
+    "train/step_angle_mean": "mean angle by which a step of the optimiser turned the embeddings of its views (radians)",
+    "train/step_angle_std": "standard deviation of these angles",
+    "train/gradient_norm_mean": "mean norm of the gradient of an embedding",
 }
 _UNPROBED = "The encoder was not evaluated by a linear probe."
 

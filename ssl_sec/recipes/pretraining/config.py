@@ -1,7 +1,7 @@
 """The configuration of a pretraining run."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from ssl_sec.augment.config import AugmentConfig
 from ssl_sec.data.config import DataConfig
@@ -13,6 +13,7 @@ from ssl_sec.settings import (
     CountOrZero,
     Range,
     Settings,
+    check,
 )
 from ssl_sec.training.config import OptimiserConfig
 
@@ -51,6 +52,12 @@ class PretrainConfig(TrainingConfig):
         epochs: passes over the training images; 0 keeps the encoder as it was initialised.
         check_images: how many images of your files are read before the training, to count duplicates and unreadable
             ones; of a set that is read by blocks, at most a window; 0 for none.
+        positives: what makes rows positives of each other: "views" of one image, or "classes", which are supervision by
+            labels (Khosla et al. 2020).
+        grad_scale: p ≥ 0: in the backward pass the gradient of each embedding f is multiplied by ‖f‖^p (GradScale,
+            Draganov et al. 2025); 0 changes nothing.
+        cut_init: c > 0, by which the initial weights of encoder and head are divided (cut-initialisation, Draganov et
+            al. 2025); 1 changes nothing.
     """
 
     augment: AugmentConfig
@@ -58,9 +65,35 @@ class PretrainConfig(TrainingConfig):
     optimiser: OptimiserConfig
     epochs: CountOrZero
     check_images: CountOrZero = 100_000
+    positives: Literal["views", "classes"] = "views"
+    grad_scale: Annotated[float, Range(ge=0, le=8)] = 0.0
+    cut_init: Annotated[float, Range(ge=1e-3, le=1e3)] = 1.0
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cut_init != 1:
+            found = getattr(self.encoder, "weights", None)
+            check(not found, "cut_init", self.cut_init, f"1 with encoder.weights={found}, which are not initial")
+
+    @property
+    def name_parts(self) -> tuple[str, ...]:
+        """What a generated name of the run says between its encoder and its seed."""
+        power = [f"gradscale{self.grad_scale:g}"] if self.grad_scale else []
+        cut = [f"cut{self.cut_init:g}"] if self.cut_init != 1 else []
+        return (*super().name_parts, *([] if self.positives == "views" else ["supervised"]), *power, *cut)
+
+    @property
+    def gradient_power(self) -> float:
+        """The power p of GradScale."""
+        return self.grad_scale
+
+    @property
+    def initial_cut(self) -> float:
+        """By which initial weights are divided."""
+        return self.cut_init
 
     @property
     def length(self) -> int | float:

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from ssl_sec.data.image_set import ImageSet, on_device
+from ssl_sec.data.image_set import ImageSet, on_device, require_labels
 from ssl_sec.data.shards.streamed import shuffled_batches
 from ssl_sec.networks.encoder import Network, check_size
 from ssl_sec.recipes.assembly import RunStore, assemble, save_network, train_recipe
@@ -13,7 +13,7 @@ from ssl_sec.recipes.pretraining.checking import check_images
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.examples import neighbours, save_first_views
 from ssl_sec.recipes.pretraining.monitor import Monitor
-from ssl_sec.training.recipe import Recipe, image_labels
+from ssl_sec.training.recipe import Recipe, class_labels_of_views, image_labels
 from ssl_sec.training.step import Runtime, log_once
 
 
@@ -52,7 +52,10 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
 
     Raises:
         ConfigError: if the encoder cannot take views of their size.
+        DataError: if positives are of one class, and the images have no labels.
     """
+    if config.positives == "classes":
+        require_labels(image_set, "positives=classes")
     num_channels, height, width = image_set.image_shape
     sampler = shuffled_batches(image_set, config.global_batch_size, config.seed)
     size_px, augment = min(height, width), config.augment
@@ -66,7 +69,10 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
         loss=config.loss.build(),
         views=augment.build(size_px, num_channels, config.seed, **options),
         more_views=augment.build_small(size_px, num_channels, config.seed, **options),
-        row_labels=partial(image_labels, num_views=augment.num_views + augment.small_views),
+        row_labels=partial(
+            class_labels_of_views if config.positives == "classes" else image_labels,
+            num_views=augment.num_views + augment.small_views,
+        ),
         graphed=config.runtime.replays_steps(runtime.device, runtime.world_size),
     )
     for key, view_size_px in augment.sizes_px(size_px).items():

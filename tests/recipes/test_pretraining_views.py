@@ -1,4 +1,4 @@
-"""Pretraining with further views of another size (multi-crop)."""
+"""Pretraining with further views of another size (multi-crop), and with the views of a class as positives."""
 
 import math
 from dataclasses import replace
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ssl_sec.data.standard_sets import open_digits
-from ssl_sec.errors import ConfigError, Stopped
+from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.losses import NTXentLoss, contrastive
 from ssl_sec.networks.encoder import Network
 from ssl_sec.recipes.pretraining.recipe import build_recipe
@@ -18,7 +18,7 @@ from ssl_sec.training.recipe import image_labels
 from ssl_sec.training.replaying import WARM_UP_CALLS
 from ssl_sec.training.step import train_step
 from tests.fakes import FakeRuntime, assert_identical
-from tests.recipes.test_pretraining import assert_the_same_curve, config, figures, on_a_worker, run
+from tests.recipes.test_pretraining import assert_the_same_curve, config, figures, on_a_worker, run, without_labels
 from tests.training.pretend_graphs import PretendGraphs
 from tests.training.test_step import Noise, fused_sgd
 from tests.training.test_step import recipe as small_recipe
@@ -132,3 +132,39 @@ def test_small_views_that_an_encoder_cannot_take_are_refused_in_one_line(encoder
     with pytest.raises(ConfigError, match=f"^augment.small_view_size_px: found {size_px}, .* cannot take") as error:
         run(tmp_path, **changes)
     assert "\n" not in str(error.value)
+
+
+def steps(reports):
+    """Without the figures of the monitor, whose RankMe of almost equal features magnifies what rounding leaves."""
+    return [(step, metrics) for step, metrics in reports if "train/loss" in metrics]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("loss", ["supcon", "dcl"])
+def test_supervised_views_with_scaled_gradients_are_the_same_on_two_workers(tmp_path, loss):
+    changes = {"loss": {"name": loss}, "positives": "classes", "grad_scale": 1.0, "epochs": 1}
+    alone, _ = run(tmp_path, **changes)
+    for reports, _ in on_workers(2, tmp_path, on_a_worker, tmp_path, changes):
+        assert_the_same_curve(steps(reports), steps(report[:2] for report in alone.reports))
+
+
+def test_supervision_makes_the_views_of_a_class_positives(tmp_path):
+    settings = config(loss={"name": "supcon"}, positives="classes")
+    images = settings.data.open("train")
+    recipe = build_recipe(settings, images, FakeRuntime())
+    batch = images.read(recipe.sampler.indices(0))
+    assert recipe.row_labels(batch, slice(0, 40)).tolist() == 2 * images.labels[recipe.sampler.indices(0)].tolist()
+    assert settings.name_parts == ("supcon", "sec_ema", "supervised")
+    with pytest.raises(DataError, match="200 images without labels found; positives=classes needs the class of each"):
+        run(tmp_path, data=without_labels(tmp_path), positives="classes")
+
+
+def test_a_cut_is_of_initial_weights_alone():
+    plain, cut = (
+        build_recipe(settings, settings.data.open("train"), FakeRuntime())
+        for settings in (config(), config(cut_init=4.0, grad_scale=1.0))
+    )
+    assert cut.objective.gradient_power == 1.0 and plain.objective.gradient_power == 0.0
+    torch.testing.assert_close(4 * cut.head.layers[0].weight, plain.head.layers[0].weight)
+    with pytest.raises(ConfigError, match=r"cut_init: found 4.0, must be 1 with encoder.weights=.*, which are not in"):
+        config(encoder={"name": "resnet50", "weights": "w.pth"}, cut_init=4.0)
