@@ -56,6 +56,16 @@ def ablate(overrides: Sequence[str]) -> str:
     return run_ablation(configs)
 
 
+def study(overrides: Sequence[str]) -> str:
+    """Arms of one recipe compared pair by pair over seeds, each with its own search."""
+    from ssl_sec.edges.study.plan import read_study
+
+    found = read_study(overrides)
+    from ssl_sec.edges.study.job import run_study
+
+    return run_study(found)
+
+
 def tune(overrides: Sequence[str]) -> str:
     """The best values of some keys of a pretraining, searched by Ray Tune."""
     from ssl_sec.edges.tune.space import read_search
@@ -189,7 +199,8 @@ def pipeline(arguments: Sequence[str]) -> int:
 
 # Commands that are configured by `configs/<name>.yaml` and return what is to be printed.
 _JOBS: dict[str, Callable[[Sequence[str]], str]] = {
-    job.__name__: job for job in (preview, ablate, tune, transfer, export, embed, neighbours, align, report, replay)
+    job.__name__: job
+    for job in (preview, ablate, study, tune, transfer, export, embed, neighbours, align, report, replay)
 }
 # Commands with a command line of their own, which return the exit code.
 _OTHERS: dict[str, Callable[[Sequence[str]], int]] = {"submit": submit}

@@ -23,6 +23,7 @@ from ssl_sec.figures.drawing import (
     percentages_between,
     small_plots,
 )
+from ssl_sec.figures.labels import metric_label
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.norms import NormHistogram
 
@@ -44,41 +45,6 @@ _CLASS_MARKERS = ("o", "^")
 _MOST_NAMED_CLASSES = len(_CLASS_COLOURS) * len(_CLASS_MARKERS)
 # A larger legend would cover the curves.
 _MOST_ARMS_IN_AXES = 3
-
-# The labels of common metrics on an axis; other metrics are labelled by their names.
-_AXIS_LABELS = {
-    "train/loss": "total loss",
-    "train/metric_loss": "metric loss",
-    "train/constraint": "constraint (squared norm)",
-    "train/eta": "constraint's weight η",
-    "train/lr": "learning rate",
-    "train/norm_mean": "embedding norm (L2)",
-    "train/norm_variance": "variance of the embedding norm",
-    "train/turn_mean": "turn of an embedding (tangent)",
-    "train/step_angle_mean": "turn of an embedding in a step (radians)",
-    "train/gradient_norm_mean": "gradient of an embedding (L2)",
-    "train/images_per_s": "throughput (images/s)",
-    "train/recall_at_1": "training Recall@1 (%)",
-    "train/verification_accuracy": "training verification accuracy (%)",
-    "train/verification_eer": "training equal error rate (%)",
-    "val/verification_accuracy": "validation verification accuracy (%)",
-    "val/verification_eer": "validation equal error rate (%)",
-    "train/loss_lower_bound": "least loss at the scale",
-    "train/scale": "scale of the logits",
-    "train/agent_distortion": "distortion by agents (squared)",
-    "train/agent_distortion_bound": "bound of the distortion (squared)",
-    "val/knn_top1": "kNN top-1 accuracy (%)",
-    "val/probe_top1": "linear probe top-1 accuracy (%)",
-    "val/recall_at_1": "validation Recall@1 (%)",
-    "test/recall_at_1": "test Recall@1 (%)",
-    "val/rankme": "effective rank (RankMe)",
-    "val/alpha_req": "decay of the spectrum (α-ReQ)",
-    "val/alignment": "alignment (lower is better)",
-    "val/uniformity": "uniformity (lower is better)",
-    "retrieval/recall_at_1": "test Recall@1 (%)",
-    "retrieval/nmi": "test NMI (%)",
-    "retrieval/f1": "test F1 (%)",
-}
 
 
 @dataclass(frozen=True)
@@ -124,7 +90,7 @@ def curves_figure(history: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
             low, high = np.maximum(values - band, 0), values + band
             axes.fill_between(steps, low, high, color=BLUE, alpha=0.25, linewidth=0, label="± std")
             axes.legend(frameon=False)
-        axes.set_ylabel(_AXIS_LABELS.get(name, name))
+        axes.set_ylabel(metric_label(name))
         if axes is not all_axes[0]:
             axes.sharex(all_axes[0])
         _label_steps(axes)
@@ -262,7 +228,7 @@ def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str
                 values, deviations = np.array(curve.values), np.array(curve.deviations)
                 band = (values - deviations, values + deviations)
                 axes.fill_between(curve.steps, *band, color=colour, alpha=0.2, linewidth=0)
-        axes.set_ylabel(_AXIS_LABELS.get(metric or panel, metric or panel))
+        axes.set_ylabel(metric_label(metric or panel))
         if metric is not None:
             axes.set_title(panel)
         _label_steps(axes)

@@ -29,6 +29,7 @@ _USAGES: Mapping[str, str] = {
     "preview": "[group=option ...] [key=value ...]",
     "neighbours": "embeddings=<folder or URL> output=<folder or URL> [key=value ...]",
     "replay": "folder=<the run's folder>",
+    "study": "study=<name or file> [group=option ...] [key=value ...]",
     "transfer": "run=<MLflow run id> 'sets=[...]' [key=value ...]",
     "tune": "experiment=<name> '<key>=interval(<low>,<high>)' '<key>=choice(<a>,<b>)' [key=value ...]",
     "report": "table=<n> | figure=<n> | compare <run> <run> [...]",
@@ -58,6 +59,11 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("data=folder data.root=<folder> data.image_size_px=64 augment.min_scale=0.5", "larger crops"),
     ),
     "replay": (("folder=runs/digits/<name>", "after an outage of the MLflow server"),),
+    "study": (
+        ("study=digits concurrent=2", "SEC and others beside NT-Xent, five seeds, in some minutes on a CPU"),
+        ("study=digits run=false", "what there is so far"),
+        ("study=mine.yaml cells=mine.csv", "your own study; its figures in a file that continues it anywhere"),
+    ),
     "transfer": (
         ("run=<id> 'sets=[digits]'", "a set by its name"),
         ("run=<id> 'sets=[{name: cifar10, root: <folder>},{name: folder, root: <photos>}]'", "with the keys of each"),

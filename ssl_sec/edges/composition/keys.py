@@ -43,6 +43,10 @@ def kind_of(job: str) -> type[Any]:
     if job == "ablate":
         bases = (config.AblateConfig, PRETRAIN.config)
         return dataclasses.make_dataclass("Ablation", [], bases=bases, frozen=True, kw_only=True)
+    if job == "study":
+        from ssl_sec.edges.config.study import StudyConfig
+
+        return dataclasses.make_dataclass("Study", [], bases=(StudyConfig, PRETRAIN.config), frozen=True, kw_only=True)
     if job == "tune":
         from ssl_sec.edges.config.tune import TuneConfig
 

@@ -107,10 +107,20 @@ def ui_instructions(finished: Finished, *, whole_experiment: bool = False) -> st
     if finished.experiment_id and finished.run_id:
         number = finished.experiment_id
         path = scores_page(number) if whole_experiment else run_page(number, finished.run_id)
-    if finished.uri.startswith(("http://", "https://")):
-        return f"MLflow UI: {finished.uri}{path}"
+    return ui_command(finished.uri, path)
+
+
+def ui_command(uri: str, path: str) -> str:
+    """The command that starts the MLflow UI, and the address of a page.
+
+    Args:
+        uri: of the store.
+        path: of the page.
+    """
+    if uri.startswith(("http://", "https://")):
+        return f"MLflow UI: {uri}{path}"
     program = Path(sys.executable).parent / "mlflow"
     near = os.path.relpath(program)
     shown = "mlflow" if not program.exists() else str(program) if near.startswith("..") else near
-    command = shlex.join([shown, "ui", "--backend-store-uri", finished.uri])
+    command = shlex.join([shown, "ui", "--backend-store-uri", uri])
     return f"MLflow UI: {command}\n           then open http://127.0.0.1:5000{path}"

@@ -94,6 +94,11 @@ class JobRun:
         """The id of the run in MLflow."""
         return None if self._run is None else self._run.run_id
 
+    @property
+    def experiment_id(self) -> str | None:
+        """The id of its experiment."""
+        return None if self._run is None else self._run.experiment_id
+
     def log_files(self, paths: Sequence[Path], folder: str | None = None) -> None:
         """Uploads files of the job; errors of MLflow are logged."""
         if self._run is None:

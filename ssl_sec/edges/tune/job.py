@@ -1,7 +1,5 @@
 """Searches the best values of some keys: pretrainings as trials of Ray Tune, in one run of MLflow."""
 
-import csv
-import io
 import json
 import logging
 import os
@@ -10,9 +8,8 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial, reduce
-from itertools import accumulate
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,37 +28,18 @@ from ssl_sec.edges.packaging import command
 from ssl_sec.edges.run.on_ray.runtime import connect
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
-from ssl_sec.edges.tables import in_markdown, in_table
+from ssl_sec.edges.tables import in_markdown
 from ssl_sec.edges.tracking.store import tracking_uri
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.edges.tune.space import Choices, Interval, Search, chosen_overrides
 from ssl_sec.edges.tune.trial import Plan, PretrainingTrial, last_line, log_of, trial_name
+from ssl_sec.edges.tune.trials import Trial, best_first, files_of, records_of, rows_of, table_of
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError
-from ssl_sec.figures.tuning import Axis, tuning_figure
 
 logger = logging.getLogger("ssl_sec")
 
 # Trials of the table that is printed.
 _SHOWN = 10
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
-    """A trial that was measured.
-
-    Attributes:
-        name: of its run.
-        overrides: what it was given, `key=value` of each key.
-        values: the same as plain values, by key.
-        metric: its last measurement.
-        epoch: when that was.
-    """
-
-    name: str
-    overrides: Sequence[str]
-    values: Mapping[str, float | str]
-    metric: float
-    epoch: int
 
 
 def run_tune(search: Search) -> str:
@@ -71,6 +49,26 @@ def run_tune(search: Search) -> str:
         ConfigError: if the folder holds another search, or the searcher is not installed.
         UserError: if all trials failed, with the reason of the last.
         Stopped: if it was interrupted; the trials are kept.
+    """
+    trials, num_failed, made = run_search(search)
+    train = " ".join(map(shlex.quote, [*_without_measurements(search), *trials[0].overrides]))
+    return "\n".join(
+        [
+            "",
+            table_of(trials[:_SHOWN], search),
+            f"({len(trials)} trials{f', {num_failed} failed' if num_failed else ''}; no test image was looked at)",
+            "",
+            f"trials: {made}",
+            f"train with the best: {command('pretrain')} {train}",
+        ]
+    )
+
+
+def run_search(search: Search) -> tuple[list[Trial], int, Path]:
+    """Runs the trials that have not run yet; errors as above.
+
+    Returns:
+        The trials that were measured, the best first; how many failed; the folder of their tables and logs.
     """
     config = search.config
     if is_remote(config.output_dir):
@@ -89,6 +87,7 @@ def run_tune(search: Search) -> str:
             "data": config.data.title,
             "job": "tune",
         },
+        parent_run_id=config.tracking.parent_run,
     )
     sweep = Sweep.start(identity, described, config.output_dir)
     for earlier in sorted(folder.glob(f"{name}-[0-9][0-9][0-9]*/mlflow_run_id")):
@@ -109,28 +108,17 @@ def run_tune(search: Search) -> str:
 
     def upload(run: TrackedRun) -> None:
         if trials:
-            run(_records(search, trials))
-            run.prepend_note(in_markdown(*_rows(_best_first(search, trials)[:_SHOWN], search)))
-            run.client.log_text(run.run_id, _table(trials, search) + "\n", "sweep.txt")
-            for path in _files(search, trials, made):
+            run(records_of(search, trials))
+            run.prepend_note(in_markdown(*rows_of(best_first(search, trials)[:_SHOWN], search)))
+            run.client.log_text(run.run_id, table_of(trials, search) + "\n", "sweep.txt")
+            for path in files_of(search, trials, made):
                 run.log_file(path)
 
     with sweep.ended_with(upload):
         _run(search, plan, is_new, trials, failures)
-        best = _best_first(search, trials)
-        if not best:
+        if not trials:
             raise UserError(f"all trials failed; the last: {failures[-1]}")
-    train = " ".join(map(shlex.quote, [*_without_measurements(search), *best[0].overrides]))
-    return "\n".join(
-        [
-            "",
-            _table(best[:_SHOWN], search),
-            f"({len(trials)} trials{f', {len(failures)} failed' if failures else ''}; no test image was looked at)",
-            "",
-            f"trials: {made}",
-            f"train with the best: {command('pretrain')} {train}",
-        ]
-    )
+    return best_first(search, trials), len(failures), made
 
 
 def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures: list[str]) -> None:
@@ -348,49 +336,3 @@ def _claimed(path: Path, described: Mapping[str, Any]) -> bool:
     except OSError as error:
         raise StorageError(f"output_dir: {path} cannot be written: {error.strerror}") from error
     return True
-
-
-def _rows(trials: Sequence[Trial], search: Search) -> list[list[str]]:
-    """The columns of a table of trials, and its rows."""
-    rows = [["trial", *search.space, search.metric, "epochs"]]
-    for trial in trials:
-        values = [one.partition("=")[2] for one in trial.overrides]
-        rows.append([trial.name, *values, f"{trial.metric:.4g}", str(trial.epoch)])
-    return rows
-
-
-def _table(trials: Sequence[Trial], search: Search) -> str:
-    columns, *rows = _rows(trials, search)
-    return in_table(rows, columns)
-
-
-def _best_first(search: Search, trials: Sequence[Trial]) -> list[Trial]:
-    return sorted(trials, key=lambda trial: trial.metric, reverse=search.tune.mode == "max")
-
-
-def _records(search: Search, trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """The metric of each trial and the best one so far, by the number of the trial."""
-    best_so_far = accumulate((trial.metric for trial in trials), search.better)
-    return [
-        {"step": int(trial.name.rpartition("-")[2]), "metrics": {"tune/trial": trial.metric, "tune/best": best}}
-        for trial, best in zip(trials, best_so_far, strict=True)
-    ]
-
-
-def _files(search: Search, trials: Sequence[Trial], folder: Path) -> list[Path]:
-    """The table as CSV, and the picture."""
-    folder.mkdir(parents=True, exist_ok=True)
-    table, picture = folder / "trials.csv", folder / "parallel.png"
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["trial", *search.space, search.metric, "epochs"])
-    for trial in trials:
-        writer.writerow([trial.name, *trial.values.values(), trial.metric, trial.epoch])
-    write_whole(table, text.getvalue())
-    axes = [
-        Axis(name=key, values=[trial.values[key] for trial in trials], is_log=isinstance(one, Interval) and one.is_log)
-        for key, one in search.space.items()
-    ]
-    largest = search.tune.mode == "max"
-    tuning_figure(axes, search.metric, [trial.metric for trial in trials], largest).savefig(picture, dpi=110)
-    return [table, picture]

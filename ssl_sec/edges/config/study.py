@@ -1,0 +1,62 @@
+"""The configuration of jobs.study, and of the file that says what a study compares."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.settings import Count, Local, NotEmpty, Seed, Settings, check
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyConfig(Settings):
+    """A study, or a part of it; the other keys are those of a pretraining.
+
+    Attributes:
+        study: what is compared: a name of configs/study, or the path of such a file.
+        arms: some of its arms; null for all. The baseline always runs.
+        seeds: instead of its own; null for these.
+        concurrent: runs at a time, each in a process of its own.
+        cells: CSV file with the figures of the runs: those that it has are not run again, and each that ends is added;
+            null for cells.csv in the folder of the study's runs. Its searches are kept beside it.
+        run: false compares the runs that there are, and starts none.
+    """
+
+    study: str
+    arms: tuple[str, ...] | None = None
+    seeds: Annotated[tuple[Seed, ...], NotEmpty()] | None = None
+    concurrent: Count = 1
+    cells: Local | None = None
+    run: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyFile(Settings):
+    """What a study compares.
+
+    Attributes:
+        arms: name -> overrides of the recipe. Values that are Hydra's sweeps, such as interval(0.1,1), are searched by
+            jobs.tune first, at each point of the study.
+        seeds: each arm runs once with each of these, at each point.
+        shared: overrides of all runs, before those of an arm.
+        baseline: the arm that the others are compared to; null for the first.
+        over: key -> values at which the arms are compared, one key at a time; `64+optimiser.learning_rate=0.1` changes
+            other keys with the value. null: the recipe as it is.
+        search: overrides of jobs.tune for the arms with sweeps, such as trials=8, and of their pretrainings.
+        metric: what the arms are compared by.
+    """
+
+    arms: dict[str, tuple[str, ...]]
+    seeds: Annotated[tuple[Seed, ...], NotEmpty()]
+    shared: tuple[str, ...] = ()
+    baseline: str | None = None
+    over: dict[str, tuple[str, ...]] | None = None
+    search: tuple[str, ...] = ()
+    metric: str = "probe/top1"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(len(self.arms) > 0, "arms", self.arms, "one arm or more")
+        if self.baseline is not None and self.baseline not in self.arms:
+            raise ConfigError(f"baseline: found {self.baseline!r}; {nearest(self.baseline, self.arms)}")
+        for key, values in (self.over or {}).items():
+            check(len(values) > 0, f"over.{key}", values, "one value or more")

@@ -1,0 +1,1 @@
+"""Studies: arms of one recipe, compared over seeds pair by pair."""

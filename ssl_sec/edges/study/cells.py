@@ -1,0 +1,159 @@
+"""The figures of a study's runs in a small CSV file, from which it is continued on any machine."""
+
+import csv
+import io
+import statistics
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ssl_sec.edges.folder.text import text_of, write_whole
+from ssl_sec.edges.run.sweeps import METRICS
+from ssl_sec.edges.study.plan import Cell
+from ssl_sec.errors import ConfigError, StorageError
+
+# Metrics of a run's end that are kept beside those that arms are compared by.
+_LAST = ("train/loss", "train/metric_loss", "val/rankme", "val/alignment", "val/uniformity")
+# Metrics whose mean over the reports of a run is kept: at its end the learning rate is 0.
+_MEAN = (
+    "train/norm_mean",
+    "train/norm_std",
+    "train/turn_mean",
+    "train/gradient_norm_mean",
+    "train/step_angle_mean",
+    "train/step_angle_std",
+)
+_FIRST_COLUMNS = ("arm", "point", "seed", "config", "minutes", "run_id")
+_DIGITS = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptCell:
+    """A run that has ended.
+
+    Attributes:
+        arm: whose run it is.
+        point: where; empty for the recipe as it is.
+        seed: of the run.
+        digest: of its configuration.
+        minutes: that it took, probe included; NaN if that is not known.
+        run_id: in MLflow; empty if it is not known.
+        figures: metric -> value; of `mean/<metric>` the mean over the run's reports.
+    """
+
+    arm: str
+    point: str
+    seed: int
+    digest: str
+    minutes: float
+    run_id: str
+    figures: Mapping[str, float]
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What it is found by: arm, point and seed."""
+        return self.arm, self.point, self.seed
+
+
+def figures_of(records: Sequence[Mapping[str, Any]], probe: Mapping[str, float]) -> dict[str, float]:
+    """The figures of a run that are kept.
+
+    Args:
+        records: its reports, oldest first, with their `metrics`.
+        probe: the metrics of its probe.
+    """
+    metrics = [record["metrics"] for record in records]
+    last = {name: value for one in metrics for name, value in one.items()}
+    found = {name: last[name] for name in (*METRICS, *_LAST) if name in last}
+    for name in _MEAN:
+        values = [one[name] for one in metrics if name in one]
+        if values:
+            found[f"mean/{name}"] = statistics.fmean(values)
+    return {**found, **{name: probe[name] for name in METRICS if name in probe}}
+
+
+class KeptCells:
+    """The file of a study's cells.
+
+    Args:
+        path: of the CSV file; it need not be there.
+
+    Raises:
+        ConfigError: if it is there and is not such a file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._cells = {cell.key: cell for cell in _read(path)}
+
+    def of(self, cells: Iterable[Cell]) -> list[KeptCell]:
+        """What is kept of these cells, in their order; those that have not ended are left out."""
+        return [kept for cell in cells if (kept := self._cells.get(cell.key)) is not None]
+
+    def find(self, cell: Cell) -> KeptCell | None:
+        """What is kept of a cell; None if it has not ended.
+
+        Raises:
+            ConfigError: if a run with another configuration is kept.
+        """
+        kept = self._cells.get(cell.key)
+        if kept is not None and kept.digest != cell.digest:
+            at = f" at {kept.point}" if kept.point else ""
+            raise ConfigError(
+                f"cells: {self.path} has {kept.arm}{at}, seed {kept.seed}, with another configuration ({kept.digest} "
+                f"instead of {cell.digest}); allowed: another file, or that configuration"
+            )
+        return kept
+
+    def add(self, cell: KeptCell) -> None:
+        """Adds a cell to the file, which is replaced as a whole; any thread may call it.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        with self._lock:
+            self._cells[cell.key] = cell
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(self.path, as_csv(self._cells.values()))
+            except OSError as error:
+                raise StorageError(f"cells: {self.path} cannot be written: {error.strerror}") from error
+
+
+def as_csv(cells: Iterable[KeptCell]) -> str:
+    """The text of the file."""
+    cells = sorted(cells, key=lambda cell: (cell.point, cell.arm, cell.seed))
+    names = sorted({name for cell in cells for name in cell.figures})
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*_FIRST_COLUMNS, *names])
+    for cell in cells:
+        figures = [f"{cell.figures[name]:.{_DIGITS}g}" if name in cell.figures else "" for name in names]
+        writer.writerow(
+            [cell.arm, cell.point, cell.seed, cell.digest, f"{cell.minutes:.2f}", cell.run_id, *figures],
+        )
+    return text.getvalue()
+
+
+def _read(path: Path) -> list[KeptCell]:
+    try:
+        rows = list(csv.DictReader(io.StringIO(text_of(path))))
+        return [_from_row(row) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        expected = ", ".join(_FIRST_COLUMNS)
+        raise ConfigError(f"cells: {path} is not a file of cells ({error}); it has the columns {expected}") from error
+
+
+def _from_row(row: Mapping[str, str]) -> KeptCell:
+    return KeptCell(
+        arm=row["arm"],
+        point=row["point"],
+        seed=int(row["seed"]),
+        digest=row["config"],
+        minutes=float(row["minutes"]),
+        run_id=row["run_id"],
+        figures={name: float(value) for name, value in row.items() if name not in _FIRST_COLUMNS and value},
+    )

@@ -1,0 +1,154 @@
+"""What a study found: its arms beside each other, and their differences from the baseline."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from ssl_sec.edges.run.sweeps import METRICS, mean_and_std
+from ssl_sec.edges.study.cells import KeptCell
+from ssl_sec.edges.study.differences import Difference, adjusted, difference
+from ssl_sec.figures.study import Interval, forest_figure
+from ssl_sec.figures.sweeps import Panel, Point, panels_figure
+
+# What a table shows beside the metric that decides.
+_BESIDE = ("probe/top1", "probe/knn_top1", "val/knn_top1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """An arm at a point.
+
+    Attributes:
+        arm: its name.
+        point: where.
+        figures: seed -> metric -> value.
+        difference: from the baseline at this point, with Holm's p over the arms of the point; None for the baseline.
+    """
+
+    arm: str
+    point: str
+    figures: Mapping[int, Mapping[str, float]]
+    difference: Difference | None
+
+    def of(self, metric: str) -> dict[int, float]:
+        """Seed -> value of a metric."""
+        return {seed: one[metric] for seed, one in self.figures.items() if metric in one}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The rows of a study.
+
+    Attributes:
+        rows: point by point, with the baseline first.
+        metric: that decides.
+        baseline: the arm that the others are compared to.
+    """
+
+    rows: Sequence[Row]
+    metric: str
+    baseline: str
+
+    @classmethod
+    def of(cls, cells: Sequence[KeptCell], metric: str, baseline: str) -> "Comparison":
+        """Compares the cells that there are, in their order."""
+        found: dict[str, dict[str, dict[int, Mapping[str, float]]]] = {}
+        for cell in cells:
+            found.setdefault(cell.point, {}).setdefault(cell.arm, {})[cell.seed] = cell.figures
+        rows: list[Row] = []
+        for point, arms in found.items():
+            values = {
+                arm: {seed: one[metric] for seed, one in runs.items() if metric in one} for arm, runs in arms.items()
+            }
+            others = [arm for arm in arms if arm != baseline]
+            each = {arm: difference(values[arm], values.get(baseline, {})) for arm in others}
+            tested = [arm for arm, one in each.items() if one is not None]
+            holm = dict(zip(tested, adjusted([one for one in each.values() if one is not None]), strict=True))
+            for arm in [*([baseline] if baseline in arms else []), *others]:
+                rows.append(Row(arm=arm, point=point, figures=arms[arm], difference=holm.get(arm)))
+        return cls(rows=rows, metric=metric, baseline=baseline)
+
+    def table(self) -> list[list[str]]:
+        """Its columns, and a row for each arm at each point."""
+        with_points = any(row.point for row in self.rows)
+        shown = [self.metric, *(name for name in _BESIDE if name != self.metric)]
+        shown = [name for name in shown if any(row.of(name) for row in self.rows)]
+        columns = [*(["at"] if with_points else []), "arm", "runs", *(METRICS.get(name, name) for name in shown)]
+        lines = [[*columns, f"difference from {self.baseline} [95 %]", "p"]]
+        for row in self.rows:
+            figures = [mean_and_std(list(row.of(name).values())) for name in shown]
+            lines.append([*([row.point] if with_points else []), row.arm, str(len(row.figures)), *figures, *_ends(row)])
+        return lines
+
+    def forest(self) -> Figure | None:
+        """The differences with their intervals; None if there is none."""
+        points: dict[str, list[Interval]] = {}
+        for row in self.rows:
+            if row.difference is None:
+                continue
+            baseline = next(one for one in self.rows if one.point == row.point and one.arm == self.baseline)
+            ours, theirs = row.of(self.metric), baseline.of(self.metric)
+            pairs = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+            points.setdefault(row.point, []).append(
+                Interval(row.arm, row.difference.mean, row.difference.half_width, pairs)
+            )
+        return forest_figure(points, METRICS.get(self.metric, self.metric), self.baseline) if points else None
+
+    def over_values(self) -> Figure | None:
+        """The differences over the values of each key that is varied; None if none has two numbers or more."""
+        keys: dict[str, dict[str, list[Point]]] = {}
+        for row in self.rows:
+            key, _, value = row.point.partition("=")
+            if row.difference is None or (number := _number(value)) is None:
+                continue
+            half_width = None if math.isnan(row.difference.half_width) else row.difference.half_width
+            point = Point(number, row.difference.mean, half_width, row.difference.num_pairs)
+            keys.setdefault(key, {}).setdefault(row.arm, []).append(point)
+        label = f"difference from {self.baseline}, {METRICS.get(self.metric, self.metric)}"
+        panels = [
+            Panel(x_label=key, y_label=label, arms=arms, levels={"": Point(0, 0, None, 0)})
+            for key, arms in keys.items()
+            if max(map(len, arms.values())) > 1
+        ]
+        return panels_figure(panels, "paired by seed: mean and 95 % interval") if panels else None
+
+    def metrics(self) -> dict[str, float]:
+        """Means, and differences with the ends of their intervals, as metrics of a run in MLflow."""
+        found: dict[str, float] = {}
+        for row in self.rows:
+            shown = " ".join(part for part in (row.point.replace("=", " "), row.arm) if part)
+            values = list(row.of(self.metric).values())
+            if values:
+                found[f"study/mean {shown}"] = statistics.fmean(values)
+            if row.difference is not None:
+                found[f"study/difference {shown}"] = row.difference.mean
+                if not math.isnan(row.difference.half_width):
+                    found[f"study/difference_low {shown}"] = row.difference.low
+                    found[f"study/difference_high {shown}"] = row.difference.high
+        return found
+
+
+def _ends(row: Row) -> list[str]:
+    if row.difference is None:
+        return ["", ""]
+    p = row.difference.p
+    return [str(row.difference), "" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"]
+
+
+def _number(value: str) -> float | None:
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def curves_of(records: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
+    """Metric -> (step, value) of the reports of a run."""
+    return {
+        name: [(record["step"], record["metrics"][name]) for record in records if name in record["metrics"]]
+        for name in metrics
+    }

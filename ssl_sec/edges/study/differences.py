@@ -1,0 +1,72 @@
+"""Differences between arms, paired by seed: runs of one seed have the same weights, order and augmentation."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scipy.stats import t as student_t
+
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """The mean of an arm's differences from the baseline over the seeds that both have, with Student's t-interval.
+
+    Attributes:
+        mean: of the differences.
+        half_width: of the 95 % interval; NaN for one pair.
+        p: of the two-sided t-test that the mean is 0; NaN for one pair. Not adjusted for the number of arms, unless
+            `adjusted` made it.
+        num_pairs: how many seeds.
+    """
+
+    mean: float
+    half_width: float
+    p: float
+    num_pairs: int
+
+    @property
+    def low(self) -> float:
+        """The lower end of the interval."""
+        return self.mean - self.half_width
+
+    @property
+    def high(self) -> float:
+        """The upper end of the interval."""
+        return self.mean + self.half_width
+
+    def __str__(self) -> str:
+        interval = "" if math.isnan(self.half_width) else f" [{self.low:+.2f}, {self.high:+.2f}]"
+        return f"{self.mean:+.2f}{interval}"
+
+
+def difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
+    """How an arm differs from the baseline; None if they have no seed in common.
+
+    Args:
+        arm: seed -> figure.
+        baseline: likewise.
+    """
+    pairs = [arm[seed] - baseline[seed] for seed in arm if seed in baseline]
+    if not pairs:
+        return None
+    mean, count = statistics.fmean(pairs), len(pairs)
+    if count == 1:
+        return Difference(mean=mean, half_width=math.nan, p=math.nan, num_pairs=1)
+    error = statistics.stdev(pairs) / math.sqrt(count)
+    quantile = float(student_t.ppf(0.5 + _CONFIDENCE / 2, count - 1))
+    p = float(2 * student_t.sf(abs(mean) / error, count - 1)) if error else float(mean == 0)
+    return Difference(mean=mean, half_width=quantile * error, p=p, num_pairs=count)
+
+
+def adjusted(differences: Sequence[Difference]) -> list[Difference]:
+    """The differences with Holm's adjusted p, which hold for all of them together."""
+    tested = sorted((one.p, place) for place, one in enumerate(differences) if not math.isnan(one.p))
+    found = list(differences)
+    least = 0.0
+    for rank, (p, place) in enumerate(tested):
+        least = max(least, min(1.0, (len(tested) - rank) * p))
+        found[place] = replace(found[place], p=least)
+    return found

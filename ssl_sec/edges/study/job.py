@@ -1,0 +1,270 @@
+"""Runs a study: the searches of its arms, then arms times points times seeds, and compares what there is."""
+
+import logging
+import threading
+import time
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from ssl_sec.edges.folder.descriptions import RunIdentity
+from ssl_sec.edges.folder.names import new_name, user_tags
+from ssl_sec.edges.folder.stored import open_folder
+from ssl_sec.edges.folder.text import write_whole
+from ssl_sec.edges.run.summary import ui_command
+from ssl_sec.edges.run.sweeps import METRICS, Sweep
+from ssl_sec.edges.storage.places import is_remote, local_folder
+from ssl_sec.edges.study.cells import KeptCell, KeptCells, figures_of
+from ssl_sec.edges.study.comparison import Comparison, curves_of
+from ssl_sec.edges.study.plan import Cell, Point, Study
+from ssl_sec.edges.study.processes import Processes, Task
+from ssl_sec.edges.study.searches import KeptSearches, KeptTrial
+from ssl_sec.edges.tables import in_markdown, in_table
+from ssl_sec.edges.tracking.pages import run_page
+from ssl_sec.edges.tracking.store import tracking_uri
+from ssl_sec.edges.tracking.tracker import TrackedRun
+from ssl_sec.edges.tune.trial import last_line
+from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError
+from ssl_sec.figures.study import curves_figure
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+
+logger = logging.getLogger("ssl_sec")
+
+# What tells how arms train apart, as curves over the steps.
+_CURVES = (
+    "train/norm_mean",
+    "train/norm_std",
+    "train/gradient_norm_mean",
+    "train/step_angle_mean",
+    "train/metric_loss",
+    "val/knn_top1",
+)
+
+
+def run_study(study: Study) -> str:
+    """Runs what has not run yet; returns the table of what there is.
+
+    Raises:
+        ConfigError: if the file of cells holds other runs.
+        UserError: if runs failed, after all others have run.
+        Stopped: if it was interrupted; the same command continues.
+    """
+    job = _Job(study)
+    if study.config.run:
+        with job.tracked():
+            for point in study.points:
+                job.search(point)
+                job.run(point)
+            job.require_success()
+    return job.summary()
+
+
+class _Job:
+    """A study while it runs.
+
+    Args:
+        study: what is run.
+    """
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        self._config = _config_of(study)
+        self._folder = local_folder(self._config.output_dir) / self._config.recipe_name
+        path = self._cells_path()
+        self._kept = KeptCells(path)
+        self._searches = KeptSearches(path.with_name(f"{path.stem}-searches.csv"))
+        self._uri = tracking_uri(self._config.tracking, self._config.output_dir)
+        self._sweep = Sweep(None)
+        self._failures: list[str] = []
+        self._lock = threading.Lock()
+        for cell in self._cells():
+            self._kept.find(cell)  # before anything runs
+
+    def _cells_path(self) -> Path:
+        """The file of cells.
+
+        Raises:
+            ConfigError: if there is no folder for it.
+        """
+        if self._study.config.cells is not None:
+            return Path(self._study.config.cells).expanduser()
+        if is_remote(self._config.output_dir):
+            raise ConfigError("cells: found None, must be a file where output_dir is object storage")
+        return self._folder / "cells.csv"
+
+    def _cells(self) -> list[Cell]:
+        """The runs of the arms whose values are known."""
+        arms = [arm for arm in self._study.arms if arm.search is not None]
+        found = {(arm.arm, arm.point.name): self._searches.best(arm) for arm in arms}
+        return self._study.cells({key: values for key, values in found.items() if values is not None})
+
+    def tracked(self) -> AbstractContextManager[None]:
+        """Records what the block does as a run in MLflow, the parent of all others."""
+        identity = RunIdentity(
+            uri=self._uri,
+            experiment=self._config.tracking.experiment or self._config.recipe_name,
+            name=new_name(f"{self._study.name}-study"),
+            tags={
+                **user_tags(self._config.tracking),
+                "recipe": self._config.recipe_name,
+                "data": self._config.data.title,
+                "job": "study",
+            },
+            parent_run_id=self._config.tracking.parent_run,
+        )
+        file = self._study.file
+        values = {"arms": file.arms, "seeds": list(self._study.seeds), "over": file.over, "shared": list(file.shared)}
+        self._sweep = Sweep.start(identity, values, self._config.output_dir)
+        for kept in self._kept.of(self._cells()):
+            self._sweep.adopt(kept.run_id or None)
+        return self._sweep.ended_with(self._upload)
+
+    def search(self, point: Point) -> None:
+        """Searches the arms with sweeps that have not been searched at a point."""
+        from ssl_sec.edges.tune.job import run_search  # imports Ray
+
+        for arm in self._study.arms_at(point):
+            if arm.search is None or self._searches.best(arm) is not None:
+                continue
+            logger.info("searching %s", arm.name)
+            tracking = replace(arm.search.config.tracking, parent_run=self._sweep.run_id)
+            config = replace(arm.search.config, tracking=tracking)
+            trials, _, _ = run_search(replace(arm.search, config=config))
+            self._searches.add(arm, [KeptTrial.of(arm, trial) for trial in trials])
+
+    def run(self, point: Point) -> None:
+        """Runs the cells of a point that have not run.
+
+        Raises:
+            Stopped: if a signal stopped it.
+        """
+        cells = [cell for cell in self._cells() if cell.point == point]
+        left = {cell.name: cell for cell in cells if self._kept.find(cell) is None}
+        done, begun = len(cells) - len(left), time.monotonic()
+        if done:
+            logger.info("%s%d of %d runs are done", f"{point.name}: " if point.name else "", done, len(cells))
+        parent = [] if self._sweep.run_id is None else [f"tracking.parent_run={self._sweep.run_id}"]
+        tasks = [
+            Task(name=cell.name, arguments=["pretrain", *cell.overrides, *parent], log=self._log(cell.name))
+            for cell in left.values()
+        ]
+        ended = 0
+
+        def end(name: str, code: int, minutes: float) -> None:
+            nonlocal ended
+            with self._lock:
+                if code != 0:
+                    why = last_line(self._log(name)) or f"exit code {code}"
+                    self._failures.append(f"{name}: {why}")
+                    logger.warning("%s failed: %s", name, why)
+                    return
+                kept = self._keep(left[name], minutes)
+                ended += 1
+                rest = (time.monotonic() - begun) / ended * (len(left) - ended)
+                metric = self._study.file.metric
+                shown = (
+                    f"{METRICS.get(metric, metric)} {kept.figures[metric]:.4g}" if metric in kept.figures else "ended"
+                )
+                logger.info(
+                    "%s (%d of %d): %s, in %.1f min; about %s left",
+                    *(name, done + ended, len(cells), shown, minutes, _in_words(rest)),
+                )
+
+        processes = Processes(self._study.config.concurrent)
+        processes.run(tasks, end)
+        if processes.was_stopped:
+            raise Stopped("stopped; the same command continues the study")
+
+    def require_success(self) -> None:
+        """Raises a UserError if runs failed."""
+        if self._failures:
+            raise UserError(
+                f"{len(self._failures)} runs failed; the last: {self._failures[-1]}; their output is in "
+                f"{self._folder / 'logs'}; the same command runs them again"
+            )
+
+    def _log(self, name: str) -> Path:
+        return self._folder / "logs" / f"{name}.txt"
+
+    def _keep(self, cell: Cell, minutes: float) -> KeptCell:
+        folders = [open_folder(self._folder / name) for name in (cell.name, f"{cell.name}-probe")]
+        kept = KeptCell(
+            arm=cell.arm,
+            point=cell.point.name,
+            seed=cell.seed,
+            digest=cell.digest,
+            minutes=minutes,
+            run_id=folders[0].run_id or "",
+            figures=figures_of(folders[0].records(), folders[1].last_metrics()),
+        )
+        self._kept.add(kept)
+        return kept
+
+    def _comparison(self) -> Comparison:
+        return Comparison.of(self._kept.of(self._cells()), self._study.file.metric, self._study.baseline)
+
+    def _upload(self, run: TrackedRun) -> None:
+        comparison = self._comparison()
+        if not comparison.rows:
+            return
+        run([{"step": 0, "metrics": comparison.metrics()}])
+        run.prepend_note(in_markdown(*comparison.table()))
+        for path in self._write(comparison):
+            run.log_file(path, "plots" if path.suffix == ".png" else None)
+        for path in (self._kept.path, self._searches.path):
+            if path.exists():
+                run.log_file(path)
+
+    def _write(self, comparison: Comparison) -> list[Path]:
+        """Writes the table and the plots beside the file of cells; returns their paths."""
+        folder = self._kept.path.parent
+        stem = self._kept.path.stem
+        written = [folder / f"{stem}.md"]
+        try:
+            write_whole(written[0], in_markdown(*comparison.table()) + "\n")
+            figures = {"forest": comparison.forest(), "over": comparison.over_values(), "curves": self._curves()}
+            for name, figure in figures.items():
+                if figure is not None:
+                    written.append(folder / f"{stem}-{name}.png")
+                    figure.savefig(written[-1], dpi=110)
+        except OSError as error:
+            raise StorageError(f"cells: {folder} cannot be written: {error.strerror}") from error
+        return written
+
+    def _curves(self) -> Figure | None:
+        """The curves of the runs whose folders are here."""
+        arms: dict[str, dict[str, list[list[tuple[float, float]]]]] = {}
+        for cell in self._cells():
+            path = self._folder / cell.name
+            if is_remote(self._config.output_dir) or not path.is_dir():
+                continue
+            label = " ".join(part for part in (cell.point.value, cell.arm) if part)
+            for metric, curve in curves_of(open_folder(path).records(), _CURVES).items():
+                arms.setdefault(label, {}).setdefault(metric, []).append(curve)
+        return curves_figure(arms, f"{self._study.name}: means over the runs of an arm")
+
+    def summary(self) -> str:
+        """The table of what there is, and where its files are."""
+        comparison = self._comparison()
+        if not comparison.rows:
+            return "no run has ended yet"
+        columns, *rows = comparison.table()
+        files = self._write(comparison)
+        lines = ["", in_table(rows, columns), "", *(f"wrote {path}" for path in [self._kept.path, *files])]
+        if self._sweep.run_id is not None:
+            lines.append(f"MLflow run: {self._sweep.run_id}")
+            lines.append(ui_command(self._uri, run_page(str(self._sweep.experiment_id), self._sweep.run_id)))
+        return "\n".join(lines)
+
+
+def _config_of(study: Study) -> PretrainConfig:
+    """The configuration of one of the runs; what the study itself needs of it is the same in all."""
+    first = study.arms[0]
+    return first.search.config if first.search is not None else study.cells({})[0].config
+
+
+def _in_words(seconds: float) -> str:
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"

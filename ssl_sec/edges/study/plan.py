@@ -1,0 +1,298 @@
+"""The cells of a study, arms times points times seeds, and the searches that come before them."""
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.composition.config_folders import CONFIG_FOLDER, config_file, own_folders
+from ssl_sec.edges.config.study import StudyConfig, StudyFile
+from ssl_sec.edges.overrides import in_quotes, parsed, understood
+from ssl_sec.edges.tracking.comparing import deciding
+from ssl_sec.edges.tune.space import Search, read_search
+from ssl_sec.errors import ConfigError, first_line, nearest
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.recipes.registry import PRETRAIN
+from ssl_sec.settings import flattened, from_values, to_values
+
+# Keys that differ in each run of a study, or that the study itself sets.
+_RESERVED = {"seed": "seeds", "run_name": "the name of an arm", "resume": "nothing: a study resumes its runs"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """Where arms are compared.
+
+    Attributes:
+        key: what is varied; empty for the recipe as it is.
+        value: of the key.
+        overrides: that make it.
+    """
+
+    key: str = ""
+    value: str = ""
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """`key=value`; empty for the recipe as it is."""
+        return f"{self.key}={self.value}" if self.key else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A run of a study.
+
+    Attributes:
+        arm: whose run it is.
+        point: where.
+        seed: of the run.
+        overrides: of the pretraining.
+        config: that they make.
+    """
+
+    arm: str
+    point: Point
+    seed: int
+    overrides: tuple[str, ...]
+    config: PretrainConfig
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What the cell is found by: arm, point and seed."""
+        return self.arm, self.point.name, self.seed
+
+    @property
+    def name(self) -> str:
+        """Of its run."""
+        return str(self.config.run_name)
+
+    @cached_property
+    def digest(self) -> str:
+        """What decides the result but for the seed and the places of files, in short."""
+        values = {key: str(value) for key, value in flattened(to_values(self.config)).items()}
+        found = deciding(values, PRETRAIN.name)
+        return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmAt:
+    """An arm at a point.
+
+    Attributes:
+        arm: its name.
+        point: where.
+        overrides: that its runs share; without those that are searched.
+        search: for the others; None if there are none.
+    """
+
+    arm: str
+    point: Point
+    overrides: tuple[str, ...]
+    search: Search | None
+
+    @property
+    def name(self) -> str:
+        """The beginning of the names of its runs."""
+        return named(self.point.value, self.arm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study.
+
+    Attributes:
+        name: the recipe of its runs.
+        file: what it compares.
+        config: how it is run.
+        seeds: of each arm.
+        arms: at each point.
+    """
+
+    name: str
+    file: StudyFile
+    config: StudyConfig
+    seeds: tuple[int, ...]
+    arms: Sequence[ArmAt]
+
+    @property
+    def baseline(self) -> str:
+        """The arm that the others are compared to."""
+        return self.file.baseline or next(iter(self.file.arms))
+
+    @property
+    def points(self) -> list[Point]:
+        """Where the arms are compared, in order."""
+        return list({arm.point.name: arm.point for arm in self.arms}.values())
+
+    def arms_at(self, point: Point) -> list[ArmAt]:
+        """The arms at a point."""
+        return [arm for arm in self.arms if arm.point == point]
+
+    def cells(self, chosen: Mapping[tuple[str, str], Sequence[str]]) -> list[Cell]:
+        """The runs, point by point and there seed by seed, so that arms can be compared before all have run.
+
+        Args:
+            chosen: (arm, point) -> what its search has found; arms whose search is not there are left out.
+        """
+        found: list[Cell] = []
+        for point, seed in itertools.product(self.points, self.seeds):
+            for arm in self.arms_at(point):
+                values = chosen.get((arm.arm, arm.point.name))
+                if arm.search is not None and values is None:
+                    continue
+                own = (f"seed={seed}", f"run_name={arm.name}-s{seed}", "resume=auto")
+                found.append(_cell(arm, seed, (*arm.overrides, *(values or ()), *own)))
+        return found
+
+
+def named(*parts: str) -> str:
+    """A name for files, of parts that may be empty."""
+    return "-".join(re.sub(r"[^\w.]+", "_", part).strip("_") for part in parts if part)
+
+
+def read_study(overrides: Sequence[str]) -> Study:
+    """The study that overrides ask for.
+
+    Args:
+        overrides: of the study, and of all its pretrainings.
+
+    Raises:
+        ConfigError: if a key, a value or the study's file is wrong.
+    """
+    own = {field.name for field in fields(StudyConfig)}
+    each = {text: parsed(text).key_or_group for text in map(understood, overrides)}
+    asked = [parsed(text).value() for text, key in each.items() if key == "study"]
+    path, file = _read_file(str(asked[-1])) if asked else (Path(), None)
+    # Without a file, the composition says what is missing.
+    values = compose("study", [*(file.shared if file else ()), *each])
+    assert file is not None
+    config = from_values(StudyConfig, {key: values[key] for key in own})
+    name = path.stem
+    typed = [text for text, key in each.items() if key not in own]
+    typed_keys = {key for key in each.values() if key not in own}
+    for key in _RESERVED:
+        if key in typed_keys:
+            raise ConfigError(f"{key}: a study sets it; allowed: {_RESERVED[key]}")
+    shared = (
+        *file.shared,
+        *typed,
+        *([] if "recipe" in typed_keys else [f"recipe={name}"]),
+        *([] if "probe.enabled" in typed_keys else ["probe.enabled=true"]),
+    )
+    arms = _chosen_arms(config, file)
+    points = _points(file)
+    found = [
+        _arm_at(arm, point, (*shared, *point.overrides), arms[arm], file, path) for point in points for arm in arms
+    ]
+    return Study(name=name, file=file, config=config, seeds=config.seeds or file.seeds, arms=found)
+
+
+def _read_file(study: str) -> tuple[Path, StudyFile]:
+    """The file of a study and its content.
+
+    Raises:
+        ConfigError: if there is none, or it cannot be read.
+    """
+    found = Path(study).expanduser() if study.endswith((".yaml", ".yml")) else None
+    if found is None:
+        packaged = config_file("study", study)
+        found = None if packaged is None else packaged.path
+    if found is None or not found.is_file():
+        folders = (CONFIG_FOLDER, *own_folders())
+        names = {path.stem for folder in folders for path in (folder / "study").glob("*.yaml")}
+        raise ConfigError(f"study: found {study!r}; {nearest(study, names)}, or the path of a YAML file")
+    try:
+        values = yaml.safe_load(found.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"study: {found} cannot be read: {first_line(error)}") from error
+    try:
+        return found, from_values(StudyFile, _as_text(values))
+    except ConfigError as error:
+        raise ConfigError(f"{found}: {error}") from None
+
+
+def _as_text(values: Any) -> Any:
+    """The file's values, with numbers and truth values of arms and points as text."""
+    if not isinstance(values, dict):
+        return values
+    listed = {"arms": _texts, "over": _texts}
+    return {key: listed[key](each) if key in listed else each for key, each in values.items()}
+
+
+def _texts(groups: Any) -> Any:
+    if not isinstance(groups, dict):
+        return groups
+    return {
+        str(key): [_text(value) for value in values] if isinstance(values, list) else values
+        for key, values in groups.items()
+    }
+
+
+def _text(value: Any) -> Any:
+    return value if isinstance(value, str) else yaml.safe_dump(value).splitlines()[0]
+
+
+def _chosen_arms(config: StudyConfig, file: StudyFile) -> dict[str, tuple[str, ...]]:
+    baseline = file.baseline or next(iter(file.arms))
+    for arm in config.arms or ():
+        if arm not in file.arms:
+            raise ConfigError(f"arms: found {arm!r}; {nearest(arm, file.arms)}")
+    chosen = file.arms if config.arms is None else {baseline, *config.arms}
+    return {arm: overrides for arm, overrides in file.arms.items() if arm in chosen}
+
+
+def _points(file: StudyFile) -> list[Point]:
+    """Where arms are compared: the values of each key, or the recipe as it is."""
+    points: list[Point] = []
+    for key, values in (file.over or {}).items():
+        for value in values:
+            own, *others = re.split(r"\+(?!\d)", value)  # 1e+5 is a number
+            points.append(Point(key=key, value=own, overrides=(f"{key}={own}", *others)))
+    return points or [Point()]
+
+
+def _arm_at(arm: str, point: Point, shared: tuple[str, ...], own: Sequence[str], file: StudyFile, path: Path) -> ArmAt:
+    each = {text: parsed(understood(text)) for text in own}
+    for one in each.values():
+        if one.key_or_group in _RESERVED:
+            allowed = _RESERVED[one.key_or_group]
+            raise ConfigError(f"{path}: arms.{arm}: {one.key_or_group} is the study's; allowed: {allowed}")
+    swept = [text for text, one in each.items() if one.is_sweep_override()]
+    overrides = (*shared, *(text for text in own if text not in swept))
+    if not swept:
+        _config(arm, overrides)
+        return ArmAt(arm=arm, point=point, overrides=overrides, search=None)
+    name = f"run_name={named(point.value, arm)}-search"
+    # What a search finds decides what its runs are, so that they are not probed.
+    given = [text for text in overrides if text != "probe.enabled=true"]
+    try:
+        search = read_search([*given, *file.search, *swept, name])
+    except ConfigError as error:
+        raise ConfigError(f"{path}: arms.{arm}: {error}") from None
+    return ArmAt(arm=arm, point=point, overrides=overrides, search=search)
+
+
+def _cell(arm: ArmAt, seed: int, overrides: Sequence[str]) -> Cell:
+    """A run, with its arm and its point as tags in MLflow."""
+    tags = _config(arm.arm, overrides).tracking.tags or {}
+    tags = {**tags, "arm": arm.arm, **({"point": arm.point.name} if arm.point.name else {})}
+    given = ", ".join(f"{key}: {in_quotes(str(value))}" for key, value in tags.items())
+    overrides = (*overrides, f"tracking.tags={{{given}}}")
+    config = _config(arm.arm, overrides)
+    return Cell(arm=arm.arm, point=arm.point, seed=seed, overrides=overrides, config=config)
+
+
+def _config(arm: str, overrides: Sequence[str]) -> PretrainConfig:
+    try:
+        return from_values(PretrainConfig, compose("pretrain", overrides))
+    except ConfigError as error:
+        raise ConfigError(f"arms.{arm}: {error}") from None

@@ -1,0 +1,137 @@
+"""Runs of a study in processes of their own, some at a time, which a signal stops and lets save."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from ssl_sec.edges.run.supervision import end_with
+
+# After so many failures, and no run that ended well, no further run is started.
+_FAILURES_TO_GIVE_UP = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """A process to run.
+
+    Attributes:
+        name: of the task.
+        arguments: of `python -m ssl_sec`.
+        log: file that its output is added to.
+    """
+
+    name: str
+    arguments: Sequence[str]
+    log: Path
+
+
+# Called with the name of a task, its exit code and the minutes that it took, in any thread.
+End = Callable[[str, int, float], None]
+
+
+class Processes:
+    """Processes that run side by side.
+
+    Args:
+        concurrent: how many at a time, ≥ 1.
+
+    Attributes:
+        was_stopped: whether a signal has stopped them.
+    """
+
+    def __init__(self, concurrent: int) -> None:
+        self._concurrent = concurrent
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._lock = threading.Lock()
+        self._num_ended = self._num_failed = 0
+        self.was_stopped = False
+
+    def run(self, tasks: Sequence[Task], end: End) -> None:
+        """Runs the tasks in their order; after a signal no further one is started.
+
+        Args:
+            tasks: what is run.
+            end: called after each but those that a signal stopped.
+        """
+        with _signalled(self._stop), ThreadPoolExecutor(self._concurrent) as pool:
+            for ended in [pool.submit(self._run, task, end) for task in tasks]:
+                ended.result()
+
+    def _run(self, task: Task, end: End) -> None:
+        with self._lock:
+            if self.was_stopped or (self._num_failed >= _FAILURES_TO_GIVE_UP and not self._num_ended):
+                return
+            begun = time.monotonic()
+            process = _started(task, self._num_threads)
+            self._running[process.pid] = process
+        if self.was_stopped:  # while it started
+            process.send_signal(signal.SIGTERM)
+        code = process.wait()
+        with self._lock:
+            del self._running[process.pid]
+            stopped = self.was_stopped and code != 0
+            self._num_ended, self._num_failed = self._num_ended + (code == 0), self._num_failed + (code != 0)
+        if not stopped:
+            end(task.name, code, (time.monotonic() - begun) / 60)
+
+    @property
+    def _num_threads(self) -> int:
+        """Threads of a process on CPUs."""
+        return max(1, len(os.sched_getaffinity(0)) // self._concurrent)
+
+    def _stop(self, at_once: bool) -> None:
+        """Asks the processes to save and stop; a signal handler calls it, which must not wait for the lock."""
+        self.was_stopped = True
+        for process in list(self._running.values()):
+            process.send_signal(signal.SIGINT if at_once else signal.SIGTERM)
+
+
+def _started(task: Task, num_threads: int) -> "subprocess.Popen[bytes]":
+    task.log.parent.mkdir(parents=True, exist_ok=True)
+    environment = {"OMP_NUM_THREADS": str(num_threads), **os.environ}
+    with task.log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "ssl_sec", *task.arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,  # a Ctrl-C is for the study, which then stops its runs
+            preexec_fn=partial(end_with, os.getpid()) if sys.platform.startswith("linux") else None,
+        )
+
+
+@contextmanager
+def _signalled(stop: Callable[[bool], None]) -> Iterator[None]:
+    """Calls `stop(False)` at the first SIGINT, SIGTERM or SIGHUP, and `stop(True)` at a later SIGINT."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        if not seen:
+            os.write(2, b"\nstopping: the runs save their states first (Ctrl-C again to stop at once)\n")
+        if not seen or number == signal.SIGINT:
+            stop(seen)
+        seen = True
+
+    under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = [signal.SIGINT, signal.SIGTERM, *([] if under_nohup else [signal.SIGHUP])]
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,127 @@
+"""The trials of a study's searches in a small CSV file beside that of its cells."""
+
+import csv
+import io
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssl_sec.edges.folder.text import text_of, write_whole
+from ssl_sec.edges.study.plan import ArmAt
+from ssl_sec.edges.tune.trials import Trial
+from ssl_sec.errors import ConfigError, StorageError
+
+_COLUMNS = ("arm", "point", "trial", "metric", "epochs", "space", "overrides")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptTrial:
+    """A trial of a search that has ended.
+
+    Attributes:
+        arm: whose values were searched.
+        point: where.
+        trial: its number, the best first.
+        metric: on held-out training images.
+        epochs: after which it was measured for the last time.
+        space: what was searched, as it was given.
+        overrides: what the trial was given.
+    """
+
+    arm: str
+    point: str
+    trial: int
+    metric: float
+    epochs: int
+    space: str
+    overrides: tuple[str, ...]
+
+    @classmethod
+    def of(cls, arm: ArmAt, trial: Trial) -> "KeptTrial":
+        """What is kept of a trial of an arm's search."""
+        return cls(
+            arm=arm.arm,
+            point=arm.point.name,
+            trial=int(trial.name.rpartition("-")[2]),
+            metric=trial.metric,
+            epochs=trial.epoch,
+            space=_space(arm),
+            overrides=tuple(trial.overrides),
+        )
+
+
+class KeptSearches:
+    """The file of a study's searches.
+
+    Args:
+        path: of the CSV file; it need not be there.
+
+    Raises:
+        ConfigError: if it is there and is not such a file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._trials = _read(path)
+
+    def best(self, arm: ArmAt) -> tuple[str, ...] | None:
+        """The overrides of an arm's best trial; None if it has not been searched.
+
+        Raises:
+            ConfigError: if something else was searched.
+        """
+        trials = [one for one in self._trials if (one.arm, one.point) == (arm.arm, arm.point.name)]
+        if not trials or arm.search is None:
+            return None
+        if trials[0].space != _space(arm):
+            raise ConfigError(
+                f"cells: {self.path} has a search of {arm.name} over {trials[0].space} instead of {_space(arm)}; "
+                "allowed: another file of cells, or that search"
+            )
+        largest = arm.search.tune.mode == "max"
+        return (max if largest else min)(trials, key=lambda one: one.metric).overrides
+
+    def add(self, arm: ArmAt, trials: Sequence[KeptTrial]) -> None:
+        """Adds the trials of an arm's search, the best first.
+
+        Raises:
+            StorageError: if the file cannot be written.
+        """
+        self._trials = [*self._trials, *trials]
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(_COLUMNS)
+        for one in sorted(self._trials, key=lambda one: (one.point, one.arm)):
+            values = [one.arm, one.point, one.trial, f"{one.metric:.6g}", one.epochs, one.space]
+            writer.writerow([*values, shlex.join(one.overrides)])
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path, text.getvalue())
+        except OSError as error:
+            raise StorageError(f"cells: {self.path} cannot be written: {error.strerror}") from error
+
+
+def _space(arm: ArmAt) -> str:
+    """What is searched, and in how many trials."""
+    assert arm.search is not None
+    dimensions = [f"{key}={' .. '.join(one.ends)}" for key, one in arm.search.space.items()]
+    return f"{arm.search.tune.trials} trials of {', '.join(dimensions)}"
+
+
+def _read(path: Path) -> list[KeptTrial]:
+    try:
+        return [
+            KeptTrial(
+                arm=row["arm"],
+                point=row["point"],
+                trial=int(row["trial"]),
+                metric=float(row["metric"]),
+                epochs=int(row["epochs"]),
+                space=row["space"],
+                overrides=tuple(shlex.split(row["overrides"])),
+            )
+            for row in csv.DictReader(io.StringIO(text_of(path)))
+        ]
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise ConfigError(f"cells: {path} is not a file of searches ({error}): {', '.join(_COLUMNS)}") from error

@@ -1,0 +1,81 @@
+"""The trials of a search: as a table, as metrics of its run in MLflow, and as a picture."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from ssl_sec.edges.folder.text import write_whole
+from ssl_sec.edges.tables import in_table
+from ssl_sec.edges.tune.space import Interval, Search
+from ssl_sec.figures.tuning import Axis, tuning_figure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """A trial that was measured.
+
+    Attributes:
+        name: of its run.
+        overrides: what it was given, `key=value` of each key.
+        values: the same as plain values, by key.
+        metric: its last measurement.
+        epoch: when that was.
+    """
+
+    name: str
+    overrides: Sequence[str]
+    values: Mapping[str, float | str]
+    metric: float
+    epoch: int
+
+
+def rows_of(trials: Sequence[Trial], search: Search) -> list[list[str]]:
+    """The columns of a table of trials, and its rows."""
+    rows = [["trial", *search.space, search.metric, "epochs"]]
+    for trial in trials:
+        values = [one.partition("=")[2] for one in trial.overrides]
+        rows.append([trial.name, *values, f"{trial.metric:.4g}", str(trial.epoch)])
+    return rows
+
+
+def table_of(trials: Sequence[Trial], search: Search) -> str:
+    """The trials as text, in their order."""
+    columns, *rows = rows_of(trials, search)
+    return in_table(rows, columns)
+
+
+def best_first(search: Search, trials: Sequence[Trial]) -> list[Trial]:
+    """The trials by their metric."""
+    return sorted(trials, key=lambda trial: trial.metric, reverse=search.tune.mode == "max")
+
+
+def records_of(search: Search, trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    """The metric of each trial and the best one so far, by the number of the trial."""
+    best_so_far = accumulate((trial.metric for trial in trials), search.better)
+    return [
+        {"step": int(trial.name.rpartition("-")[2]), "metrics": {"tune/trial": trial.metric, "tune/best": best}}
+        for trial, best in zip(trials, best_so_far, strict=True)
+    ]
+
+
+def files_of(search: Search, trials: Sequence[Trial], folder: Path) -> list[Path]:
+    """The table as CSV, and the picture."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table, picture = folder / "trials.csv", folder / "parallel.png"
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["trial", *search.space, search.metric, "epochs"])
+    for trial in trials:
+        writer.writerow([trial.name, *trial.values.values(), trial.metric, trial.epoch])
+    write_whole(table, text.getvalue())
+    axes = [
+        Axis(name=key, values=[trial.values[key] for trial in trials], is_log=isinstance(one, Interval) and one.is_log)
+        for key, one in search.space.items()
+    ]
+    largest = search.tune.mode == "max"
+    tuning_figure(axes, search.metric, [trial.metric for trial in trials], largest).savefig(picture, dpi=110)
+    return [table, picture]

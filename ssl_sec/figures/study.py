@@ -1,0 +1,86 @@
+"""What a study draws: differences from a baseline with their intervals, and the curves of its arms."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ssl_sec.figures.drawing import BLUE, add_grid, arm_look, small_plots
+from ssl_sec.figures.labels import metric_label
+
+
+class Interval(NamedTuple):
+    """A difference from the baseline.
+
+    Attributes:
+        arm: whose.
+        mean: of the pairs.
+        half_width: of its interval; NaN if there is none.
+        pairs: the difference of each pair.
+    """
+
+    arm: str
+    mean: float
+    half_width: float
+    pairs: Sequence[float]
+
+
+def forest_figure(points: Mapping[str, Sequence[Interval]], metric: str, baseline: str) -> Figure:
+    """Draws a line for each arm: its mean difference from the baseline, the interval, and each pair as a dot.
+
+    Args:
+        points: name of a point -> differences of its arms; one or more.
+        metric: what is compared, with its unit.
+        baseline: what the arms are compared to.
+    """
+    num_rows = sum(map(len, points.values()))
+    heights = [max(len(rows), 1) for rows in points.values()]
+    figure = Figure(figsize=(7.5, 1.4 + 0.36 * num_rows + 0.4 * len(points)), layout="constrained")
+    all_axes = figure.subplots(len(points), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+    for axes, (name, rows) in zip(all_axes, points.items(), strict=True):
+        add_grid(axes)
+        axes.axvline(0, color="0.3", linewidth=1)
+        for place, row in enumerate(rows):
+            axes.plot(row.pairs, [place] * len(row.pairs), "o", color="0.65", markersize=3.5)
+            half_width = 0.0 if math.isnan(row.half_width) else row.half_width
+            axes.errorbar(row.mean, place, xerr=half_width, fmt="D", color=BLUE, capsize=4, markersize=5)
+        axes.set_yticks(range(len(rows)), [row.arm for row in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        if name:
+            axes.set_title(name, fontsize=9, loc="left")
+    all_axes[-1].set_xlabel(f"{metric}: difference from {baseline}, paired by seed (mean, 95 % interval, each seed)")
+    return figure
+
+
+def curves_figure(
+    arms: Mapping[str, Mapping[str, Sequence[Sequence[tuple[float, float]]]]], title: str
+) -> Figure | None:
+    """Draws metrics over the steps, a panel for each, with all arms: the mean over their runs.
+
+    Args:
+        arms: arm -> metric -> the (step, value) pairs of each run, in the order of steps.
+        title: above all panels.
+
+    Returns:
+        The figure; None if no arm has a curve.
+    """
+    metrics = list(dict.fromkeys(name for one in arms.values() for name, runs in one.items() if runs))
+    if not metrics:
+        return None
+    figure, all_axes = small_plots(len(metrics), (4.6, 3.2), margin=0.5)
+    figure.suptitle(title, fontsize=10)
+    for axes, name in zip(all_axes, metrics, strict=True):
+        add_grid(axes)
+        for place, (arm, of_arm) in enumerate(arms.items()):
+            runs = [run for run in of_arm.get(name, []) if run]
+            if not runs:
+                continue
+            steps = sorted({step for run in runs for step, _ in run})
+            means = np.mean([np.interp(steps, [x for x, _ in run], [y for _, y in run]) for run in runs], axis=0)
+            colour, style = arm_look(place)
+            axes.plot(steps, means, color=colour, linestyle=style, linewidth=1.3, marker="." if len(steps) < 3 else "", label=arm)
+        axes.set(xlabel="step", ylabel=metric_label(name))
+    all_axes[0].legend(frameon=False, fontsize="x-small")
+    return figure
