@@ -2,11 +2,11 @@
 
 from functools import partial
 
-from ssl_sec.edges.commands import ablate, align, embed, export, preview, replay, report, run_recipe, transfer
+from ssl_sec.edges.commands import ablate, align, embed, export, preview, replay, report, run_recipe, study, transfer
 
 __all__ = [
     "ablate", "align", "embed", "export", "face", "finetune", "metric_learning", "pretrain", "preview", "probe",
-    "replay", "report", "transfer",
+    "replay", "report", "study", "transfer",
 ]  # fmt: skip
 
 pretrain = partial(run_recipe, "pretrain")

@@ -48,12 +48,12 @@ def run_recipe(job: str, overrides: Sequence[str]) -> str:
 def ablate(overrides: Sequence[str]) -> str:
     """One recipe under several constraints and seeds, in one table."""
     compose("ablate", overrides)  # a misspelled key is found before the imports
-    from ssl_sec.edges.run.arms import read_arms
+    from ssl_sec.edges.study.arms import read_arms
 
-    configs = read_arms(overrides)
-    from ssl_sec.edges.run.ablation import run_ablation
+    cells = read_arms(overrides)
+    from ssl_sec.edges.study.ablation import run_ablation
 
-    return run_ablation(configs)
+    return run_ablation(cells)
 
 
 def study(overrides: Sequence[str]) -> str:

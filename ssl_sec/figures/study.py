@@ -80,7 +80,15 @@ def curves_figure(
             steps = sorted({step for run in runs for step, _ in run})
             means = np.mean([np.interp(steps, [x for x, _ in run], [y for _, y in run]) for run in runs], axis=0)
             colour, style = arm_look(place)
-            axes.plot(steps, means, color=colour, linestyle=style, linewidth=1.3, marker="." if len(steps) < 3 else "", label=arm)
+            axes.plot(
+                steps,
+                means,
+                color=colour,
+                linestyle=style,
+                linewidth=1.3,
+                marker="." if len(steps) < 3 else "",
+                label=arm,
+            )
         axes.set(xlabel="step", ylabel=metric_label(name))
     all_axes[0].legend(frameon=False, fontsize="x-small")
     return figure

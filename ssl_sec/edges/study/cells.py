@@ -4,7 +4,7 @@ import csv
 import io
 import statistics
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,9 @@ class KeptCells:
         self.path = path
         self._lock = threading.Lock()
         self._cells = {cell.key: cell for cell in _read(path)}
+
+    def __iter__(self) -> Iterator[KeptCell]:
+        return iter(self._cells.values())
 
     def of(self, cells: Iterable[Cell]) -> list[KeptCell]:
         """What is kept of these cells, in their order; those that have not ended are left out."""

@@ -15,7 +15,7 @@ from ssl_sec.figures.study import Interval, forest_figure
 from ssl_sec.figures.sweeps import Panel, Point, panels_figure
 
 # What a table shows beside the metric that decides.
-_BESIDE = ("probe/top1", "probe/knn_top1", "val/knn_top1")
+_BESIDE = ("probe/top1", "probe/top5", "probe/knn_top1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +78,12 @@ class Comparison:
         shown = [self.metric, *(name for name in _BESIDE if name != self.metric)]
         shown = [name for name in shown if any(row.of(name) for row in self.rows)]
         columns = [*(["at"] if with_points else []), "arm", "runs", *(METRICS.get(name, name) for name in shown)]
-        lines = [[*columns, f"difference from {self.baseline} [95 %]", "p"]]
+        compared = [f"difference from {self.baseline} [95 %]", "p"] if any(map(_compares, self.rows)) else []
+        lines = [[*columns, *compared]]
         for row in self.rows:
             figures = [mean_and_std(list(row.of(name).values())) for name in shown]
-            lines.append([*([row.point] if with_points else []), row.arm, str(len(row.figures)), *figures, *_ends(row)])
+            ends = _ends(row) if compared else []
+            lines.append([*([row.point] if with_points else []), row.arm, str(len(row.figures)), *figures, *ends])
         return lines
 
     def forest(self) -> Figure | None:
@@ -130,6 +132,10 @@ class Comparison:
                     found[f"study/difference_low {shown}"] = row.difference.low
                     found[f"study/difference_high {shown}"] = row.difference.high
         return found
+
+
+def _compares(row: Row) -> bool:
+    return row.difference is not None and row.difference.num_pairs > 1
 
 
 def _ends(row: Row) -> list[str]:

@@ -1,4 +1,4 @@
-"""Reads the arms of an ablation: the configuration of each run, without importing MLflow."""
+"""Reads the arms of an ablation: a study of one point, whose arms stand on the command line."""
 
 import re
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.composition.options import options
 from ssl_sec.edges.config import AblateConfig
+from ssl_sec.edges.study.plan import Cell, Point
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.settings import from_values
@@ -15,8 +16,8 @@ _RANDOM = "random"
 _RESERVED = {"seed": "seeds=[...]", "run_name": "recipe=<name>", "arms": "one list", "seeds": "one list"}
 
 
-def read_arms(overrides: Sequence[str]) -> dict[tuple[str, int], PretrainConfig]:
-    """The configuration of each arm and seed.
+def read_arms(overrides: Sequence[str]) -> list[Cell]:
+    """The runs of an ablation: each arm with each seed, seed by seed.
 
     Args:
         overrides: of the pretraining, and `arms=[...]` and `seeds=[...]`.
@@ -28,16 +29,15 @@ def read_arms(overrides: Sequence[str]) -> dict[tuple[str, int], PretrainConfig]
     config = from_values(AblateConfig, {key: values[key] for key in ("arms", "seeds")})
     shared = [override for override in overrides if override.partition("=")[0] not in ("arms", "seeds")]
     from_values(PretrainConfig, compose("pretrain", shared))  # mistakes outside of the arms are reported first
-    return {(arm, seed): _config(shared, arm, seed) for seed in config.seeds for arm in config.arms}
+    return [_cell(shared, arm, seed) for seed in config.seeds for arm in config.arms]
 
 
-def _config(shared: Sequence[str], arm: str, seed: int) -> PretrainConfig:
+def _cell(shared: Sequence[str], arm: str, seed: int) -> Cell:
     changes = [change for part in re.split(r"\+(?!\d)", arm) for change in _changes(arm, part)]  # 1e+5 is a number
+    given = (*shared, *changes, f"seed={seed}", "run_name=null", "probe.enabled=true")
     try:
-        return from_values(
-            PretrainConfig,
-            compose("pretrain", [*shared, *changes, f"seed={seed}", "run_name=null", "probe.enabled=true"]),
-        )
+        config = from_values(PretrainConfig, compose("pretrain", given))
+        return Cell(arm=arm, point=Point(), seed=seed, overrides=given, config=config)
     except ConfigError as error:
         raise ConfigError(f"arms: {arm}: {error}") from None
 

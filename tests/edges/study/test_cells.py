@@ -1,0 +1,81 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssl_sec.edges.study.cells import KeptCell, KeptCells, as_csv, figures_of
+from ssl_sec.edges.study.plan import read_study
+from ssl_sec.errors import ConfigError, StorageError
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=8)
+
+
+def kept(arm="sec", point="", seed=0, digest="abc", **figures):
+    return KeptCell(
+        arm=arm,
+        point=point,
+        seed=seed,
+        digest=digest,
+        minutes=6.25,
+        run_id="r1",
+        figures=figures or {"probe/top1": 1.5},
+    )
+
+
+@given(
+    arms=st.lists(NAMES.filter(str.strip), min_size=1, max_size=3, unique=True), point=NAMES, value=st.floats(-1e6, 1e6)
+)
+def test_a_file_has_what_was_added(tmp_path_factory, arms, point, value):
+    path = tmp_path_factory.mktemp("cells") / "new" / "cells.csv"
+    added = [kept(arm, point, seed, **{"probe/top1": value}) for arm in arms for seed in (1, 0)]
+    cells = KeptCells(path)
+    for one in added:
+        cells.add(one)
+    read = {cell.key: cell for cell in KeptCells(path)}
+    assert set(read) == {one.key for one in added}
+    for one in added:
+        found = read[one.key]
+        assert (found.digest, found.minutes, found.run_id) == (one.digest, 6.25, "r1")
+        assert found.figures["probe/top1"] == pytest.approx(value, rel=1e-5, abs=1e-9)
+    assert as_csv(read.values()) == path.read_text()
+
+
+def test_a_cell_is_found_by_arm_point_and_seed_and_refused_with_another_configuration(tmp_path):
+    none, sec = read_study(["study=digits", "arms=[sec]"]).cells({})[:2]
+    cells = KeptCells(tmp_path / "cells.csv")
+    cells.add(kept("none", digest=none.digest))
+    assert cells.find(none).figures == {"probe/top1": 1.5}
+    assert cells.find(sec) is None
+    cells.add(kept("sec", digest="another"))
+    expected = r"cells.csv has sec, seed 0, with another configuration \(another instead of .*\); allowed: another file"
+    with pytest.raises(ConfigError, match=expected):
+        KeptCells(tmp_path / "cells.csv").find(sec)
+
+
+@pytest.mark.parametrize(
+    "text", ["arm,seed\nsec,0\n", "nonsense\n1\n", "arm,point,seed,config,minutes,run_id\na,,x,,1,\n"]
+)
+def test_a_file_of_something_else_is_refused(tmp_path, text):
+    path = tmp_path / "cells.csv"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"cells: .*cells.csv is not a file of cells .*columns arm, point, seed"):
+        KeptCells(path)
+    assert path.read_text() == text
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises((StorageError, ConfigError), match="cells: "):
+        KeptCells(tmp_path / "file" / "cells.csv").add(kept())
+
+
+def test_the_figures_of_a_run_are_its_last_its_means_and_those_of_its_probe():
+    records = [
+        {"step": 0, "metrics": {"train/loss": 5.0, "train/norm_mean": 2.0, "train/lr": 0.1}},
+        {"step": 9, "metrics": {"train/loss": 4.0, "train/norm_mean": 4.0, "val/knn_top1": 30.0}},
+    ]
+    assert figures_of(records, {"probe/top1": 50.0, "probe/learning_rate": 0.1}) == {
+        "train/loss": 4.0,
+        "mean/train/norm_mean": 3.0,
+        "val/knn_top1": 30.0,
+        "probe/top1": 50.0,
+    }

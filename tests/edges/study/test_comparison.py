@@ -1,0 +1,78 @@
+import math
+
+import pytest
+
+from ssl_sec.edges.study.comparison import Comparison, curves_of
+from ssl_sec.figures.study import curves_figure
+from tests.edges.study.test_cells import kept
+
+
+def cells(points=("",)):
+    shifts = {"sec": 1.0, "none": 0.0, "l2reg": -2.0}
+    return [
+        kept(arm, point, seed, **{"probe/top1": 50 + 3 * seed + shift + 0.1 * seed * shift, "probe/knn_top1": 40.0})
+        for point in points
+        for seed in (0, 1, 2)
+        for arm, shift in shifts.items()
+    ]
+
+
+def test_the_baseline_comes_first_and_the_others_are_compared_to_it():
+    made = Comparison.of(cells(), "probe/top1", "none")
+    assert [row.arm for row in made.rows] == ["none", "sec", "l2reg"]
+    columns, none, sec, l2reg = made.table()
+    assert columns == [
+        *("arm", "runs", "probe top-1 %", "kNN top-1 %", "difference from none [95 %]", "p"),
+    ]
+    assert none == ["none", "3", "53.00 ± 3.00", "40.00 ± 0.00", "", ""]
+    assert sec[:5] == ["sec", "3", "54.10 ± 3.10", "40.00 ± 0.00", "+1.10 [+0.85, +1.35]"]
+    assert l2reg[4] == "-2.20 [-2.70, -1.70]"
+    assert float(sec[5]) == pytest.approx(0.006, abs=1e-3)
+
+
+def test_a_point_is_compared_within_itself():
+    made = Comparison.of(cells(("temperature=0.1", "temperature=0.5")), "probe/top1", "none")
+    assert [row[0] for row in made.table()] == ["at", *["temperature=0.1"] * 3, *["temperature=0.5"] * 3]
+    metrics = made.metrics()
+    assert metrics["study/difference temperature 0.5 sec"] == pytest.approx(1.1)
+    assert (
+        metrics["study/difference_low temperature 0.5 sec"] < 1.1 < metrics["study/difference_high temperature 0.5 sec"]
+    )
+    (axes,) = made.over_values().axes
+    assert (axes.get_xlabel(), [text.get_text() for text in axes.get_legend().get_texts()]) == (
+        "temperature",
+        ["sec", "l2reg"],
+    )
+    assert len(made.forest().axes) == 2
+
+
+def test_one_seed_has_no_interval_and_its_table_no_column_of_differences():
+    made = Comparison.of([cell for cell in cells() if cell.seed == 0], "probe/top1", "none")
+    assert made.table()[0] == ["arm", "runs", "probe top-1 %", "kNN top-1 %"]
+    assert "study/difference_low sec" not in made.metrics()
+    assert len(made.forest().axes) == 1
+    assert made.over_values() is None
+
+
+def test_without_the_baseline_there_is_nothing_to_compare():
+    made = Comparison.of([cell for cell in cells() if cell.arm == "sec"], "probe/top1", "none")
+    assert made.rows[0].difference is None and made.forest() is None
+
+
+def test_the_forest_shows_each_pair_and_the_interval():
+    (axes,) = Comparison.of(cells(), "probe/top1", "none").forest().axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["sec", "l2reg"]
+    pairs = next(line for line in axes.lines if len(line.get_xdata()) == 3)
+    assert list(pairs.get_xdata()) == pytest.approx([1.0, 1.1, 1.2])
+
+
+def test_curves_are_means_over_the_runs_of_an_arm():
+    records = [{"step": step, "metrics": {"train/loss": 4.0 - step}} for step in (0, 2)]
+    curves = curves_of(records, ["train/loss", "val/knn_top1"])
+    assert curves == {"train/loss": [(0, 4.0), (2, 2.0)], "val/knn_top1": []}
+    other = [(0, 6.0), (1, 5.0), (2, 4.0)]
+    figure = curves_figure({"none": {"train/loss": [curves["train/loss"], other], "val/knn_top1": [[]]}}, "title")
+    drawn = [list(line.get_ydata()) for axes in figure.axes for line in axes.lines]
+    assert drawn == [[5.0, 4.0, 3.0]]
+    assert curves_figure({"none": {}}, "title") is None
+    assert not math.isnan(drawn[0][0])

@@ -1,0 +1,55 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import ttest_rel
+
+from ssl_sec.edges.study.differences import Difference, adjusted, difference
+
+FIGURES = st.dictionaries(st.integers(0, 20), st.floats(0, 100), min_size=3, max_size=12)
+
+
+@given(baseline=FIGURES, shifts=st.lists(st.floats(-5, 5), min_size=12, max_size=12, unique=True))
+def test_the_interval_and_p_are_scipys(baseline, shifts):
+    arm = {seed: value + shift for (seed, value), shift in zip(baseline.items(), shifts, strict=False)}
+    ours = difference(arm, baseline)
+    theirs = ttest_rel([arm[seed] for seed in baseline], list(baseline.values()))
+    interval = theirs.confidence_interval(0.95)
+    assert ours.num_pairs == len(baseline)
+    assert (ours.low, ours.high) == pytest.approx((interval.low, interval.high), rel=1e-6, abs=1e-9)
+    assert ours.p == pytest.approx(theirs.pvalue, rel=1e-5, abs=1e-12)
+
+
+def test_only_seeds_of_both_are_paired():
+    ours = difference({0: 3.0, 1: 5.0, 7: 100.0}, {1: 4.0, 0: 1.0, 2: -50.0})
+    assert (ours.mean, ours.num_pairs) == (1.5, 2)
+    assert difference({0: 1.0}, {1: 1.0}) is None
+
+
+def test_one_pair_has_no_interval():
+    ours = difference({3: 2.0}, {3: 1.0})
+    assert (ours.mean, ours.num_pairs, str(ours)) == (1.0, 1, "+1.00")
+    assert math.isnan(ours.half_width) and math.isnan(ours.p)
+
+
+@pytest.mark.parametrize(("shift", "p"), [(0.0, 1.0), (2.0, 0.0)])
+def test_equal_differences_have_an_interval_without_width(shift, p):
+    ours = difference({0: 1.0 + shift, 1: 4.0 + shift}, {0: 1.0, 1: 4.0})
+    assert (ours.mean, ours.half_width, ours.p) == (shift, 0.0, p)
+
+
+def test_p_is_adjusted_by_holm():
+    """The example of p = 0.01, 0.04, 0.03, 0.005: 4 x 0.005, 3 x 0.01, 2 x 0.03, and never less than one before."""
+    given_p = [0.01, 0.04, math.nan, 0.03, 0.005]
+    found = adjusted([Difference(mean=1.0, half_width=1.0, p=p, num_pairs=2) for p in given_p])
+    assert [one.p for one in found] == pytest.approx([0.03, 0.06, math.nan, 0.06, 0.02], nan_ok=True)
+
+
+def test_an_adjusted_p_is_at_most_one():
+    found = adjusted([Difference(mean=1.0, half_width=1.0, p=0.6, num_pairs=2)] * 3)
+    assert [one.p for one in found] == [1.0, 1.0, 1.0]
+
+
+def test_it_is_shown_with_its_interval():
+    assert str(Difference(mean=-0.254, half_width=1.0, p=0.5, num_pairs=4)) == "-0.25 [-1.25, +0.75]"

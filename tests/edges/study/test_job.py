@@ -1,0 +1,218 @@
+"""A study from its command: what is run, kept, compared and recorded in MLflow."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import mlflow
+import pytest
+from mlflow.entities import Run
+
+from ssl_sec.edges.study import job
+from ssl_sec.edges.tune.trials import Trial
+from ssl_sec.errors import ConfigError, Stopped, UserError
+from tests.edges.conftest import QUICK
+from tests.edges.study.test_plan import FILE, SEARCHED
+from tests.jobs import study
+
+
+class PretendedRuns:
+    """Leaves the folders of finished runs; a run that is listed in `failing` ends with code 2.
+
+    Attributes:
+        started: the names of the runs.
+        stop_after: of so many runs a signal stops the others.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[str] = []
+        self.failing: set[str] = set()
+        self.stop_after: int | None = None
+        self.was_stopped = False
+
+    def __call__(self, concurrent: int) -> "PretendedRuns":
+        return self
+
+    def run(self, tasks, end) -> None:
+        for task in tasks:
+            if self.stop_after is not None and len(self.started) >= self.stop_after:
+                self.was_stopped = True
+                return
+            self.started.append(task.name)
+            assert task.arguments[0] == "pretrain" and f"run_name={task.name}" in task.arguments
+            if task.name in self.failing:
+                task.log.parent.mkdir(parents=True, exist_ok=True)
+                task.log.write_text("INFO: something\nerror: no GPU\n")
+                end(task.name, 2, 0.1)
+                continue
+            seed, is_sec = int(task.name[-1]), task.name.startswith("sec")
+            top1 = 50 + 3 * seed + (1.0 + 0.1 * seed if is_sec else 0)
+            for name, metrics in ((task.name, {"train/norm_mean": 2.0}), (f"{task.name}-probe", {"probe/top1": top1})):
+                folder = self.folder / name
+                folder.mkdir(parents=True)
+                record = {"step": 0, "time": 0.0, "metrics": metrics}
+                (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+            end(task.name, 0, 1.5)
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """Runs a study whose runs are pretended: overrides -> what is printed."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(FILE)
+    runs = PretendedRuns(tmp_path / "runs" / "mine")
+    monkeypatch.setattr(job, "Processes", runs)
+
+    def run(*overrides):
+        return study([f"study={file}", f"output_dir={tmp_path / 'runs'}", *overrides])
+
+    return run, runs, tmp_path / "runs" / "mine"
+
+
+def parents(tmp_path) -> list[Run]:
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+    return [
+        run
+        for experiment in client.search_experiments()
+        for run in client.search_runs([experiment.experiment_id], "tags.job = 'study'", order_by=["start_time"])
+    ]
+
+
+def test_what_has_run_is_kept_and_compared(made, tmp_path):
+    run, runs, folder = made
+    text = run()
+    assert runs.started == ["none-s0", "sec-s0", "none-s1", "sec-s1"]
+    rows = [re.split("  +", line) for line in text.splitlines()]
+    assert ["none", "2", "51.50 ± 2.12"] in rows
+    assert ["sec", "2", "52.55 ± 2.19", "+1.05 [+0.41, +1.69]", "0.030"] in rows
+    assert {path.name for path in folder.glob("cells*")} == {
+        *("cells.csv", "cells.md", "cells-forest.png", "cells-curves.png")
+    }
+    assert "| sec | 2 | 52.55 ± 2.19 |" in (folder / "cells.md").read_text()
+    (parent,) = parents(tmp_path)
+    assert parent.info.status == "FINISHED"
+    assert parent.data.metrics["study/difference sec"] == pytest.approx(1.05)
+    assert "| sec | 2 |" in parent.data.tags["mlflow.note.content"]
+    artifacts = {
+        file.path
+        for at in (None, "plots")
+        for file in mlflow.MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db").list_artifacts(parent.info.run_id, at)
+    }
+    assert {"cells.csv", "cells.md", "plots/cells-forest.png", "plots/cells-curves.png"} <= artifacts
+
+
+def test_it_continues_where_it_stopped_also_from_its_file_alone(made, tmp_path):
+    run, runs, folder = made
+    runs.stop_after = 1
+    with pytest.raises(Stopped, match="the same command continues the study"):
+        run()
+    assert [parent.info.status for parent in parents(tmp_path)] == ["KILLED"]
+    kept = tmp_path / "kept.csv"
+    (folder / "cells.csv").rename(kept)
+    runs.stop_after, runs.was_stopped, runs.started = None, False, []
+    whole = run(f"cells={kept}")
+    assert runs.started == ["sec-s0", "none-s1", "sec-s1"]
+    runs.started = []
+    assert run(f"cells={kept}").splitlines()[:7] == whole.splitlines()[:7]
+    assert runs.started == []
+    text = run(f"cells={kept}", "run=false", "seeds=[1]")
+    assert "MLflow" not in text and re.search("^sec +1 +54.10$", text, re.M)
+    assert len(parents(tmp_path)) == 3
+
+
+def test_nothing_has_run_yet(made):
+    run, runs, _ = made
+    assert run("run=false") == "no run has ended yet"
+    assert runs.started == []
+
+
+def test_a_run_that_fails_is_named_after_the_others_have_run(made, tmp_path):
+    run, runs, folder = made
+    runs.failing = {"sec-s0"}
+    expected = f"1 runs failed; the last: sec-s0: no GPU; their output is in {folder / 'logs'}; the same command runs"
+    with pytest.raises(UserError, match=re.escape(expected)):
+        run()
+    assert len(runs.started) == 4
+    assert [parent.info.status for parent in parents(tmp_path)] == ["FAILED"]
+    runs.failing, runs.started = set(), []
+    run()
+    assert runs.started == ["sec-s0"]
+
+
+def test_runs_of_another_configuration_are_not_mixed_in(made):
+    run, runs, _ = made
+    run()
+    runs.started = []
+    with pytest.raises(ConfigError, match=r"cells: .*cells.csv has none, seed 0, with another configuration"):
+        run("epochs=3")
+    assert runs.started == []
+
+
+def test_object_storage_needs_a_file_for_the_cells(made):
+    run, _, _ = made
+    with pytest.raises(ConfigError, match="cells: found None, must be a file where output_dir is object storage"):
+        run("output_dir=s3://bucket/runs")
+
+
+def test_a_search_is_kept_and_its_best_is_what_the_arm_runs_with(made, tmp_path, monkeypatch):
+    run, runs, folder = made
+    (tmp_path / "mine.yaml").write_text(SEARCHED)
+    searched = []
+
+    def run_search(search):
+        searched.append((search.config.run_name, search.config.tracking.parent_run))
+        trials = [
+            Trial(name=f"s-00{n}", overrides=[f"optimiser.learning_rate={n / 10}"], values={}, metric=m, epoch=8)
+            for n, m in ((2, 40.0), (1, 39.0), (3, 38.0))
+        ]
+        return trials, 0, folder
+
+    monkeypatch.setattr("ssl_sec.edges.tune.job.run_search", run_search)
+    run()
+    assert runs.started == ["none-s0", "sec-s0"]
+    assert searched == [("none-search", parents(tmp_path)[0].info.run_id)]
+    text = (folder / "cells-searches.csv").read_text()
+    assert "none,,2,40,8,3 trials of optimiser.learning_rate=0.1 .. 1.0,optimiser.learning_rate=0.2\n" in text
+    run()
+    assert len(searched) == 1
+    (tmp_path / "mine.yaml").write_text(SEARCHED.replace("interval(0.1,1)", "interval(0.1,2)"))
+    with pytest.raises(ConfigError, match=r"searches.csv has a search of none over 3 trials of .*1.0 instead of .*2.0"):
+        run()
+
+
+def command(file: Path, *overrides: str) -> list[str]:
+    return [sys.executable, "-m", "jobs.study", f"study={file}", *QUICK[1:3], *QUICK[3:], *overrides]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_real_runs_are_interrupted_and_continued(tmp_path: Path):
+    """A Ctrl-C while two runs train; the same command resumes both, and searches first."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "shared: [experiment=digits, runtime=local, constraint=none]\n"
+        "arms: {none: ['optimiser.learning_rate=choice(0.3,0.2)'], sec: [constraint=sec]}\n"
+        "search: [trials=2, scheduler=none, epochs=2, searcher=random]\nseeds: [0, 1]\n"
+    )
+    given = [f"output_dir={tmp_path}/runs", "epochs=30", "concurrent=2"]
+    first = subprocess.Popen(command(file, *given), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    folder, deadline = tmp_path / "runs" / "mine", time.monotonic() + 300
+    while not any((folder / name / "metrics.jsonl").exists() for name in ("none-s0", "sec-s0")):
+        assert first.poll() is None and time.monotonic() < deadline, first.communicate()[1]
+        time.sleep(0.1)
+    os.kill(first.pid, signal.SIGINT)
+    _, errors = first.communicate(timeout=120)
+    assert first.returncode == 130, errors
+    assert "the same command continues the study" in errors
+    second = subprocess.run(command(file, *given), capture_output=True, text=True, timeout=500)
+    assert second.returncode == 0, second.stderr
+    assert re.search(r"^none +2 +\S+ ± ", second.stdout, re.M) and re.search(r"^sec +2 .*\[", second.stdout, re.M)
+    assert "resuming after step" in "".join(path.read_text() for path in (folder / "logs").iterdir())
+    assert (folder / "cells.csv").read_text().count("\n") == 5
+    assert (folder / "cells-searches.csv").read_text().count("\n") == 3

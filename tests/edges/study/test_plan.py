@@ -1,0 +1,129 @@
+from dataclasses import replace
+
+import pytest
+
+from ssl_sec.edges.study.plan import read_study
+from ssl_sec.errors import ConfigError
+from tests.jobs import study
+
+FILE = """
+shared: [experiment=digits, runtime=local, epochs=2]
+baseline: none
+arms:
+  none: [constraint=none]
+  sec: [constraint=sec, constraint.eta=0.5]
+seeds: [0, 1]
+"""
+OVER = "over: {global_batch_size: [64, 128+optimiser.learning_rate=0.6], loss: [dcl]}\n"
+SEARCHED = """
+shared: [experiment=digits, runtime=local, epochs=8]
+arms: {none: [constraint=none, 'optimiser.learning_rate=interval(0.1,1)'], sec: [constraint=sec]}
+search: [trials=3, seed=100]
+seeds: [0]
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def read(file, *overrides):
+    return read_study([f"study={file}", *overrides])
+
+
+def test_cells_are_arms_times_seeds_seed_by_seed(file):
+    made = read(file)
+    assert (made.name, made.baseline) == ("mine", "none")
+    cells = made.cells({})
+    assert [cell.key for cell in cells] == [("none", "", 0), ("sec", "", 0), ("none", "", 1), ("sec", "", 1)]
+    assert [cell.name for cell in cells] == ["none-s0", "sec-s0", "none-s1", "sec-s1"]
+    config = cells[3].config
+    assert (config.seed, config.epochs, config.constraint.eta, config.recipe) == (1, 2, 0.5, "mine")
+    assert (config.resume, config.probe.enabled) == ("auto", True)
+    assert config.tracking.tags == {"arm": "sec"}
+
+
+def test_points_are_the_values_of_each_key_one_key_at_a_time(file):
+    file.write_text(FILE + OVER)
+    made = read(file, "seeds=[5]", "epochs=3", "tracking.tags={team: vision}")
+    assert [point.name for point in made.points] == ["global_batch_size=64", "global_batch_size=128", "loss=dcl"]
+    cells = made.cells({})
+    assert [cell.name for cell in cells] == [f"{at}-{arm}-s5" for at in ("64", "128", "dcl") for arm in ("none", "sec")]
+    got = [(c.config.global_batch_size, c.config.optimiser.learning_rate, c.config.loss.name) for c in cells[::2]]
+    assert got == [(64, 0.3, "ntxent"), (128, 0.6, "ntxent"), (256, 0.3, "dcl")]
+    assert {cell.config.epochs for cell in cells} == {3}
+    assert cells[0].config.tracking.tags == {"team": "vision", "arm": "none", "point": "global_batch_size=64"}
+
+
+def test_some_arms_are_compared_to_the_baseline(file):
+    file.write_text(FILE.replace("seeds:", "  l2reg: [constraint=l2reg]\nseeds:"))
+    assert [arm.arm for arm in read(file, "arms=[l2reg]").arms] == ["none", "l2reg"]
+
+
+def test_the_digest_is_of_what_decides_the_result(file, tmp_path):
+    def digests(*overrides):
+        return [cell.digest for cell in read(file, *overrides).cells({})]
+
+    first = digests()
+    assert first[0] == first[2] != first[1] == first[3]  # an arm's seeds
+    assert digests(f"output_dir={tmp_path}", "tracking.system_metrics=false", "concurrent=3") == first
+    assert not set(digests("epochs=3")) & set(first)
+    assert not set(digests("global_batch_size=128")) & set(first)
+
+
+def test_arms_with_sweeps_are_searched_first(file):
+    file.write_text(SEARCHED)
+    made = read(file)
+    none, sec = made.arms
+    assert sec.search is None and none.search is not None
+    assert (none.search.tune.trials, none.search.config.seed, none.search.config.run_name) == (3, 100, "none-search")
+    assert list(none.search.space) == ["optimiser.learning_rate"]
+    assert not none.search.config.probe.enabled
+    assert [cell.name for cell in made.cells({})] == ["sec-s0"]
+    cells = made.cells({("none", ""): ("optimiser.learning_rate=0.25",)})
+    assert [cell.name for cell in cells] == ["none-s0", "sec-s0"]
+    assert cells[0].config.optimiser.learning_rate == 0.25
+    assert cells[0].config.seed == 0  # that of the search is its own
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("arms: [sec]\nseeds: [0]", "mine.yaml: arms: found .'sec'., must be a group of keys"),
+        ("arms: {}\nseeds: [0]", "mine.yaml: arms: found {}, must be one arm or more"),
+        ("arms: {sec: constraint=sec}\nseeds: [0]", "mine.yaml: arms.sec: found 'constraint=sec', must be a list"),
+        ("arms: {sec: [constraint=sce]}\nseeds: [0]", "arms.sec: constraint: found 'sce'; did you mean 'sec'"),
+        ("arms: {sec: [seed=3]}\nseeds: [0]", "mine.yaml: arms.sec: seed is the study's; allowed: seeds"),
+        ("arms: {sec: []}\nseeds: []", "mine.yaml: seeds: found .*, must be one value or more"),
+        ("arms: {sec: []}\nseeds: [0]\nbaseline: none", "mine.yaml: baseline: found 'none'; allowed: sec"),
+        ("arms: {sec: []}\nseeds: [0]\nover: {seed: []}", "mine.yaml: over.seed: found .*, must be one value or more"),
+        ("arms: {sec: []}\nseed: [0]", "mine.yaml: .*seed"),
+        ("arms: {sec: ['epochs=choice(1,2)']}\nseeds: [0]", "mine.yaml: arms.sec: epochs: found several values"),
+        ("arms: {sec: [}", "study: .*mine.yaml cannot be read"),
+        ("[]", "mine.yaml: "),
+    ],
+)
+def test_a_wrong_file_is_one_line_that_names_it(file, text, message):
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read(file)
+
+
+def test_a_study_that_is_not_there_is_named_with_those_that_are(tmp_path):
+    with pytest.raises(ConfigError, match="study: found 'digts'; did you mean 'digits'.* or the path of a YAML file"):
+        read_study(["study=digts"])
+    with pytest.raises(ConfigError, match="study: found '.*none.yaml'"):
+        read_study([f"study={tmp_path / 'none.yaml'}"])
+    with pytest.raises(ConfigError, match="study: missing; give it as study=<value>"):
+        study([])
+
+
+@pytest.mark.parametrize("name", ["digits", "sec_cpu"])
+def test_the_studies_of_the_package_can_be_read(name):
+    made = read_study([f"study={name}", *(["data.train=[a]", "data.test=[b]"] if name == "sec_cpu" else [])])
+    assert made.baseline == "none" and len(made.seeds) >= 5
+    assert len({arm.name for arm in made.arms}) == len(made.arms)
+    assert replace(made, arms=()).points == []
