@@ -20,6 +20,7 @@ SHOWN = [
     "face",
     "preview",
     "ablate",
+    "study",
     "tune",
     "transfer",
     "export",

@@ -13,6 +13,7 @@ from ssl_sec.settings import flattened
 
 JOBS = (
     "ablate",
+    "study",
     "align",
     "export",
     "face",
