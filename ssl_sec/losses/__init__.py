@@ -4,7 +4,15 @@ from collections.abc import Mapping
 
 from ssl_sec.losses.angular import AngularHingeLoss, AngularLoss, DisjointTripletLoss, NPairAngularLoss
 from ssl_sec.losses.base import CombinedLoss, Loss, from_views
-from ssl_sec.losses.contrastive import ContrastiveLoss, DCLLoss, NTXentLoss, SupConLoss
+from ssl_sec.losses.contrastive import (
+    BYOLLoss,
+    ContrastiveLoss,
+    DCLLoss,
+    MoCoV3Loss,
+    NTXentLoss,
+    SupConLoss,
+    TeacherLoss,
+)
 from ssl_sec.losses.pair import (
     LiftedStructureLoss,
     MultiSimilarityLoss,
@@ -67,6 +75,7 @@ __all__ = [
     "AngularHingeLoss",
     "AngularLoss",
     "ArcFaceLoss",
+    "BYOLLoss",
     "CContrastiveLoss",
     "CTripletLoss",
     "CenterLoss",
@@ -79,6 +88,7 @@ __all__ = [
     "L2SoftmaxLoss",
     "LiftedStructureLoss",
     "Loss",
+    "MoCoV3Loss",
     "ModifiedSoftmaxLoss",
     "MultiSimilarityLoss",
     "NPairAngularLoss",
@@ -94,6 +104,7 @@ __all__ = [
     "SphericalConstraint",
     "SphericalFeatureTransform",
     "SupConLoss",
+    "TeacherLoss",
     "TripletLoss",
     "from_views",
     "normalized_softmax_lower_bound",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
 
 import torch
 from jaxtyping import Int64
@@ -14,7 +14,7 @@ from ssl_sec.losses.generators.base import RowGenerator
 from ssl_sec.losses.generators.dvml import VariationalSynthesis
 from ssl_sec.losses.generators.hdml import HardnessAwareSynthesis
 from ssl_sec.losses.transform import Centres
-from ssl_sec.settings import Count, Declared, Settings, declare_settings
+from ssl_sec.settings import BelowOne, Count, Declared, Positive, Range, Settings, declare_settings
 
 # The parameters that the data and the network determine.
 _SIZES = ("num_classes", "dim")
@@ -56,6 +56,47 @@ CONFIGS: Mapping[str, type[Any]] = {
     **{name: declare_settings(loss, name, _LossConfig, _SIZES) for name, loss in losses.PAIR_LOSSES.items()},
     **{name: declare_settings(loss, name, _ClassLossConfig, _SIZES) for name, loss in losses.CLASS_LOSSES.items()},
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class BYOLConfig(Settings, key="loss"):
+    """BYOL (Grill et al. 2020): distances to a teacher that follows the network.
+
+    Attributes:
+        momentum: m of the teacher's first step, in [0, 1); it rises to 1 along half a cosine.
+        predictor_dim: width of the hidden layer of the predictor, ≥ 1.
+    """
+
+    name: Literal["byol"] = "byol"
+    momentum: BelowOne = 0.99
+    predictor_dim: Annotated[int, Range(ge=1, le=2**20)] = 512
+
+    def build(self) -> losses.TeacherLoss:
+        """The loss."""
+        return losses.BYOLLoss()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoCoV3Config(Settings, key="loss"):
+    """MoCo v3 (Chen et al. 2021): a softmax over the rows of a teacher that follows the network.
+
+    Attributes:
+        temperature: T, which the similarities are divided by, > 0.
+        momentum: m of the teacher's first step, in [0, 1); it rises to 1 along half a cosine.
+        predictor_dim: width of the hidden layer of the predictor, ≥ 1.
+    """
+
+    name: Literal["mocov3"] = "mocov3"
+    temperature: Positive = 0.2
+    momentum: BelowOne = 0.99
+    predictor_dim: Annotated[int, Range(ge=1, le=2**20)] = 512
+
+    def build(self) -> losses.TeacherLoss:
+        """The loss."""
+        return losses.MoCoV3Loss(self.temperature)
+
+
+TeacherLossConfig = BYOLConfig | MoCoV3Config
 if TYPE_CHECKING:
     PairLossConfig = _LossConfig
     CrossEntropyConfig = _LossConfig

@@ -11,19 +11,29 @@ Eq. 5) leaves the positives out of the denominator:
     SupCon: ℓ_i = −(1/|P(i)|) Σ_{p ∈ P(i)} log( exp(s_ip / T) / Σ_{k ≠ i} exp(s_ik / T) ),
     DCL:    ℓ_i = −s_{i p(i)} / T + log Σ_{k ∉ P(i) ∪ {i}} exp(s_ik / T).
 
+Against the rows k of a teacher, which have no gradient, with predictions q and P(i) the teacher's rows of the other
+views of the image of row i:
+
+    BYOL (Grill et al. 2020, Eq. 2):       ℓ_i = (1/|P(i)|) Σ_{p ∈ P(i)} (2 − 2 ⟨q̂_i, k̂_p⟩),
+    MoCo v3 (Chen et al. 2021, Alg. 1):    ℓ_i = −(2 T / |P(i)|) Σ_{p ∈ P(i)} log( exp(⟨q̂_i, k̂_p⟩ / T) / Z_i ),
+
+with Z_i = Σ_j exp(⟨q̂_i, k̂_j⟩ / T) over the rows j of all images in other views than i's.
+
 Contrastive loss (Hadsell et al. 2006; NormFace, Eq. 7). With d²_ij = ‖f̂_i − f̂_j‖² and margin m,
 
     ℓ_ij = d²_ij for a positive pair,  max(0, m − d²_ij) for a negative one.
 """
 
+from abc import ABC, abstractmethod
+
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar
+from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require_labels
 from ssl_sec.losses.classes import Classes, can_look, classes_of, positive_pairs, sum_rows, take_rows
-from ssl_sec.losses.geometry import directions, squared_distances
-from ssl_sec.losses.tiles import log_sum_exp_of_others
+from ssl_sec.losses.geometry import directions, in_full_precision, squared_distances
+from ssl_sec.losses.tiles import log_sum_exp_of_keys, log_sum_exp_of_others
 from ssl_sec.settings import Range
 
 
@@ -153,3 +163,92 @@ class ContrastiveLoss(Loss):
     def compares(self, labels: Labels) -> Bool[Tensor, ""]:
         """Whether there are two rows."""
         return labels.new_tensor(len(labels) > 1, dtype=torch.bool)
+
+
+class TeacherLoss(nn.Module, ABC):
+    """A loss of predictions against a teacher's rows of other views of the same images.
+
+    Both are raw and of the global batch. It computes in float32 or better, also under autocast, and memory is linear in
+    the batch. A row that is an image's only view is an error on the CPU; elsewhere the loss is then NaN.
+    """
+
+    def forward(
+        self, predictions: Embeddings, targets: Embeddings, labels: Labels, anchors: slice = slice(None)
+    ) -> Scalar:
+        """The loss, or the share of it that a range of rows contributes.
+
+        Args:
+            predictions: q, raw rows.
+            targets: k, the teacher's raw rows of the same views; they have no gradient.
+            labels: the image that each row is a view of.
+            anchors: the range of rows whose terms are summed; the shares of a partition add up to the loss.
+
+        Raises:
+            TypeError: `labels` are not one whole number for each row.
+            ValueError: a row has no other view.
+        """
+        name = type(self).__name__
+        require_labels(name, predictions, labels)
+        classes = classes_of(labels)
+        if can_look(labels) and (alone := classes.size == 1).any():
+            raise ValueError(
+                f"{name} needs two views of every image: label {int(labels[alone][0])} occurs once in the batch"
+            )
+        with torch.autocast(predictions.device.type, enabled=False):
+            rows = directions(in_full_precision(predictions)[anchors])
+            keys = directions(in_full_precision(targets).detach())
+            number = classes.number
+            others = take_rows(sum_rows(keys, number, len(keys)), number[anchors]) - keys[anchors]
+            at_positives = (rows * others).sum(1) / classes.num_positives[anchors]
+            terms = self._terms(rows, keys, at_positives, classes, anchors)
+            return torch.where(classes.size[anchors] > 1, terms, torch.nan).sum() / len(labels)
+
+    @abstractmethod
+    def _terms(
+        self,
+        rows: Float[Tensor, "anchors dim"],
+        keys: Float[Tensor, "batch dim"],
+        at_positives: Float[Tensor, " anchors"],
+        classes: Classes,
+        anchors: slice,
+    ) -> Float[Tensor, " anchors"]: ...
+
+
+class BYOLLoss(TeacherLoss):
+    """Mean squared distance to the teacher's directions (BYOL, Grill et al. 2020, Eq. 2)."""
+
+    def _terms(
+        self,
+        rows: Float[Tensor, "anchors dim"],
+        keys: Float[Tensor, "batch dim"],
+        at_positives: Float[Tensor, " anchors"],
+        classes: Classes,
+        anchors: slice,
+    ) -> Float[Tensor, " anchors"]:
+        return 2 - 2 * at_positives
+
+
+class MoCoV3Loss(TeacherLoss):
+    """Softmax over the teacher's rows of the other views of all images (MoCo v3, Chen et al. 2021, Alg. 1).
+
+    Args:
+        temperature: T, which the similarities are divided by, > 0.
+    """
+
+    def __init__(self, temperature: float = 0.2) -> None:
+        super().__init__()
+        Range(gt=0).check("temperature", temperature)
+        self.temperature = temperature
+
+    def _terms(
+        self,
+        rows: Float[Tensor, "anchors dim"],
+        keys: Float[Tensor, "batch dim"],
+        at_positives: Float[Tensor, " anchors"],
+        classes: Classes,
+        anchors: slice,
+    ) -> Float[Tensor, " anchors"]:
+        # The views of an image have one order in the batch.
+        view = classes.occurrence
+        others = log_sum_exp_of_keys(rows / self.temperature, keys, view[anchors], view)
+        return 2 * self.temperature * (others - at_positives / self.temperature)

@@ -43,7 +43,7 @@ def normalized_softmax_lower_bound(num_classes: int, squared_norm: float) -> flo
 
 
 @torch.no_grad()
-def class_probabilities(loss: Loss, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows classes"] | None:
+def class_probabilities(loss: nn.Module, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows classes"] | None:
     """What a softmax makes of embeddings, without a margin (P_i of NormFace, Proposition 1).
 
     Args:

@@ -54,7 +54,27 @@ def log_sum_exp_of_others(
     if bounded and len(own) == len(rows):
         result = _SymmetricForm.apply(rows, groups)
     else:
-        result = _RowForm.apply(rows, own.start, own.stop, groups)
+        of_anchors = None if groups is None else groups[anchors]
+        result = _RowForm.apply(rows[anchors], rows, own.start, of_anchors, groups)
+    assert isinstance(result, Tensor)
+    return result
+
+
+def log_sum_exp_of_keys(
+    rows: Float[Tensor, "rows dim"],
+    keys: Float[Tensor, "keys dim"],
+    groups: Int64[Tensor, " rows"],
+    groups_of_keys: Int64[Tensor, " keys"],
+) -> Float[Tensor, " rows"]:
+    """The log-sum-exp log Σ_k exp(⟨x_i, y_k⟩) over the keys k of other groups than the row i's; −inf if there are none.
+
+    Args:
+        rows: x, in float32 or float64.
+        keys: y, likewise.
+        groups: of the rows.
+        groups_of_keys: of the keys.
+    """
+    result = _RowForm.apply(rows, keys, 0, groups, groups_of_keys)
     assert isinstance(result, Tensor)
     return result
 
@@ -86,24 +106,27 @@ class _SymmetricForm(torch.autograd.Function):
 
 class _RowForm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, first: int, last: int, groups: Tensor | None) -> Tensor:
-        result = rows.new_full((last - first,), -torch.inf)
-        for own, _, logits in _row_tiles(rows, first, last, groups):
+    def forward(
+        ctx: Any, anchors: Tensor, rows: Tensor, first: int, groups: Tensor | None, groups_of_rows: Tensor | None
+    ) -> Tensor:
+        result = rows.new_full((len(anchors),), -torch.inf)
+        for own, _, logits in _row_tiles(anchors, rows, first, groups, groups_of_rows):
             result[own] = torch.logaddexp(result[own], logits.logsumexp(1))
-        ctx.save_for_backward(rows, result, groups)
-        ctx.first, ctx.last = first, last
+        ctx.save_for_backward(anchors, rows, result, groups, groups_of_rows)
+        ctx.first = first
         return result
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
-        rows, result, groups = ctx.saved_tensors
-        grad = torch.zeros_like(rows)
-        grad_anchors, anchors = grad[ctx.first : ctx.last], rows[ctx.first : ctx.last]
-        for own, others, logits in _row_tiles(rows, ctx.first, ctx.last, groups):
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        anchors, rows, result, groups, groups_of_rows = ctx.saved_tensors
+        grad_anchors = torch.zeros_like(anchors)
+        grad = torch.zeros_like(rows) if ctx.needs_input_grad[1] else None
+        for own, others, logits in _row_tiles(anchors, rows, ctx.first, groups, groups_of_rows):
             weights = logits.sub_(result[own].unsqueeze(1)).exp_().mul_(grad_outputs[0][own].unsqueeze(1))
             grad_anchors[own].addmm_(weights, rows[others])
-            grad[others].addmm_(weights.T, anchors[own])
-        return grad, None, None, None
+            if grad is not None:
+                grad[others].addmm_(weights.T, anchors[own])
+        return grad_anchors, grad, None, None, None
 
 
 def _ranges(rows: Tensor, start: int, stop: int) -> Iterator[slice]:
@@ -125,18 +148,18 @@ def _upper_tiles(rows: Tensor, groups: Tensor | None = None) -> Iterator[tuple[s
 
 
 def _row_tiles(
-    rows: Tensor, first: int, last: int, groups: Tensor | None = None
+    anchors: Tensor, rows: Tensor, first: int, groups: Tensor | None, groups_of_rows: Tensor | None
 ) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Tiles of z for the anchors `first` to `last`; the first slice is of anchors.
+    """Tiles of z = ⟨anchor, row⟩; the first slice is of anchors.
 
-    They are −inf where a row meets itself, or its group.
+    They are −inf where an anchor meets its group, or, without groups, the row that it is: the anchors then are the rows
+    from `first` on.
     """
-    anchors = rows[first:last]
-    for own in _ranges(rows, 0, last - first):
+    for own in _ranges(rows, 0, len(anchors)):
         for others in _ranges(rows, 0, len(rows)):
             tile = anchors[own] @ rows[others].T
-            if groups is not None:
-                tile.masked_fill_(groups[first:last][own].unsqueeze(1) == groups[others], -torch.inf)
+            if groups is not None and groups_of_rows is not None:
+                tile.masked_fill_(groups[own].unsqueeze(1) == groups_of_rows[others], -torch.inf)
             else:
                 # The row i of the batch meets itself where the column is i - others.start.
                 tile.diagonal(first + own.start - others.start).fill_(-torch.inf)

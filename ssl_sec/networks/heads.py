@@ -1,5 +1,6 @@
 """Heads: features -> raw embeddings, which losses normalise and the norm constraint uses as they are."""
 
+from collections import OrderedDict
 from typing import Annotated, Literal
 
 from jaxtyping import Float
@@ -39,6 +40,19 @@ class ProjectionHead(nn.Module):
     def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
         """Raw embeddings."""
         return self.layers(features)
+
+
+class PredictionHead(nn.Sequential):
+    """A head and a predictor on its embeddings: BYOL's and MoCo v3's second MLP, which a teacher does not have.
+
+    Args:
+        projector: features -> embeddings, as the teacher's.
+        predictor: embeddings -> predictions of the teacher's embeddings.
+    """
+
+    def __init__(self, projector: nn.Module, predictor: nn.Module) -> None:
+        super().__init__(OrderedDict(projector=projector, predictor=predictor))
+        self.projector = projector
 
 
 class LinearHead(nn.Module):

@@ -14,11 +14,12 @@ from ssl_sec.data.class_splits import hold_out_classes
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import Sampler, worker_rows
 from ssl_sec.evaluation.features import extract_features
-from ssl_sec.losses import Loss
-from ssl_sec.losses.config import Transformed
+from ssl_sec.losses import Loss, TeacherLoss
+from ssl_sec.losses.config import TeacherLossConfig, Transformed
 from ssl_sec.networks import Encoder, Network, save_weights
 from ssl_sec.networks.batch_norm import globalise_batch_norm
 from ssl_sec.networks.convolutions import lay_out
+from ssl_sec.networks.heads import PredictionHead, ProjectionHead
 from ssl_sec.networks.initialisation import cut_
 from ssl_sec.networks.recomputation import recompute_blocks
 from ssl_sec.recipes.config import StepCheckpointConfig, TrainingConfig
@@ -26,7 +27,9 @@ from ssl_sec.seeding import derived_seed
 from ssl_sec.training.class_sharding import template_losses
 from ssl_sec.training.objective import Objective, Transform
 from ssl_sec.training.recipe import Computation, Recipe
+from ssl_sec.training.schedules import TeacherMomentum
 from ssl_sec.training.step import Cadence, Runtime, log_once, train
+from ssl_sec.training.teacher import Teacher
 
 
 @runtime_checkable
@@ -69,7 +72,7 @@ def assemble(
     *,
     sampler: Sampler,
     total_steps: int,
-    loss: Loss,
+    loss: Loss | TeacherLoss,
     views: Views,
     transform: Callable[[Transformed], Transform | None] | None = None,
     objective_of: Callable[..., Objective] = Objective,
@@ -110,10 +113,11 @@ def assemble(
         )
     objective = objective_of(loss, config.constraint.build(), eta, made, config.gradient_power)
     computation = config.runtime.on(runtime.device)
+    model = _to_device(encoder, head, objective, runtime, computation)
     return Recipe(
         encoder=encoder,
         head=head,
-        model=_to_device(encoder, head, objective, runtime, computation),
+        model=model,
         objective=objective,
         optimiser=config.optimiser.build(encoder, head, objective),
         learning_rate=config.optimiser.schedule(sampler.steps_per_epoch, total_steps),
@@ -122,6 +126,7 @@ def assemble(
         views=views,
         total_steps=total_steps,
         computation=computation,
+        teacher=_teacher(config, encoder, head, total_steps),
         **more,
     )
 
@@ -201,8 +206,19 @@ def _initialise(config: TrainingConfig, image_set: ImageSet, runtime: Runtime) -
     torch.manual_seed(derived_seed(config.seed, "weights"))
     encoder = config.encoder.build(num_channels, min(height, width))
     head = config.head.build(encoder.num_features, config.seed)
+    if isinstance(config.loss, TeacherLossConfig):
+        head = PredictionHead(head, ProjectionHead(config.head.dim, config.loss.predictor_dim, config.head.dim))
     cut_(Network(encoder, head), config.initial_cut)
     return encoder, head
+
+
+def _teacher(config: TrainingConfig, encoder: Encoder, head: nn.Module, total_steps: int) -> Teacher | None:
+    """The teacher of a network that is on its device, if the loss needs one."""
+    if not isinstance(config.loss, TeacherLossConfig):
+        return None
+    assert isinstance(head, PredictionHead)
+    momentum = TeacherMomentum(config.loss.momentum, total_steps)
+    return Teacher(Network(encoder, head.projector), momentum).train()
 
 
 def _to_device(

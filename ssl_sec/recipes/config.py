@@ -12,7 +12,7 @@ from ssl_sec.data.image_set import ImageSet
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.losses import PAIR_LOSSES, Loss
 from ssl_sec.losses.angular import DisjointLoss
-from ssl_sec.losses.config import ClassLossConfig, PairLossConfig
+from ssl_sec.losses.config import ClassLossConfig, PairLossConfig, TeacherLossConfig
 from ssl_sec.networks.config import EncoderConfig, HeadConfig
 from ssl_sec.recipes.tracking import OutputDir, TrackingConfig
 from ssl_sec.settings import (
@@ -110,7 +110,7 @@ class TrainingConfig(RunConfig, is_base=True):
     data: DataConfig
     encoder: EncoderConfig
     head: HeadConfig
-    loss: PairLossConfig | ClassLossConfig
+    loss: PairLossConfig | ClassLossConfig | TeacherLossConfig
     constraint: ConstraintConfig
     optimiser: OptimiserConfig | EpochSGDConfig | SteppedOptimiserConfig | LayeredOptimiserConfig
     checkpoint: CheckpointConfig | StepCheckpointConfig

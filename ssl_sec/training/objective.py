@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ssl_sec.collectives import gather_rows, own_rows, sum_over_workers
 from ssl_sec.losses.agents import AgentDistortion, agent_distortion, agent_distortion_bound
 from ssl_sec.losses.base import Loss
+from ssl_sec.losses.contrastive import TeacherLoss
 from ssl_sec.losses.generators.base import GlobalBatch, RowGenerator
 from ssl_sec.losses.geometry import grad_scale, in_full_precision, norms
 from ssl_sec.losses.spherical import SphericalConstraint
@@ -52,7 +53,7 @@ class Objective(nn.Module):
     """Gathers the rows once, computes the loss of this worker's anchors, and adds the constraint.
 
     Args:
-        loss: any loss of the core.
+        loss: any loss of the core; one of predictions takes a teacher's rows, too.
         constraint: the norm constraint, or None.
         eta: its weight as a function of the global step.
         transform: generates rows, or None.
@@ -64,7 +65,7 @@ class Objective(nn.Module):
 
     def __init__(
         self,
-        loss: Loss,
+        loss: Loss | TeacherLoss,
         constraint: SphericalConstraint | None,
         eta: Schedule,
         transform: Transform | None = None,
@@ -86,6 +87,7 @@ class Objective(nn.Module):
         eta: Float[Tensor, ""] | None = None,
         features: Float[Tensor, "rows features"] | None = None,
         head: nn.Module | None = None,
+        targets: Float[Tensor, "rows dim"] | None = None,
     ) -> Terms:
         """The objective of the global batch.
 
@@ -96,15 +98,17 @@ class Objective(nn.Module):
             eta: the constraint's weight; None takes that of the step.
             features: of the backbone, from which the rows are; a generator needs them.
             head: features -> raw embeddings; a generator needs it.
+            targets: a teacher's raw rows of the same views; a loss of predictions needs them.
         """
         own = in_full_precision(embeddings)
         embeddings, labels = gather_rows(grad_scale(own, self.gradient_power)), gather_rows(labels)
-        total = metric_loss = self._on_all_workers(embeddings, labels)
+        total = metric_loss = self._on_all_workers(embeddings, labels, targets)
         if self.training:
             self._watch_agents(embeddings.detach(), labels)
         generated_loss = generator_loss = constraint = metric_loss.new_zeros(())
         if isinstance(self.transform, RowGenerator):
             assert features is not None and head is not None, "a generator takes features and the head"
+            assert isinstance(self.loss, Loss), "no teacher has rows for generated ones"
             batch = GlobalBatch(
                 features=gather_rows(in_full_precision(features)), embeddings=embeddings, labels=labels, step=step
             )
@@ -115,8 +119,8 @@ class Objective(nn.Module):
             if self.training:
                 self.transform.observe(step, metric_loss.detach(), generator_loss.detach())
         elif self.transform is not None:
-            generated, targets = self.transform(embeddings, labels, step)
-            generated_loss = self._of_generated(generated, targets, embeddings, labels)
+            generated, classes = self.transform(embeddings, labels, step)
+            generated_loss = self._of_generated(generated, classes, embeddings, labels)
             total = total + self.transform.weight * generated_loss
         if self.constraint is not None:
             constraint = self.constraint(embeddings)
@@ -141,6 +145,7 @@ class Objective(nn.Module):
         labels: Int64[Tensor, " batch"],
     ) -> Tensor:
         """The loss of the generated rows; 0 where their classes leave nothing to compare, as no two rows of one."""
+        assert isinstance(self.loss, Loss), "no teacher has rows for generated ones"
         comparable = self.loss.compares(targets)
         if len(targets) != len(labels):  # a number that depends on the labels: the transform has waited for the device
             return self._on_all_workers(generated, targets) if comparable else embeddings.new_zeros(())
@@ -148,8 +153,14 @@ class Objective(nn.Module):
         rows = torch.where(comparable, generated, embeddings.detach())
         return torch.where(comparable, self._on_all_workers(rows, torch.where(comparable, targets, labels)), 0.0)
 
-    def _on_all_workers(self, embeddings: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"]) -> Tensor:
-        return sum_over_workers(self.loss(embeddings, labels, anchors=own_rows(len(labels))))
+    def _on_all_workers(
+        self,
+        embeddings: Float[Tensor, "batch dim"],
+        labels: Int64[Tensor, " batch"],
+        targets: Float[Tensor, "rows dim"] | None = None,
+    ) -> Tensor:
+        rows = (embeddings,) if targets is None else (embeddings, gather_rows(in_full_precision(targets)))
+        return sum_over_workers(self.loss(*rows, labels, anchors=own_rows(len(labels))))
 
     @property
     def _agents(self) -> AgentLoss | None:

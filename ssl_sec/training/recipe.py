@@ -17,6 +17,7 @@ from ssl_sec.errors import StorageError
 from ssl_sec.training.class_sharding import HeldRows, held_templates
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.schedules import Schedule
+from ssl_sec.training.teacher import Teacher
 
 Precision = Literal["float32", "bfloat16", "float64"]
 
@@ -116,6 +117,7 @@ class Recipe:
             nothing.
         observer: learns from the features of every step; None if nothing does.
         best: the best network so far; None if the last one is the result.
+        teacher: whose rows of the same views the loss takes, too; None if there is none.
         more_figures: figures that this recipe reports beside those of every recipe.
     """
 
@@ -137,6 +139,7 @@ class Recipe:
     best: Stateful | None = None
     more_figures: Callable[[], Mapping[str, float]] = dict
     more_views: tuple[Views, ...] = ()
+    teacher: Teacher | None = None
 
     def state(self, step: int) -> dict[str, Any]:
         """Everything that a resume after `step` steps needs.
@@ -164,6 +167,7 @@ class Recipe:
             "optimiser": optimiser,
             **({} if self.observer is None else {"observer": self.observer.state_dict()}),
             **({} if self.best is None else {"best": self.best.state_dict()}),
+            **({} if self.teacher is None else {"teacher": self.teacher.state_dict()}),
         }
 
     @property
@@ -195,4 +199,6 @@ class Recipe:
             self.observer.load_state_dict(state["observer"])
         if self.best is not None:
             self.best.load_state_dict(state["best"])
+        if self.teacher is not None:
+            self.teacher.load_state_dict(state["teacher"])
         return int(state["step"])

@@ -5,6 +5,7 @@
     linear ramp   value · t / T                                              (SEC, Eq. 29)
     face ramp     0 for 3 epochs, linear over the 4th, then value        (SEC, appendix B.2)
     capped ramp   min(value, 500 t / T)                                      (SEC, Eq. 32)
+    teacher       1 − (1 − value) (1 + cos(π t / T)) / 2, which rises to 1      (BYOL, section 3.2)
 
 Each depends on the step alone.
 """
@@ -41,6 +42,18 @@ class Cosine:
             return self.value * (step + 1) / self.warmup_steps
         progress = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
         return self.value * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherMomentum:
+    """From `value` to 1 along half a cosine."""
+
+    value: float
+    total_steps: int
+
+    def __call__(self, step: int) -> float:
+        """The value at the 0-based global step."""
+        return 1 - Cosine(1 - self.value, self.total_steps)(step)
 
 
 @dataclass(frozen=True, slots=True)

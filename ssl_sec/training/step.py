@@ -150,13 +150,18 @@ def update_weights(
         eta: the constraint's weight; None takes that of the step.
     """
     recipe.optimiser.zero_grad(set_to_none=True)
+    taught: dict[str, Tensor] = {}
     with autocast(labels.device, recipe.computation.precision):
         features, embeddings = recipe.model(*_by_size(views))
+        if recipe.teacher is not None:
+            taught["targets"] = recipe.teacher(*_by_size(views))
     embeddings = in_full_precision(embeddings)
     embeddings.retain_grad()
-    terms = recipe.objective(embeddings, labels, step, eta, features, recipe.head)
+    terms = recipe.objective(embeddings, labels, step, eta, features, recipe.head, **taught)
     terms.total.backward()
     recipe.optimiser.step()
+    if recipe.teacher is not None:
+        recipe.teacher.follow(step)
     return Taken(terms, features.detach())
 
 
@@ -173,12 +178,13 @@ class ReplayedSteps:
     """The steps of one worker, with launches recorded once and replayed; see `ssl_sec.training.replaying`.
 
     Args:
-        recipe: what is trained, without a feature transform or dropout.
+        recipe: what is trained, without a feature transform, a teacher or dropout.
         device: a GPU.
         graphs: records a step.
     """
 
     def __init__(self, recipe: Recipe, device: torch.device, graphs: Graphs) -> None:
+        assert recipe.teacher is None, "its momentum depends on the step's number"
         assert recipe.objective.transform is None, "what a transform generates depends on the step's number"
         self._recipe = recipe
         number = partial(torch.zeros, (), device=device, dtype=recipe.computation.dtype)

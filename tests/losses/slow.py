@@ -323,3 +323,22 @@ def center(rows, labels, centres):
         sum((x - c) ** 2 for x, c in zip(row, centres[y], strict=True)) / 2 / len(rows)
         for row, y in zip(rows, labels, strict=True)
     ]
+
+
+def byol(predictions, targets, labels):
+    """Against the rows of a teacher."""
+    rows, keys = [unit(row) for row in predictions], [unit(row) for row in targets]
+    return [mean([square(row, keys[p]) for p in positives(labels, i)]) / len(rows) for i, row in enumerate(rows)]
+
+
+def mocov3(predictions, targets, labels, temperature):
+    """Likewise; rows are compared to the views of other numbers."""
+    rows, keys = [unit(row) for row in predictions], [unit(row) for row in targets]
+    view = [labels[:i].count(label) for i, label in enumerate(labels)]
+    terms = []
+    for i, row in enumerate(rows):
+        others = [j for j in range(len(keys)) if view[j] != view[i]]
+        denominator = sum(math.exp(dot(row, keys[j]) / temperature) for j in others)
+        each = [math.log(math.exp(dot(row, keys[p]) / temperature) / denominator) for p in positives(labels, i)]
+        terms.append(-2 * temperature * mean(each) / len(rows))
+    return terms

@@ -28,10 +28,16 @@ def built(config):
 
 def test_every_loss_is_an_option_and_every_option_a_loss():
     of_logits = {"cross_entropy": losses.CrossEntropyLoss}
-    assert options("loss").keys() == set(PAIR) | set(CLASS) | set(of_logits)
+    of_teachers = {"byol": losses.BYOLLoss, "mocov3": losses.MoCoV3Loss}
+    assert options("loss").keys() == set(PAIR) | set(CLASS) | set(of_logits) | set(of_teachers)
     kinds = {type(built(from_values(kind, values_of(name)))) for name, kind in (PAIR | CLASS).items()}
-    exported = [getattr(losses, name) for name in losses.__all__ if name.endswith("Loss") and name != "Loss"]
-    assert kinds | set(of_logits.values()) == set(exported)
+    bases = {"Loss", "TeacherLoss"}
+    exported = [getattr(losses, name) for name in losses.__all__ if name.endswith("Loss") and name not in bases]
+    assert {
+        type(from_values(PretrainConfig, {**RUN, "loss": values_of(name)}).loss.build()) for name in of_teachers
+    } == set(of_teachers.values())
+    assert kinds | set(of_logits.values()) | set(of_teachers.values()) == set(exported)
+    exported = set(exported) - set(of_teachers.values())  # compared to their slow loops in test_contrastive
     assert {case.make for case in ALL_LOSSES} == set(exported) - {losses.CombinedLoss, *of_logits.values()}
 
 
@@ -95,6 +101,6 @@ def test_self_supervision_has_neither_classes_nor_triplets():
         with pytest.raises(ConfigError, match=f"^loss: found '{name}', must be another; only metric learning"):
             from_values(PretrainConfig, {**RUN, "loss": values_of(name)})
     with pytest.raises(
-        ConfigError, match="^loss.name: found 'arcface'; allowed: angular, angular_hinge, contrastive, "
+        ConfigError, match="^loss.name: found 'arcface'; allowed: angular, angular_hinge, byol, contrastive, "
     ):
         from_values(PretrainConfig, {**RUN, "loss": values_of("arcface")})

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ssl_sec.losses import DCLLoss, NTXentLoss, SupConLoss, tiles
+from ssl_sec.losses import BYOLLoss, DCLLoss, MoCoV3Loss, NTXentLoss, SupConLoss, tiles
+from tests.losses import slow
 from tests.losses.cases import rows
 
 PAIRS = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])
@@ -115,3 +116,50 @@ def test_memory_is_linear_in_the_batch(monkeypatch, loss, num_shares, temperatur
                 loss(temperature)(embeddings, labels, anchors=slice(start, start + share)).backward()
         largest.append(seen.elements)
     assert largest == [256 * 4, 512 * 4]
+
+
+# Two views of four images, and three views, whose order on the workers is another.
+VIEWS = [PAIRS, torch.tensor([0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3])]
+TAUGHT = [(BYOLLoss, slow.byol, {}), (MoCoV3Loss, slow.mocov3, {"temperature": 0.2})]
+
+
+@pytest.mark.parametrize("labels", VIEWS)
+@pytest.mark.parametrize(("loss", "terms", "values"), TAUGHT)
+def test_a_loss_of_predictions_is_its_slow_loop(monkeypatch, loss, terms, values, labels):
+    monkeypatch.setattr(tiles, "CPU_TILE_ROWS", 3)
+    predictions, targets = rows(len(labels)).requires_grad_(), rows(len(labels), seed=1).requires_grad_()
+    made = loss(**values)
+    expected = terms(predictions.tolist(), targets.tolist(), labels.tolist(), **values)
+    value = made(predictions, targets, labels)
+    assert value.item() == pytest.approx(sum(expected), rel=1e-12)
+    shares = [made(predictions, targets, labels, slice(a, b)).item() for a, b in ((0, 3), (3, 4), (4, len(labels)))]
+    assert shares == pytest.approx([sum(expected[:3]), expected[3], sum(expected[4:])], rel=1e-12)
+    value.backward()
+    assert targets.grad is None
+    assert torch.autograd.gradcheck(lambda x: made(x, targets, labels, slice(1, 6)), predictions)
+
+
+def test_byol_is_lightlys_cosine():
+    peer = pytest.importorskip("lightly.loss").NegativeCosineSimilarity()
+    p, k = rows(16, 6), rows(16, 6, seed=1)
+    oracle = (peer(p[:8], k[8:]) + peer(p[8:], k[:8])) / 2
+    value = BYOLLoss()(p, k, torch.arange(8).repeat(2))
+    assert value.item() == pytest.approx(2 + 2 * oracle.item(), rel=1e-12)
+
+
+def test_moco_v3_is_the_cross_entropy_of_its_algorithm():
+    p, k = rows(16, 6), rows(16, 6, seed=1)
+    unit = torch.nn.functional.normalize
+    own = torch.arange(8)
+
+    def contrast(queries, keys):
+        return torch.nn.functional.cross_entropy(unit(queries) @ unit(keys).T / 0.2, own) * 2 * 0.2
+
+    oracle = (contrast(p[:8], k[8:]) + contrast(p[8:], k[:8])) / 2
+    assert MoCoV3Loss(0.2)(p, k, own.repeat(2)).item() == pytest.approx(oracle.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("loss", "terms", "values"), TAUGHT)
+def test_an_image_with_one_view_is_named(loss, terms, values):
+    with pytest.raises(ValueError, match=f"^{loss.__name__} needs two views of every image: label 7 occurs once"):
+        loss(**values)(rows(5), rows(5), torch.tensor([1, 1, 7, 2, 2]))

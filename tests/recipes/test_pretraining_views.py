@@ -168,3 +168,37 @@ def test_a_cut_is_of_initial_weights_alone():
     torch.testing.assert_close(4 * cut.head.layers[0].weight, plain.head.layers[0].weight)
     with pytest.raises(ConfigError, match=r"cut_init: found 4.0, must be 1 with encoder.weights=.*, which are not in"):
         config(encoder={"name": "resnet50", "weights": "w.pth"}, cut_init=4.0)
+
+
+TAUGHT = {"epochs": 1, "constraint": {"name": "sec", "eta": 0.1}}
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("loss", ["byol", "mocov3"])
+def test_a_teacher_is_the_same_on_any_number_of_workers_and_after_a_resume(tmp_path, loss):
+    changes = {**TAUGHT, "loss": {"name": loss, "momentum": 0.8, "predictor_dim": 24}}
+    alone, store = run(tmp_path, **changes)
+    for reports, state in on_workers(2, tmp_path, on_a_worker, tmp_path, changes):
+        assert_the_same_curve(steps(reports), steps(report[:2] for report in alone.reports))
+        torch.testing.assert_close(state["teacher"], alone.last_state()["teacher"], rtol=1e-7, atol=1e-9)
+    stopped = FakeRuntime(stop_at=2)
+    with pytest.raises(Stopped):
+        run(tmp_path, stopped, **changes)
+    resumed, _ = run(tmp_path, state=stopped.last_state(), **changes)
+    assert_identical(resumed.last_state(), alone.last_state())
+
+
+def test_a_teacher_follows_the_network_without_its_predictor():
+    settings = config(**{**TAUGHT, "loss": {"name": "byol", "momentum": 0.8, "predictor_dim": 24}})
+    recipe = build_recipe(settings, settings.data.open("train"), FakeRuntime())
+    online = nn.ModuleDict({"encoder": recipe.encoder, "head": recipe.head.projector})
+    before = {name: weight.clone() for name, weight in recipe.teacher.network.named_parameters()}
+    assert_identical(before, dict(online.named_parameters()))
+    views = torch.rand(80, 1, 8, 8, dtype=torch.float64)
+    train_step(recipe, views, torch.arange(40).repeat(2), 2)
+    momentum = 1 - 0.2 * (1 + math.cos(math.pi * 2 / 5)) / 2
+    weights = dict(online.named_parameters())
+    for name, weight in recipe.teacher.network.named_parameters():
+        torch.testing.assert_close(weight, momentum * before[name] + (1 - momentum) * weights[name])
+        assert weight.grad is None and not weight.requires_grad
+    assert all(weight.grad is not None for weight in recipe.head.predictor.parameters())

@@ -4,11 +4,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssl_sec.training.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp, StepDecay, epochs_at
+from ssl_sec.training.schedules import (
+    CappedRamp,
+    Constant,
+    Cosine,
+    FaceRamp,
+    LinearRamp,
+    StepDecay,
+    TeacherMomentum,
+    epochs_at,
+)
 
 
 def test_a_constant_is_the_same_at_every_step():
     assert [Constant(0.3)(step) for step in (0, 1, 10**9)] == [0.3] * 3
+
+
+def test_a_teachers_momentum_rises_to_one():
+    """BYOL, section 3.2."""
+    momentum = TeacherMomentum(0.9, 4)
+    expected = [1 - 0.1 * (math.cos(math.pi * step / 4) + 1) / 2 for step in range(5)]
+    assert [momentum(step) for step in range(5)] == pytest.approx(expected, rel=1e-15)
+    assert (momentum(0), momentum(4)) == (pytest.approx(0.9), 1)
 
 
 def test_the_ramp_of_eta_is_0_at_the_start_and_linear():

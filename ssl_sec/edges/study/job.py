@@ -42,6 +42,8 @@ _CURVES = (
     "val/knn_top1",
 )
 
+_STOPPED = "stopped; the same command continues the study"
+
 
 def run_study(study: Study) -> str:
     """Runs what has not run yet; returns the table of what there is.
@@ -131,7 +133,10 @@ class _Job:
             logger.info("searching %s", arm.name)
             tracking = replace(arm.search.config.tracking, parent_run=self._sweep.run_id)
             config = replace(arm.search.config, tracking=tracking)
-            trials, _, _ = run_search(replace(arm.search, config=config))
+            try:
+                trials, _, _ = run_search(replace(arm.search, config=config))
+            except Stopped as error:
+                raise Stopped(_STOPPED) from error
             self._searches.add(arm, [KeptTrial.of(arm, trial) for trial in trials])
 
     def run(self, point: Point) -> None:
@@ -175,7 +180,7 @@ class _Job:
         processes = Processes(self._study.config.concurrent)
         processes.run(tasks, end)
         if processes.was_stopped:
-            raise Stopped("stopped; the same command continues the study")
+            raise Stopped(_STOPPED)
 
     def require_success(self) -> None:
         """Raises a UserError if runs failed."""

@@ -112,7 +112,7 @@ def build_recipe(config: FaceConfig, image_set: ImageSet, runtime: Runtime) -> R
 
 
 def classification_figures(
-    loss: Loss,
+    loss: nn.Module,
     embeddings: Float[Tensor, "images dim"],
     labels: Int64[Tensor, " images"],
     tail: Bool[Tensor, " classes"],

@@ -33,6 +33,7 @@ class MixedObjective(Objective):
         eta: Float[Tensor, ""] | None = None,
         features: Float[Tensor, "rows features"] | None = None,
         head: nn.Module | None = None,
+        targets: Float[Tensor, "rows dim"] | None = None,
     ) -> Terms:
         """The objective of the global batch; arguments as for `Objective`, the embeddings being logits."""
         own = in_full_precision(embeddings)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from ssl_sec.augment.config import AugmentConfig
 from ssl_sec.data.config import DataConfig
 from ssl_sec.evaluation.config import ProbeConfig
-from ssl_sec.losses.config import PairLossConfig
+from ssl_sec.losses.config import PairLossConfig, TeacherLossConfig
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
 from ssl_sec.settings import (
     Count,
@@ -61,7 +61,7 @@ class PretrainConfig(TrainingConfig):
     """
 
     augment: AugmentConfig
-    loss: PairLossConfig
+    loss: PairLossConfig | TeacherLossConfig
     optimiser: OptimiserConfig
     epochs: CountOrZero
     check_images: CountOrZero = 100_000

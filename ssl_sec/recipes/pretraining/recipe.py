@@ -7,6 +7,7 @@ import torch
 
 from ssl_sec.data.image_set import ImageSet, on_device, require_labels
 from ssl_sec.data.shards.streamed import shuffled_batches
+from ssl_sec.losses.config import TeacherLossConfig
 from ssl_sec.networks.encoder import Network, check_size
 from ssl_sec.recipes.assembly import RunStore, assemble, save_network, train_recipe
 from ssl_sec.recipes.pretraining.checking import check_images
@@ -73,7 +74,8 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
             class_labels_of_views if config.positives == "classes" else image_labels,
             num_views=augment.num_views + augment.small_views,
         ),
-        graphed=config.runtime.replays_steps(runtime.device, runtime.world_size),
+        graphed=not isinstance(config.loss, TeacherLossConfig)
+        and config.runtime.replays_steps(runtime.device, runtime.world_size),
     )
     for key, view_size_px in augment.sizes_px(size_px).items():
         check_size(key, Network(recipe.encoder, recipe.head), num_channels, view_size_px)

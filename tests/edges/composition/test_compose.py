@@ -102,6 +102,8 @@ def together(job: str) -> list[list[str]]:
     if job not in ("face", "finetune"):  # neither self-supervision nor retrieval has classes of its own
         chosen["loss"] = [name for name in chosen["loss"] if name not in CLASS_LOSSES]
     chosen["loss"] = [name for name in chosen["loss"] if name not in OF_TRIPLETS]
+    if job != "pretrain":  # which alone has a teacher
+        chosen["loss"] = [name for name in chosen["loss"] if name not in ("byol", "mocov3")]
     if job == "metric_learning":
         found += [[f"loss={name}", "sampler=triplets", "data=digits"] for name in OF_TRIPLETS]
     if job == "face":  # only templates classify

@@ -46,7 +46,7 @@ def ui(run, tmp_path_factory):
     ("page", "shown"),
     [
         ("", ["seen", "Finished", "constraint.name", "val/knn_top1", "digits"]),
-        ("/model-metrics", ["train", "(11)", "val", "(6)", "Add chart"]),
+        ("/model-metrics", ["train", "(14)", "val", "(6)", "Add chart"]),
         ("/artifacts", ["plots", "config.yaml", "encoder.safetensors"]),
     ],
 )
