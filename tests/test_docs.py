@@ -12,6 +12,7 @@ import pytest
 import ssl_sec
 from docs import tables
 from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.study.plan import read_study
 from ssl_sec.edges.submit.orders import expand_sweep
 from ssl_sec.edges.tune.space import read_search
 from ssl_sec.papers import list_papers
@@ -63,6 +64,10 @@ def test_commands_are_configurations(job, overrides):
     overrides = [override for override in overrides if not override.startswith("resume=")]
     if job == "tune":
         assert read_search(overrides).space
+        return
+    if job == "study":
+        if "study=mine.yaml" not in overrides:
+            assert read_study(overrides).arms
         return
     for point, _ in expand_sweep(overrides):
         values = compose(job, point)

@@ -79,7 +79,7 @@ def test_the_metrics_of_retrieval_are_named_on_their_axes():
 
 def test_a_std_without_a_mean_is_a_curve_and_a_mean_without_a_std_has_no_band():
     (axes,) = curves_figure({"train/norm_std": [(0, 1.0), (1, 2.0)]}).axes
-    assert (axes.get_ylabel(), len(axes.lines)) == ("train/norm_std", 1)
+    assert (axes.get_ylabel(), len(axes.lines)) == ("deviation of the embedding norm", 1)
     (axes,) = curves_figure({"train/norm_mean": [(0, 1.0), (1, 2.0)]}).axes
     assert (len(axes.lines), len(axes.collections)) == (1, 0)
 

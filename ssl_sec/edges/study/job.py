@@ -80,6 +80,9 @@ class _Job:
         self._uri = tracking_uri(self._config.tracking, self._config.output_dir)
         self._sweep = Sweep(None)
         self._failures: list[str] = []
+        self._found: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._made: list[Cell] = []
+        self._written: list[Path] = []
         self._lock = threading.Lock()
         for cell in self._cells():
             self._kept.find(cell)  # before anything runs
@@ -99,8 +102,10 @@ class _Job:
     def _cells(self) -> list[Cell]:
         """The runs of the arms whose values are known."""
         arms = [arm for arm in self._study.arms if arm.search is not None]
-        found = {(arm.arm, arm.point.name): self._searches.best(arm) for arm in arms}
-        return self._study.cells({key: values for key, values in found.items() if values is not None})
+        found = {(arm.arm, arm.point.name): best for arm in arms if (best := self._searches.best(arm)) is not None}
+        if found != self._found or not self._made:
+            self._found, self._made = found, self._study.cells(found)
+        return self._made
 
     def tracked(self) -> AbstractContextManager[None]:
         """Records what the block does as a run in MLflow, the parent of all others."""
@@ -223,7 +228,9 @@ class _Job:
                 run.log_file(path)
 
     def _write(self, comparison: Comparison) -> list[Path]:
-        """Writes the table and the plots beside the file of cells; returns their paths."""
+        """Writes the table and the plots beside the file of cells, once; returns their paths."""
+        if self._written:
+            return self._written
         folder = self._kept.path.parent
         stem = self._kept.path.stem
         written = [folder / f"{stem}.md"]
@@ -236,6 +243,7 @@ class _Job:
                     figure.savefig(written[-1], dpi=110)
         except OSError as error:
             raise StorageError(f"cells: {folder} cannot be written: {error.strerror}") from error
+        self._written = written
         return written
 
     def _curves(self) -> Figure | None:

@@ -5,7 +5,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -283,12 +283,20 @@ def _arm_at(arm: str, point: Point, shared: tuple[str, ...], own: Sequence[str],
 
 def _cell(arm: ArmAt, seed: int, overrides: Sequence[str]) -> Cell:
     """A run, with its arm and its point as tags in MLflow."""
-    tags = _config(arm.arm, overrides).tracking.tags or {}
-    tags = {**tags, "arm": arm.arm, **({"point": arm.point.name} if arm.point.name else {})}
-    given = ", ".join(f"{key}: {in_quotes(str(value))}" for key, value in tags.items())
-    overrides = (*overrides, f"tracking.tags={{{given}}}")
     config = _config(arm.arm, overrides)
-    return Cell(arm=arm.arm, point=arm.point, seed=seed, overrides=overrides, config=config)
+    tags = {
+        **(config.tracking.tags or {}),
+        "arm": arm.arm,
+        **({"point": arm.point.name} if arm.point.name else {}),
+    }
+    given = ", ".join(f"{key}: {in_quotes(str(value))}" for key, value in tags.items())
+    return Cell(
+        arm=arm.arm,
+        point=arm.point,
+        seed=seed,
+        overrides=(*overrides, f"tracking.tags={{{given}}}"),
+        config=replace(config, tracking=replace(config.tracking, tags=tags)),
+    )
 
 
 def _config(arm: str, overrides: Sequence[str]) -> PretrainConfig:
