@@ -18,7 +18,7 @@ from ssl_sec.edges.run.sweeps import METRICS, Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.study.cells import KeptCell, KeptCells, figures_of
 from ssl_sec.edges.study.comparison import Comparison, curves_of
-from ssl_sec.edges.study.plan import Cell, Point, Study
+from ssl_sec.edges.study.plan import CELL_TAGS, Cell, Point, Study
 from ssl_sec.edges.study.processes import Processes, Task
 from ssl_sec.edges.study.searches import KeptSearches, KeptTrial
 from ssl_sec.edges.tables import in_markdown, in_table
@@ -114,7 +114,7 @@ class _Job:
             experiment=self._config.tracking.experiment or self._config.recipe_name,
             name=new_name(f"{self._study.name}-study"),
             tags={
-                **user_tags(self._config.tracking),
+                **{key: tag for key, tag in user_tags(self._config.tracking).items() if key not in CELL_TAGS},
                 "recipe": self._config.recipe_name,
                 "data": self._config.data.title,
                 "job": "study",

@@ -26,6 +26,9 @@ from ssl_sec.settings import flattened, from_values, to_values
 # Keys that differ in each run of a study, or that the study itself sets.
 _RESERVED = {"seed": "seeds", "run_name": "the name of an arm", "resume": "nothing: a study resumes its runs"}
 
+# The tags in MLflow that tell the runs of a study apart.
+CELL_TAGS = ("arm", "point")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
