@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -159,6 +160,8 @@ def _run(search: Search, plan: Plan, is_new: bool, trials: list[Trial], failures
         )
     else:
         logger.info("the search in %s continues", state)
+        # A trial that resumes reports its measurements again, which Optuna knows already.
+        warnings.filterwarnings("ignore", message="The reported value is ignored")
         tuner = tune.Tuner.restore(str(state), trainable, resume_unfinished=True)
     logger.info("searching %s in %d trials", ", ".join(search.space), tuning.trials)
     with _interruptible() as was_stopped:
