@@ -16,7 +16,8 @@ from ssl_sec.errors import ConfigError, StorageError
 
 # Metrics of a run's end that are kept beside those that arms are compared by.
 _LAST = ("train/loss", "train/metric_loss", "val/rankme", "val/alignment", "val/uniformity")
-# Metrics whose mean over the reports of a run is kept: at its end the learning rate is 0.
+# Metrics whose mean over the reports of a run is kept, but for the first, at random weights: at its end the learning rate
+# is 0.
 _MEAN = (
     "train/norm_mean",
     "train/norm_std",
@@ -40,7 +41,7 @@ class KeptCell:
         digest: of its configuration.
         minutes: that it took, probe included; NaN if that is not known.
         run_id: in MLflow; empty if it is not known.
-        figures: metric -> value; of `mean/<metric>` the mean over the run's reports.
+        figures: metric -> value; of `mean/<metric>` the mean over the run's reports after the first.
     """
 
     arm: str
@@ -70,7 +71,7 @@ def figures_of(records: Sequence[Mapping[str, Any]], probe: Mapping[str, float])
     for name in _MEAN:
         values = [one[name] for one in metrics if name in one]
         if values:
-            found[f"mean/{name}"] = statistics.fmean(values)
+            found[f"mean/{name}"] = statistics.fmean(values[1:] or values)
     return {**found, **{name: probe[name] for name in METRICS if name in probe}}
 
 

@@ -71,11 +71,16 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
 def test_the_figures_of_a_run_are_its_last_its_means_and_those_of_its_probe():
     records = [
         {"step": 0, "metrics": {"train/loss": 5.0, "train/norm_mean": 2.0, "train/lr": 0.1}},
+        {"step": 5, "metrics": {"train/loss": 4.5, "train/norm_mean": 3.0}},
         {"step": 9, "metrics": {"train/loss": 4.0, "train/norm_mean": 4.0, "val/knn_top1": 30.0}},
     ]
     assert figures_of(records, {"probe/top1": 50.0, "probe/learning_rate": 0.1}) == {
         "train/loss": 4.0,
-        "mean/train/norm_mean": 3.0,
+        "mean/train/norm_mean": 3.5,
         "val/knn_top1": 30.0,
         "probe/top1": 50.0,
     }
+
+
+def test_a_run_of_one_report_has_its_figures_as_means():
+    assert figures_of([{"step": 0, "metrics": {"train/norm_std": 2.0}}], {}) == {"mean/train/norm_std": 2.0}
