@@ -18,7 +18,7 @@ class StudyConfig(Settings):
         concurrent: runs at a time, each in a process of its own.
         cells: CSV file with the figures of the runs: those that it has are not run again, and each that ends is added;
             null for cells.csv in the folder of the study's runs. Its searches are kept beside it.
-        run: false compares the runs that there are, and starts none.
+        run: false compares the runs that there are, and starts none; without a file of cells they are read from MLflow.
     """
 
     study: str

@@ -16,8 +16,8 @@ from ssl_sec.errors import ConfigError, StorageError
 
 # Metrics of a run's end that are kept beside those that arms are compared by.
 _LAST = ("train/loss", "train/metric_loss", "val/rankme", "val/alignment", "val/uniformity")
-# Metrics whose mean over the reports of a run is kept, but for the first, at random weights: at its end the learning rate
-# is 0.
+# Metrics whose mean over the reports of a run is kept: at its end the learning rate is 0. The first report, at random
+# weights, is left out.
 _MEAN = (
     "train/norm_mean",
     "train/norm_std",

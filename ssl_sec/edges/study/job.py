@@ -21,6 +21,7 @@ from ssl_sec.edges.study.comparison import Comparison, curves_of
 from ssl_sec.edges.study.plan import CELL_TAGS, Cell, Point, Study
 from ssl_sec.edges.study.processes import Processes, Task
 from ssl_sec.edges.study.searches import KeptSearches, KeptTrial
+from ssl_sec.edges.study.uploaded import JOB, download_figures, searches_path
 from ssl_sec.edges.tables import in_markdown, in_table
 from ssl_sec.edges.tracking.pages import run_page
 from ssl_sec.edges.tracking.store import tracking_uri
@@ -75,8 +76,10 @@ class _Job:
         self._config = _config_of(study)
         self._folder = local_folder(self._config.output_dir) / self._config.recipe_name
         path = self._cells_path()
+        if not (study.config.run or path.exists()):
+            download_figures(self._config, path)
         self._kept = KeptCells(path)
-        self._searches = KeptSearches(path.with_name(f"{path.stem}-searches.csv"))
+        self._searches = KeptSearches(searches_path(path))
         self._uri = tracking_uri(self._config.tracking, self._config.output_dir)
         self._sweep = Sweep(None)
         self._failures: list[str] = []
@@ -102,7 +105,7 @@ class _Job:
     def _cells(self) -> list[Cell]:
         """The runs of the arms whose values are known."""
         arms = [arm for arm in self._study.arms if arm.search is not None]
-        found = {(arm.arm, arm.point.name): best for arm in arms if (best := self._searches.best(arm)) is not None}
+        found = {arm.key: best for arm in arms if (best := self._searches.best(arm)) is not None}
         if found != self._found or not self._made:
             self._found, self._made = found, self._study.cells(found)
         return self._made
@@ -117,7 +120,7 @@ class _Job:
                 **{key: tag for key, tag in user_tags(self._config.tracking).items() if key not in CELL_TAGS},
                 "recipe": self._config.recipe_name,
                 "data": self._config.data.title,
-                "job": "study",
+                "job": JOB,
             },
             parent_run_id=self._config.tracking.parent_run,
         )
@@ -216,6 +219,9 @@ class _Job:
         return Comparison.of(self._kept.of(self._cells()), self._study.file.metric, self._study.baseline)
 
     def _upload(self, run: TrackedRun) -> None:
+        for path in (self._kept.path, self._searches.path):
+            if path.exists():
+                run.log_file(path)
         comparison = self._comparison()
         if not comparison.rows:
             return
@@ -223,9 +229,6 @@ class _Job:
         run.prepend_note(in_markdown(*comparison.table()))
         for path in self._write(comparison):
             run.log_file(path, "plots" if path.suffix == ".png" else None)
-        for path in (self._kept.path, self._searches.path):
-            if path.exists():
-                run.log_file(path)
 
     def _write(self, comparison: Comparison) -> list[Path]:
         """Writes the table and the plots beside the file of cells, once; returns their paths."""

@@ -4,8 +4,8 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ from ssl_sec.edges.tune.space import Search, read_search
 from ssl_sec.errors import ConfigError, first_line, nearest
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
-from ssl_sec.settings import flattened, from_values, to_values
+from ssl_sec.settings import from_values, to_values
 
 # Keys that differ in each run of a study, or that the study itself sets.
 _RESERVED = {"seed": "seeds", "run_name": "the name of an arm", "resume": "nothing: a study resumes its runs"}
 
-# The tags in MLflow that tell the runs of a study apart.
-CELL_TAGS = ("arm", "point")
+# The tags in MLflow that tell the runs of a study apart: the last is the digest of a run's configuration.
+CELL_TAGS = ("arm", "point", "cell")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,11 +37,13 @@ class Point:
     Attributes:
         key: what is varied; empty for the recipe as it is.
         value: of the key.
+        label: of its runs, which no other point of the study has.
         overrides: that make it.
     """
 
     key: str = ""
     value: str = ""
+    label: str = ""
     overrides: tuple[str, ...] = ()
 
     @property
@@ -78,11 +80,19 @@ class Cell:
         """Of its run."""
         return str(self.config.run_name)
 
+    @property
+    def tags(self) -> dict[str, str]:
+        """What its run is found by in MLflow, beside its seed."""
+        found = dict(zip(CELL_TAGS, (self.arm, self.point.name, self.digest), strict=True))
+        return {name: value for name, value in found.items() if value}
+
     @cached_property
     def digest(self) -> str:
-        """What decides the result but for the seed and the places of files, in short."""
-        values = {key: str(value) for key, value in flattened(to_values(self.config)).items()}
-        found = deciding(values, PRETRAIN.name)
+        """What decides the result but for the seed and the places of files, in short.
+
+        Settings as by default are left out, so that it stays when a later version has further ones.
+        """
+        found = deciding({key: str(value) for key, value in _changed(self.config)}, PRETRAIN.name)
         return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -103,9 +113,14 @@ class ArmAt:
     search: Search | None
 
     @property
+    def key(self) -> tuple[str, str]:
+        """What it is found by: arm and point."""
+        return self.arm, self.point.name
+
+    @property
     def name(self) -> str:
         """The beginning of the names of its runs."""
-        return named(self.point.value, self.arm)
+        return named(self.point.label, self.arm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,15 +161,15 @@ class Study:
         Args:
             chosen: (arm, point) -> what its search has found; arms whose search is not there are left out.
         """
-        found: list[Cell] = []
-        for point, seed in itertools.product(self.points, self.seeds):
-            for arm in self.arms_at(point):
-                values = chosen.get((arm.arm, arm.point.name))
-                if arm.search is not None and values is None:
-                    continue
-                own = (f"seed={seed}", f"run_name={arm.name}-s{seed}", "resume=auto")
-                found.append(_cell(arm, seed, (*arm.overrides, *(values or ()), *own)))
-        return found
+        given = {arm.key: (*arm.overrides, *chosen.get(arm.key, ())) for arm in self.arms}
+        known = [arm for arm in self.arms if arm.search is None or arm.key in chosen]
+        configs = {arm.key: _config(arm.arm, given[arm.key]) for arm in known}
+        return [
+            _cell(arm, seed, given[arm.key], configs[arm.key])
+            for point, seed in itertools.product(self.points, self.seeds)
+            for arm in self.arms_at(point)
+            if arm.key in configs
+        ]
 
 
 def named(*parts: str) -> str:
@@ -259,7 +274,8 @@ def _points(file: StudyFile) -> list[Point]:
     for key, values in (file.over or {}).items():
         for value in values:
             own, *others = re.split(r"\+(?!\d)", value)  # 1e+5 is a number
-            points.append(Point(key=key, value=own, overrides=(f"{key}={own}", *others)))
+            label = own if len(file.over or {}) == 1 else f"{key.rpartition('.')[2]}_{own}"
+            points.append(Point(key=key, value=own, label=label, overrides=(f"{key}={own}", *others)))
     return points or [Point()]
 
 
@@ -274,7 +290,7 @@ def _arm_at(arm: str, point: Point, shared: tuple[str, ...], own: Sequence[str],
     if not swept:
         _config(arm, overrides)
         return ArmAt(arm=arm, point=point, overrides=overrides, search=None)
-    name = f"run_name={named(point.value, arm)}-search"
+    name = f"run_name={named(point.label, arm)}-search"
     # What a search finds decides what its runs are, so that they are not probed.
     given = [text for text in overrides if text != "probe.enabled=true"]
     try:
@@ -284,22 +300,26 @@ def _arm_at(arm: str, point: Point, shared: tuple[str, ...], own: Sequence[str],
     return ArmAt(arm=arm, point=point, overrides=overrides, search=search)
 
 
-def _cell(arm: ArmAt, seed: int, overrides: Sequence[str]) -> Cell:
-    """A run, with its arm and its point as tags in MLflow."""
-    config = _config(arm.arm, overrides)
-    tags = {
-        **(config.tracking.tags or {}),
-        "arm": arm.arm,
-        **({"point": arm.point.name} if arm.point.name else {}),
-    }
+def _cell(arm: ArmAt, seed: int, overrides: Sequence[str], config: PretrainConfig) -> Cell:
+    """A run of an arm, with what it is found by as tags in MLflow."""
+    name = f"{arm.name}-s{seed}"
+    config = replace(config, seed=seed, run_name=name, resume="auto")
+    cell = Cell(arm=arm.arm, point=arm.point, seed=seed, overrides=(), config=config)
+    tags = {**(config.tracking.tags or {}), **cell.tags}
     given = ", ".join(f"{key}: {in_quotes(str(value))}" for key, value in tags.items())
-    return Cell(
-        arm=arm.arm,
-        point=arm.point,
-        seed=seed,
-        overrides=(*overrides, f"tracking.tags={{{given}}}"),
-        config=replace(config, tracking=replace(config.tracking, tags=tags)),
-    )
+    own = (f"seed={seed}", f"run_name={name}", "resume=auto", f"tracking.tags={{{given}}}")
+    tracking = replace(config.tracking, tags=tags)
+    return replace(cell, overrides=(*overrides, *own), config=replace(config, tracking=tracking))
+
+
+def _changed(settings: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values that are not as by default, and the names of options."""
+    for field in fields(settings):
+        value, key = getattr(settings, field.name), f"{path}{field.name}"
+        if is_dataclass(value):
+            yield from _changed(value, f"{key}.")
+        elif field.name == "name" or value != field.default:
+            yield key, to_values(value)
 
 
 def _config(arm: str, overrides: Sequence[str]) -> PretrainConfig:

@@ -71,7 +71,7 @@ class KeptSearches:
         Raises:
             ConfigError: if something else was searched.
         """
-        trials = [one for one in self._trials if (one.arm, one.point) == (arm.arm, arm.point.name)]
+        trials = [one for one in self._trials if (one.arm, one.point) == arm.key]
         if not trials or arm.search is None:
             return None
         if trials[0].space != _space(arm):

@@ -217,6 +217,15 @@ class RunArchive:
                     raise
                 raise ConfigError(f"run: found {word!r}, whose run {version.run_id} was deleted") from error
 
+    def of_job(self, job: str, recipe: str) -> list[ArchivedRun]:
+        """All runs of a job with a recipe, whatever their state, newest first."""
+        return self._search(f"{_of(job)} and tags.recipe = {quoted(recipe)}")
+
+    def artifacts(self, run: ArchivedRun) -> list[str]:
+        """The names of a run's artifacts, without those in folders."""
+        with self._errors():
+            return [each.path for each in self.client.list_artifacts(run.run_id) if not each.is_dir]
+
     def history(self, run: ArchivedRun, metric: str) -> list[tuple[int, float]]:
         """Steps and values of a metric, sorted by step; the last value of a step that was logged twice."""
         with self._errors():

@@ -126,6 +126,17 @@ def test_it_continues_where_it_stopped_also_from_its_file_alone(made, tmp_path):
     assert len(parents(tmp_path)) == 3
 
 
+def test_without_its_file_the_figures_are_compared_as_mlflow_has_them(made):
+    run, runs, folder = made
+    whole = run().splitlines()
+    kept = (folder / "cells.csv").read_text()
+    (folder / "cells.csv").unlink()
+    runs.started = []
+    assert run("run=false").splitlines()[:4] == whole[:4]
+    assert (folder / "cells.csv").read_text() == kept
+    assert runs.started == []
+
+
 def test_nothing_has_run_yet(made):
     run, runs, _ = made
     assert run("run=false") == "no run has ended yet"

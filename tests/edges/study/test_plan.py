@@ -43,7 +43,7 @@ def test_cells_are_arms_times_seeds_seed_by_seed(file):
     config = cells[3].config
     assert (config.seed, config.epochs, config.constraint.eta, config.recipe) == (1, 2, 0.5, "mine")
     assert (config.resume, config.probe.enabled) == ("auto", True)
-    assert config.tracking.tags == {"arm": "sec"}
+    assert config.tracking.tags == {"arm": "sec", "cell": cells[3].digest}
 
 
 def test_points_are_the_values_of_each_key_one_key_at_a_time(file):
@@ -51,11 +51,13 @@ def test_points_are_the_values_of_each_key_one_key_at_a_time(file):
     made = read(file, "seeds=[5]", "epochs=3", "tracking.tags={team: vision}")
     assert [point.name for point in made.points] == ["global_batch_size=64", "global_batch_size=128", "loss=dcl"]
     cells = made.cells({})
-    assert [cell.name for cell in cells] == [f"{at}-{arm}-s5" for at in ("64", "128", "dcl") for arm in ("none", "sec")]
+    ats = ("global_batch_size_64", "global_batch_size_128", "loss_dcl")  # 0.5 may be a value of two keys
+    assert [cell.name for cell in cells] == [f"{at}-{arm}-s5" for at in ats for arm in ("none", "sec")]
     got = [(c.config.global_batch_size, c.config.optimiser.learning_rate, c.config.loss.name) for c in cells[::2]]
     assert got == [(64, 0.3, "ntxent"), (128, 0.6, "ntxent"), (256, 0.3, "dcl")]
     assert {cell.config.epochs for cell in cells} == {3}
-    assert cells[0].config.tracking.tags == {"team": "vision", "arm": "none", "point": "global_batch_size=64"}
+    tags = {"team": "vision", "arm": "none", "point": "global_batch_size=64", "cell": cells[0].digest}
+    assert cells[0].config.tracking.tags == tags
 
 
 def test_some_arms_are_compared_to_the_baseline(file):
@@ -72,6 +74,20 @@ def test_the_digest_is_of_what_decides_the_result(file, tmp_path):
     assert digests(f"output_dir={tmp_path}", "tracking.system_metrics=false", "concurrent=3") == first
     assert not set(digests("epochs=3")) & set(first)
     assert not set(digests("global_batch_size=128")) & set(first)
+
+
+def test_a_setting_as_by_default_is_not_in_the_digest_which_a_later_setting_may_not_change(file):
+    listed = FILE.replace("constraint.eta=0.5", "constraint.eta=0.5, constraint.ramp=linear, head.num_layers=2")
+    before = [cell.digest for cell in read(file).cells({})]
+    file.write_text(listed)
+    assert [cell.digest for cell in read(file).cells({})] == before
+    file.write_text(listed.replace("linear", "constant"))
+    assert read(file).cells({})[1].digest != before[1]
+
+
+def test_one_key_names_its_runs_by_its_values(file):
+    file.write_text(FILE + "over: {loss.temperature: [0.2, 5e-1]}\n")
+    assert [cell.name for cell in read(file, "seeds=[0]", "arms=[none]").cells({})] == ["0.2-none-s0", "5e_1-none-s0"]
 
 
 def test_arms_with_sweeps_are_searched_first(file):

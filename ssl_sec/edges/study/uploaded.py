@@ -1,0 +1,60 @@
+"""The figures of a study as its newest run in MLflow has them."""
+
+import logging
+import tempfile
+from pathlib import Path
+
+from ssl_sec.edges.folder.text import write_whole
+from ssl_sec.edges.tracking.runs import RunArchive
+from ssl_sec.errors import StorageError
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+
+logger = logging.getLogger("ssl_sec")
+
+JOB = "study"
+# At the end of the name of the file with a study's searches, beside that of its cells.
+SEARCHES = "-searches"
+
+
+def searches_path(cells: Path) -> Path:
+    """The file of a study's searches.
+
+    Args:
+        cells: the file of its cells.
+    """
+    return cells.with_name(f"{cells.stem}{SEARCHES}.csv")
+
+
+def download_figures(config: PretrainConfig, cells: Path) -> None:
+    """Downloads the figures of a study's runs and searches from MLflow, if its store has some.
+
+    Args:
+        config: of one of its runs.
+        cells: where the figures of the runs go; those of the searches go beside them.
+
+    Raises:
+        StorageError: if a file cannot be written.
+    """
+    try:
+        archive = RunArchive.open(config.tracking, config.output_dir)
+    except StorageError:
+        return  # the figures may not be tracked
+    for run in archive.of_job(JOB, config.recipe_name):
+        files = [name for name in archive.artifacts(run) if name.endswith(".csv")]
+        if not files:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            for name in files:
+                found = archive.download(run, name, Path(folder))
+                if found is not None:
+                    _keep(found, searches_path(cells) if name.endswith(f"{SEARCHES}.csv") else cells)
+        logger.info("the figures are those of run %s in MLflow at %s", run.name, archive.client.tracking_uri)
+        return
+
+
+def _keep(found: Path, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, found.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StorageError(f"cells: {path} cannot be written: {error.strerror}") from error
