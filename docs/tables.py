@@ -7,6 +7,7 @@ import contextlib
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,19 @@ from ssl_sec.edges.commands import run_command
 from ssl_sec.edges.composition import options
 from ssl_sec.edges.composition.compose import experiments, job_of
 from ssl_sec.edges.composition.experiments import Experiment, in_words, load
+from ssl_sec.edges.study.cells import KeptCells
+from ssl_sec.edges.study.comparison import Comparison
+from ssl_sec.edges.study.plan import load_file, points_of
+from ssl_sec.edges.study.searches import KeptSearches
+from ssl_sec.edges.study.uploaded import searches_path
+from ssl_sec.edges.tables import in_markdown
 from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
 from ssl_sec.exporting import FORMATS
 from ssl_sec.recipes.registry import trainings
 
 PAGES = Path(__file__).parent
+# The figures of each study's runs and searches, as jobs.study keeps them.
+STUDIES = PAGES / "studies"
 # Groups that have a table of their own.
 _APART = ("experiment", "loss")
 _TITLES = ["option", "what it is"]
@@ -142,6 +151,33 @@ def items_of(paper: str) -> list[dict[str, Any]]:
     return yaml.safe_load((PAGES / "papers" / f"{paper}.yaml").read_text(encoding="utf-8"))
 
 
+def study_runs(name: str) -> str:
+    """The arms of a study beside each other, from the figures of its runs."""
+    _, file = load_file(name)
+    points, arms = [point.name for point in points_of(file)], list(file.arms)
+    kept = [cell for cell in KeptCells(STUDIES / f"{name}.csv") if cell.point in points and cell.arm in arms]
+    kept.sort(key=lambda cell: (points.index(cell.point), arms.index(cell.arm), cell.seed))
+    planned = len(points) * len(arms) * len(file.seeds)
+    if not kept:
+        return f"Not yet run: {planned} runs."
+    compared = Comparison.of(kept, file.metric, file.baseline or arms[0])
+    return f"{in_markdown(*compared.table())}\n\n{len(kept)} of {planned} runs."
+
+
+def study_searches(name: str) -> str:
+    """The best trial of each search of a study."""
+    trials = list(KeptSearches(searches_path(STUDIES / f"{name}.csv")))
+    groups = {
+        (one.point, one.arm): [two for two in trials if (two.point, two.arm) == (one.point, one.arm)] for one in trials
+    }
+    rows: list[list[str]] = []
+    for (point, arm), of_arm in groups.items():
+        best = max(of_arm, key=lambda one: one.metric)
+        values = ", ".join(f"`{override}`" for override in best.overrides)
+        rows.append([point, arm, str(len(of_arm)), values, f"{best.metric:.2f}"])
+    return _table(rows, ["at", "arm", "trials", "best values", "held-out kNN, %"])
+
+
 def _item_row(item: Mapping[str, Any]) -> list[str]:
     names = ", ".join(f"`{name.removeprefix('ssl_sec.')}`" for name in item["names"])
     command = f"`python -m jobs.{item['command']}`" if "command" in item else ""
@@ -189,6 +225,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "formats": formats,
     "papers": paper_tables,
     "paper-items": paper_items,
+    **{f"study-{name}": partial(study_runs, name) for name in ("sec_cpu",)},
+    **{f"searches-{name}": partial(study_searches, name) for name in ("sec_cpu",)},
 }
 
 

@@ -11,6 +11,9 @@ from ssl_sec.figures.drawing import BLUE, add_grid, arm_look, small_plots
 from ssl_sec.figures.labels import metric_label
 
 
+_MARKERS = "oDs^vP*"
+
+
 class Interval(NamedTuple):
     """A difference from the baseline.
 
@@ -51,6 +54,64 @@ def forest_figure(points: Mapping[str, Sequence[Interval]], metric: str, baselin
         if name:
             axes.set_title(name, fontsize=9, loc="left")
     all_axes[-1].set_xlabel(f"{metric}: difference from {baseline}, paired by seed (mean, 95 % interval, each seed)")
+    return figure
+
+
+class Cause(NamedTuple):
+    """An arm's runs beside those of the baseline, paired by seed.
+
+    Attributes:
+        arm: whose.
+        point: where; empty if there is one alone.
+        ratios: figure -> how many times the baseline's, geometric mean over the seeds.
+        difference: from the baseline, mean over the seeds.
+        half_width: of its interval; NaN if there is none.
+    """
+
+    arm: str
+    point: str
+    ratios: Mapping[str, float]
+    difference: float
+    half_width: float
+
+
+def causes_figure(arms: Sequence[Cause], labels: Mapping[str, str], metric: str, baseline: str) -> Figure:
+    """Draws the arms' differences over what they change in the norms and the steps, a panel for each.
+
+    If one of these is the cause of the differences, arms that change it alike lie at one height in its panel.
+
+    Args:
+        arms: one or more; beside them the baseline is drawn, at 1 and 0.
+        labels: figure -> its label; a panel for each.
+        metric: what is compared, with its unit.
+        baseline: what the arms are compared to.
+    """
+    figure, all_axes = small_plots(len(labels), (4.2, 3.6), margin=0.5)
+    figure.suptitle(f"differences over what the arms change, as multiples of {baseline}", fontsize=10)
+    names, points = (list(dict.fromkeys(each)) for each in zip(*((arm.arm, arm.point) for arm in arms), strict=True))
+    for axes, (name, label) in zip(all_axes, labels.items(), strict=True):
+        add_grid(axes)
+        axes.axhline(0, color="0.35", linewidth=1)
+        axes.plot(1, 0, "k+", markersize=9, label=baseline)
+        for arm in arms:
+            if name not in arm.ratios:
+                continue
+            half_width = 0.0 if math.isnan(arm.half_width) else arm.half_width
+            axes.errorbar(
+                arm.ratios[name],
+                arm.difference,
+                yerr=half_width,
+                color=arm_look(names.index(arm.arm))[0],
+                marker=_MARKERS[points.index(arm.point) % len(_MARKERS)],
+                capsize=3,
+                linestyle="none",
+                label=f"{arm.point} {arm.arm}".strip(),
+            )
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel(label)
+    all_axes[0].set_ylabel(f"{metric}: difference from {baseline}")
+    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize="small")
     return figure
 
 

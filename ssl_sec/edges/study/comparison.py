@@ -11,9 +11,15 @@ from matplotlib.figure import Figure
 from ssl_sec.edges.run.sweeps import METRICS, mean_and_std
 from ssl_sec.edges.study.cells import KeptCell
 from ssl_sec.edges.study.differences import Difference, adjusted, difference
-from ssl_sec.figures.study import Interval, forest_figure
+from ssl_sec.figures.study import Cause, Interval, causes_figure, forest_figure
 from ssl_sec.figures.sweeps import Panel, Point, panels_figure
 
+# What an arm changes in the norms and the steps: figure -> label.
+_CAUSES = {
+    "step": "turn of an embedding in a step",
+    "norm": "mean norm",
+    "spread": "spread of norms (deviation / mean)",
+}
 # What a table shows beside the metric that decides.
 _BESIDE = ("probe/top1", "probe/top5", "probe/knn_top1")
 
@@ -118,6 +124,21 @@ class Comparison:
         ]
         return panels_figure(panels, "paired by seed: mean and 95 % interval") if panels else None
 
+    def causes(self) -> Figure | None:
+        """The differences over what the arms change in the norms and the steps; None if that is not known."""
+        arms: list[Cause] = []
+        for row in self.rows:
+            if row.difference is None:
+                continue
+            baseline = next(one for one in self.rows if one.point == row.point and one.arm == self.baseline)
+            ratios = _ratios(row, baseline)
+            if ratios:
+                arms.append(Cause(row.arm, row.point, ratios, row.difference.mean, row.difference.half_width))
+        if not arms:
+            return None
+        labels = {name: label for name, label in _CAUSES.items() if any(name in arm.ratios for arm in arms)}
+        return causes_figure(arms, labels, METRICS.get(self.metric, self.metric), self.baseline)
+
     def metrics(self) -> dict[str, float]:
         """Means, and differences with the ends of their intervals, as metrics of a run in MLflow."""
         found: dict[str, float] = {}
@@ -132,6 +153,26 @@ class Comparison:
                     found[f"study/difference_low {shown}"] = row.difference.low
                     found[f"study/difference_high {shown}"] = row.difference.high
         return found
+
+
+def _ratios(row: Row, baseline: Row) -> dict[str, float]:
+    """How many times the baseline's the means over a run are, over the seeds that both have."""
+    both = [(row.figures[seed], baseline.figures[seed]) for seed in row.figures if seed in baseline.figures]
+    each = [(_causes_of(ours), _causes_of(theirs)) for ours, theirs in both]
+    return {
+        name: statistics.geometric_mean([ours[name] / theirs[name] for ours, theirs in each])
+        for name in _CAUSES
+        if each and all(one.get(name, 0) > 0 for pair in each for one in pair)
+    }
+
+
+def _causes_of(figures: Mapping[str, float]) -> dict[str, float]:
+    """What a run's norms and steps were in the mean."""
+    found = {"step": "mean/train/step_angle_mean", "norm": "mean/train/norm_mean"}
+    causes = {name: figures[metric] for name, metric in found.items() if metric in figures}
+    if "norm" in causes and "mean/train/norm_std" in figures:
+        causes["spread"] = figures["mean/train/norm_std"] / causes["norm"]
+    return causes
 
 
 def _compares(row: Row) -> bool:

@@ -239,7 +239,12 @@ class _Job:
         written = [folder / f"{stem}.md"]
         try:
             write_whole(written[0], in_markdown(*comparison.table()) + "\n")
-            figures = {"forest": comparison.forest(), "over": comparison.over_values(), "curves": self._curves()}
+            figures = {
+                "forest": comparison.forest(),
+                "causes": comparison.causes(),
+                "over": comparison.over_values(),
+                "curves": self._curves(),
+            }
             for name, figure in figures.items():
                 if figure is not None:
                     written.append(folder / f"{stem}-{name}.png")

@@ -189,7 +189,7 @@ def read_study(overrides: Sequence[str]) -> Study:
     own = {field.name for field in fields(StudyConfig)}
     each = {text: parsed(text).key_or_group for text in map(understood, overrides)}
     asked = [parsed(text).value() for text, key in each.items() if key == "study"]
-    path, file = _read_file(str(asked[-1])) if asked else (Path(), None)
+    path, file = load_file(str(asked[-1])) if asked else (Path(), None)
     # Without a file, the composition says what is missing.
     values = compose("study", [*(file.shared if file else ()), *each])
     assert file is not None
@@ -207,14 +207,14 @@ def read_study(overrides: Sequence[str]) -> Study:
         *([] if "probe.enabled" in typed_keys else ["probe.enabled=true"]),
     )
     arms = _chosen_arms(config, file)
-    points = _points(file)
+    points = points_of(file)
     found = [
         _arm_at(arm, point, (*shared, *point.overrides), arms[arm], file, path) for point in points for arm in arms
     ]
     return Study(name=name, file=file, config=config, seeds=config.seeds or file.seeds, arms=found)
 
 
-def _read_file(study: str) -> tuple[Path, StudyFile]:
+def load_file(study: str) -> tuple[Path, StudyFile]:
     """The file of a study and its content.
 
     Raises:
@@ -268,7 +268,7 @@ def _chosen_arms(config: StudyConfig, file: StudyFile) -> dict[str, tuple[str, .
     return {arm: overrides for arm, overrides in file.arms.items() if arm in chosen}
 
 
-def _points(file: StudyFile) -> list[Point]:
+def points_of(file: StudyFile) -> list[Point]:
     """Where arms are compared: the values of each key, or the recipe as it is."""
     points: list[Point] = []
     for key, values in (file.over or {}).items():

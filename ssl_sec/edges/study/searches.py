@@ -3,7 +3,7 @@
 import csv
 import io
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +64,9 @@ class KeptSearches:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._trials = _read(path)
+
+    def __iter__(self) -> Iterator[KeptTrial]:
+        return iter(self._trials)
 
     def best(self, arm: ArmAt) -> tuple[str, ...] | None:
         """The overrides of an arm's best trial; None if it has not been searched.

@@ -46,6 +46,30 @@ def test_a_point_is_compared_within_itself():
     assert len(made.forest().axes) == 2
 
 
+def test_causes_are_ratios_to_the_baseline_paired_by_seed():
+    def with_causes(arm, seed, norm, deviation, step):
+        figures = {"norm_mean": norm * (1 + seed), "norm_std": deviation * (1 + seed), "step_angle_mean": step}
+        named = {f"mean/train/{name}": value for name, value in figures.items()}
+        return kept(arm, "", seed, **{"probe/top1": 50.0 + seed + (arm == "sec"), **named})
+
+    runs = [with_causes("none", seed, 8.0, 2.0, 0.1) for seed in (0, 1)]
+    runs += [with_causes("sec", seed, 4.0, 0.5, 0.2) for seed in (0, 1)]
+    made = Comparison.of(runs, "probe/top1", "none").causes()
+    places = {}
+    for axes in made.axes:
+        (arm,) = (line for line in axes.get_lines() if line.get_marker() == "o")
+        places[axes.get_xlabel()] = (arm.get_xdata()[0], arm.get_ydata()[0])
+    assert places == {
+        "turn of an embedding in a step": (pytest.approx(2), 1),
+        "mean norm": (pytest.approx(0.5), 1),
+        "spread of norms (deviation / mean)": (pytest.approx(0.5), 1),
+    }
+
+
+def test_without_norms_there_is_no_figure_of_causes():
+    assert Comparison.of(cells(), "probe/top1", "none").causes() is None
+
+
 def test_one_seed_has_no_interval_and_its_table_no_column_of_differences():
     made = Comparison.of([cell for cell in cells() if cell.seed == 0], "probe/top1", "none")
     assert made.table()[0] == ["arm", "runs", "probe top-1 %", "kNN top-1 %"]
