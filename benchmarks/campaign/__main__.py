@@ -7,7 +7,8 @@
 
 Does not need Ray, MLflow, Hydra, OmegaConf, git or a network. The order: the tests that need a GPU; the speed of
 pretraining ResNet-50 and ResNet-18, compared with lightly's recipe and a plain loop; the paper's runs on CIFAR-10 with
-their probes, ResNet-50 and then ResNet-18 with three seeds; views, options, growth and evaluation.
+their probes, ResNet-50 and then ResNet-18 with three seeds; views, options, growth and evaluation; the study of
+norms, each arm's search before its runs.
 
 A background process does the work. The command shows its output until the time is up or all parts are done. Another
 call with the same --output follows that process, or continues if it has ended: finished parts are skipped, and a

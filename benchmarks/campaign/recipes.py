@@ -1,27 +1,65 @@
 """The values of the campaign's training runs, composed in advance for machines without Hydra.
 
-python -m benchmarks.campaign.recipes              # writes recipes.json; a test compares it with configs/
+python -m benchmarks.campaign.recipes              # writes both files; a test compares them with configs/
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 PATH = Path(__file__).parent / "recipes.json"
+TRIALS_PATH = Path(__file__).parent / "trials.json"
 
 EXPERIMENTS = {arm: f"cifar10_{arm}_100" for arm in ("ntxent", "sec", "sec_ema", "l2reg")}
 ENCODERS = ("resnet50", "resnet18")
+STUDY = "sec_gpu"
+_DIGITS = 4
 
 
 def compose_recipes() -> dict[str, dict[str, Any]]:
-    """Composes the values of each recipe, by name (`resnet50-ntxent`)."""
+    """Composes the values of each recipe, by name, such as `resnet50-ntxent`, or `study-resnet18-none` of the study."""
     from ssl_sec.edges.composition.compose import compose  # needs Hydra
 
-    return {
+    found = {
         f"{encoder}-{arm}": compose("pretrain", [f"experiment={experiment}", f"encoder={encoder}", "runtime=local"])
         for encoder in ENCODERS
         for arm, experiment in EXPERIMENTS.items()
     }
+    for name, arm in _study_arms():
+        found[f"study-{name}"] = compose("pretrain", [*arm.overrides, "runtime=local"])
+    return found
+
+
+def compose_trials() -> dict[str, list[dict[str, float]]]:
+    """Makes the trials of each arm of the study: dotted key -> value, from Halton's sequence in the space searched."""
+    from scipy.stats.qmc import Halton
+
+    found: dict[str, list[dict[str, float]]] = {}
+    for name, arm in _study_arms():
+        search = arm.search
+        assert search is not None
+        draws = Halton(len(search.space), scramble=False).fast_forward(1).random(search.tune.trials)
+        found[name] = [
+            {key: _between(one, share) for (key, one), share in zip(search.space.items(), draw, strict=True)}
+            for draw in draws
+        ]
+    return found
+
+
+def _study_arms() -> Iterator[tuple[str, Any]]:
+    """The arms of the study with their names in the campaign."""
+    from ssl_sec.edges.study.plan import read_study
+
+    for arm in read_study([f"study={STUDY}"]).arms:
+        yield f"{arm.point.value}-{arm.arm}", arm
+
+
+def _between(interval: Any, share: float) -> float:
+    """A value at a share of an interval, or of its logarithm."""
+    low, high = interval.low, interval.high
+    value = low * (high / low) ** share if interval.is_log else low + (high - low) * share
+    return float(f"{value:.{_DIGITS}g}")
 
 
 def load_recipes() -> dict[str, dict[str, Any]]:
@@ -29,6 +67,12 @@ def load_recipes() -> dict[str, dict[str, Any]]:
     return json.loads(PATH.read_text())
 
 
+def load_trials() -> dict[str, list[dict[str, float]]]:
+    """Loads the trials of each arm of the study from trials.json."""
+    return json.loads(TRIALS_PATH.read_text())
+
+
 if __name__ == "__main__":
-    PATH.write_text(json.dumps(compose_recipes(), indent=1) + "\n")
-    print(PATH)
+    for path, composed in ((PATH, compose_recipes()), (TRIALS_PATH, compose_trials())):
+        path.write_text(json.dumps(composed, indent=1) + "\n")
+        print(path)

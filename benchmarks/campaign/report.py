@@ -11,8 +11,13 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.campaign.recipes import EXPERIMENTS
+from benchmarks.campaign.recipes import EXPERIMENTS, load_trials
+from benchmarks.campaign.scale import FULL
+from benchmarks.campaign.study import LONG, LONG_EPOCHS
 from benchmarks.measure import RESULTS
+from ssl_sec.edges.study.cells import KeptCell
+from ssl_sec.edges.study.comparison import Comparison
+from ssl_sec.edges.tables import in_markdown
 from ssl_sec.errors import ConfigError
 from ssl_sec.papers import find_reported
 
@@ -180,6 +185,76 @@ def resnet18(results: Results) -> str:
     return _table(heading, rows) + f"\n\nHardware: {_hardware(results, names)}."
 
 
+def study(results: Results) -> str:
+    """Makes the tables of the study, the best of each search, and the goals at its end."""
+    parts: list[str] = []
+    for encoder in FULL.studied:
+        runs = _study_cells(results, encoder)
+        arms = [arm for group in FULL.arms for arm in group]
+        if runs:
+            compared = Comparison.of(sorted(runs, key=lambda run: (arms.index(run.arm), run.seed)), _TOP1, arms[0])
+            table = in_markdown(*compared.table())
+        else:
+            table = f"{NOT_YET}."
+        names = [f"study-{encoder}-{run.arm}-s{run.seed}" for run in runs]
+        parts.append(
+            f"{NETWORKS[encoder]}, 100 epochs, {len(runs)} of {len(arms) * len(FULL.seeds)} runs: "
+            + (f"\n\n{table}\n\nSearched: {_searched(results, encoder, arms)}." if runs else table)
+            + f"\n\nHardware: {_hardware(results, names)}."
+        )
+    return "\n\n".join([*parts, _goals(results)])
+
+
+_TOP1 = "probe/top1"
+
+
+def _study_cells(results: Results, encoder: str) -> list[KeptCell]:
+    """The runs of the study that have ended."""
+    found: list[KeptCell] = []
+    for name, each in results.items():
+        match = re.fullmatch(rf"study-{encoder}-(\w+)-s(\d+)", name)
+        if match is not None and _TOP1 in each:
+            figures = {key: value for key, value in each.items() if key.startswith("probe/")}
+            minutes = each["train_s"] / 60
+            found.append(
+                KeptCell(
+                    arm=match[1], point="", seed=int(match[2]), digest="", minutes=minutes, run_id="", figures=figures
+                )
+            )
+    return found
+
+
+def _searched(results: Results, encoder: str, arms: Sequence[str]) -> str:
+    """The best values of each search, with the accuracy by kNN on held-out training images."""
+    shown: list[str] = []
+    for arm in arms:
+        names = [name for name in results if re.fullmatch(rf"search-{encoder}-{arm}-\d+", name)]
+        trials = [results[name] for name in names if results[name]["state"] == "done"]
+        if trials:
+            best = max(trials, key=lambda trial: trial["monitored"][-1][1])
+            values = ", ".join(f"`{key}={best['changes'][key]}`" for key in load_trials()[f"{encoder}-{arm}"][0])
+            shown.append(f"{arm} {values} ({best['monitored'][-1][1]:.2f} % of {len(trials)} trials)")
+    return "; ".join(shown) or NOT_YET
+
+
+def _goals(results: Results) -> str:
+    paper = find_reported(EXPERIMENTS["sec"])[_TOP1]
+    assert isinstance(paper, float)
+    runs = _study_cells(results, "resnet50")
+    of_arms = {arm: [run.figures[_TOP1] for run in runs if run.arm == arm] for arm in {run.arm for run in runs}}
+    best = max(of_arms, key=lambda arm: mean(of_arms[arm]), default=None)
+    long = results.get(LONG, {})
+    above = NOT_YET if best is None else f"{best}, {mean(of_arms[best]):.2f}, {mean(of_arms[best]) - paper:+.2f}"
+    minutes = f"{long['probe/knn_top1']:.2f} in {long['train_s'] / 60:.0f} min" if "probe/knn_top1" in long else NOT_YET
+    return _table(
+        ["goal", "found"],
+        [
+            [f"ResNet-50, 100 epochs: a point or more above the paper's SEC, {paper:.2f}", above],
+            [f"ResNet-18, {LONG_EPOCHS} epochs: 90 % by kNN in less than 99 minutes", minutes],
+        ],
+    )
+
+
 def details(results: Results) -> str:
     """Makes the section of LOG.md: every contender, and the parts that the other pages leave out."""
     return "\n\n".join([_tests(results), _contenders(results), *(_listed(results, name) for name in _LISTED)])
@@ -251,5 +326,6 @@ REGIONS: Mapping[str, Callable[[Results], str]] = {
     "speed": speed,
     "recipes": recipes,
     "resnet18": resnet18,
+    "study": study,
     "details": details,
 }

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from ssl_sec.figures.drawing import BLUE, add_grid, arm_look, small_plots
 from ssl_sec.figures.labels import metric_label
 
-
 _MARKERS = "oDs^vP*"
 
 

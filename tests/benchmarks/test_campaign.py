@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from benchmarks import measure, simclr, throughput
-from benchmarks.campaign import packing, parts, recipes, report, running
+from benchmarks.campaign import packing, parts, recipes, report, running, study, training
 from benchmarks.campaign.data import prepare_data
 from benchmarks.campaign.running import Part
 from benchmarks.campaign.sheet import Plan, Sheet
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, Stopped
 from tests.data.files import plain, write_parquet
 
 ROOT = Path(__file__).parents[2]
@@ -212,13 +212,42 @@ def test_a_contender_that_runs_out_of_memory_does_not_stop_the_others(monkeypatc
     assert len(throughput.draw(rows).axes[0].lines) == 2
 
 
-def test_recipes_equal_those_that_hydra_composes():
+def test_recipes_and_trials_equal_those_that_hydra_composes():
     assert recipes.load_recipes() == recipes.compose_recipes()
+    assert recipes.load_trials() == recipes.compose_trials()
+
+
+def test_every_trial_is_in_the_space_of_its_search_and_every_arm_has_as_many():
+    trials = recipes.load_trials()
+    assert {len(each) for each in trials.values()} == {6}
+    rates = [trial["optimiser.learning_rate"] for trial in trials["resnet50-sec"]]
+    assert min(rates) >= 0.03 and max(rates) <= 0.5 and len(set(rates)) == 6
+    assert all(0.5 <= trial["grad_scale"] <= 2 for trial in trials["resnet18-gradscale"])
+
+
+def test_an_arm_of_the_study_runs_with_the_best_trial_of_its_search(plan):
+    def write(trial, state="done", **figures):
+        Sheet(plan, f"search-resnet18-sec-{trial}").write(state, **figures)
+
+    write(0, monitored=[[10, 50.0], [20, 60.0]])
+    with pytest.raises(Stopped, match="search-resnet18-sec-1 has not run yet"):
+        study.find_best(plan, "resnet18-sec", 3)
+    write(1, monitored=[[10, 55.0], [20, 70.0]])
+    write(2, "failed")
+    trials = recipes.load_trials()["resnet18-sec"]
+    assert study.find_best(plan, "resnet18-sec", 3) == (70.0, trials[1])
+    values = training.make_run_values(plan, parts.FULL, "study-resnet18-sec", 1, trials[1])
+    assert values["constraint"]["eta"] == trials[1]["constraint.eta"] and values["constraint"]["name"] == "sec"
+    assert (values["epochs"], values["global_batch_size"], values["seed"]) == (100, 512, 1)
+    write(0, "failed")
+    write(1, "failed")
+    with pytest.raises(RuntimeError, match="all trials of resnet18-sec failed"):
+        study.find_best(plan, "resnet18-sec", 3)
 
 
 def test_training_runs_use_the_papers_recipe(tmp_path):
     plan = Plan(output=str(tmp_path), checkpoints=str(tmp_path), data={"name": "folder", "root": "images"})
-    values = parts.make_run_values(plan, parts.FULL, "resnet50-sec", seed=2)
+    values = training.make_run_values(plan, parts.FULL, "resnet50-sec", seed=2)
     values_of_recipe = recipes.load_recipes()["resnet50-sec"]
     assert values == values_of_recipe | {"seed": 2, "output_dir": str(tmp_path), "data": plan.data}
     names = [part.name for part in parts.list_parts(plan)]
@@ -230,6 +259,13 @@ def test_training_runs_use_the_papers_recipe(tmp_path):
         "train-resnet18-sec-s0",
     ]
     assert sum(name.startswith("train-resnet18-") for name in names) == 12
+    studied = names[names.index("evaluation") + 1 :]
+    assert studied[:2] == ["search-resnet18-none-0", "search-resnet18-sec-0"]
+    assert studied[12:19] == [
+        *(f"study-resnet18-{arm}-s{seed}" for seed in (0, 1, 2) for arm in ("none", "sec")),
+        "long-resnet18",
+    ]
+    assert len(studied) == 2 * 7 * (6 + 3) + 1
     with pytest.raises(SystemExit, match="no such part"):
         parts.select_parts(plan, ["sped-*"])
 
@@ -270,6 +306,21 @@ def write_results(folder, rehearsal=False):
             f"train-resnet18-sec-s{seed}": {"probe/top1": 80.0 + seed, "probe/top5": 99.0, "probe/knn_top1": 77.0}
             for seed in range(3)
         },
+        **{
+            f"study-resnet18-{arm}-s{seed}": {
+                "probe/top1": 85.0 + seed + gain,
+                "probe/knn_top1": 80.0,
+                "train_s": 150.0,
+            }
+            for seed in range(3)
+            for arm, gain in (("none", 0.0), ("sec", 1.0 + 0.1 * seed))
+        },
+        "study-resnet50-none-s0": {"probe/top1": 88.0, "train_s": 600.0},
+        "long-resnet18": {"probe/knn_top1": 90.5, "train_s": 900.0},
+        "search-resnet18-sec-0": {
+            "monitored": [[1, 70.0]],
+            "changes": {"optimiser.learning_rate": 0.1, "constraint.eta": 0.5},
+        },
         "train-resnet50-ntxent-s0": {"probe/top1": 84.5, "probe/top5": 99.0, "probe/knn_top1": 80.0},
         "train-resnet50-sec-s0": {"steps": 100},
         "gpu-tests": {"collected": 5, "passed": 4, "failed": {"a::b": "why"}, "skipped": {}},
@@ -298,6 +349,9 @@ def test_a_report_copies_the_results_and_fills_the_regions(tmp_path):
     assert "| `cifar10_sec_100` | not yet run | 86.87 | not yet run | not yet run | 0 |" in results
     assert "| NT-Xent + SEC | 81.00 ± 1.00 | 99.00 ± 0.00 | 77.00 ± 0.00 | 3 |" in results
     assert "Hardware: NVIDIA H200, 16 cores, torch 2.11, 2026-12-01, commit abc." in speed and "commit abc." in results
+    assert "| sec | 3 | 87.10 ± 1.10 | 80.00 ± 0.00 | +1.10 [+0.85, +1.35] | 0.003 |" in results
+    assert "Searched: sec `optimiser.learning_rate=0.1`, `constraint.eta=0.5` (70.00 % of 1 trials)." in results
+    assert "above the paper's SEC, 86.87 | none, 88.00, +1.13 |" in results and "| 90.50 in 15 min |" in results
     assert "5 collected, 4 passed, 1 failed, 0 skipped.\n- a::b: why" in log
     assert report.report(committed, tmp_path, committed) == 0  # from the committed results
     assert [(tmp_path / page).read_text() for page in report.PAGES] == written
@@ -379,6 +433,6 @@ def test_a_rehearsal_runs_every_part(tmp_path):
     subprocess.run([*command, "--minutes", "30"], cwd=ROOT, check=True)
     status = json.loads((tmp_path / "out" / "status.json").read_text())
     assert status["parts"] == dict.fromkeys(status["parts"], "done")
-    assert len(status["parts"]) == 13
+    assert len(status["parts"]) == 20
     again = subprocess.run([*command, "--minutes", "30"], cwd=ROOT, check=True, capture_output=True, text=True)
     assert ": started" not in again.stdout

@@ -1,0 +1,69 @@
+"""The sizes of a campaign's measurements, in full and in a rehearsal."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """The sizes of all measurements.
+
+    Attributes:
+        width: multiplies the channels of every network.
+        batches: the batch sizes of the speed table.
+        rounds: the number of turns of each contender.
+        seeds: the seeds of ResNet-18's runs, and of the study's.
+        training: values of every training run.
+        tests: the paths that pytest collects.
+        rows: the numbers of rows of NT-Xent.
+        classes: the numbers of classes of ArcFace.
+        evaluated: the number of images in the evaluation.
+        studied: the encoders of the study.
+        arms: the arms of the study, in groups that follow each other; the first has the baseline.
+        trials: the largest number of trials of an arm's search.
+    """
+
+    width: float = 1.0
+    batches: tuple[int, ...] = (256, 1024)
+    rounds: int = 3
+    seeds: tuple[int, ...] = SEEDS
+    training: Mapping[str, Any]
+    tests: tuple[str, ...] = ("tests",)
+    rows: tuple[int, ...] = (512, 2048, 8192, 32_768, 65_536)
+    classes: tuple[int, ...] = (10_000, 100_000, 1_000_000)
+    evaluated: int = 50_000
+    studied: tuple[str, ...] = ("resnet18", "resnet50")
+    arms: tuple[tuple[str, ...], ...] = (
+        ("none", "sec"),
+        ("l2reg", "gradscale"),
+        ("fixed_radius", "sec_ema"),
+        ("cut_init",),
+    )
+    trials: int = 6
+
+
+FULL = Scale(training={})
+TINY = Scale(
+    width=0.125,
+    batches=(8,),
+    rounds=1,
+    seeds=(0,),
+    training={
+        "epochs": 2,
+        "global_batch_size": 40,
+        "monitor": {"every_epochs": 1, "max_images": 40},
+        "checkpoint": {"every_epochs": 1},
+        "probe": {"epochs": 2},
+        "log_every_steps": 1,
+    },
+    tests=("tests/gpu/test_objective.py",),
+    rows=(64,),
+    classes=(10,),
+    evaluated=1500,
+    studied=("resnet18",),
+    arms=(("none", "sec"),),
+    trials=2,
+)
