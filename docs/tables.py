@@ -225,8 +225,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "formats": formats,
     "papers": paper_tables,
     "paper-items": paper_items,
-    **{f"study-{name}": partial(study_runs, name) for name in ("sec_cpu",)},
-    **{f"searches-{name}": partial(study_searches, name) for name in ("sec_cpu",)},
+    **{f"study-{name}": partial(study_runs, name) for name in ("sec_cpu", "why_cpu", "when_cpu")},
+    "searches-sec_cpu": partial(study_searches, "sec_cpu"),
 }
 
 
