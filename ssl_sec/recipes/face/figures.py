@@ -188,7 +188,10 @@ def histograms_figure(
         look = {"aspect": "auto", "interpolation": "nearest", "cmap": "viridis", "norm": norm}
         axes.imshow(np.ma.masked_invalid(shown), extent=(-1, 1, len(shown), 0), **look)
         axes.set(
-            xlabel="cosine of two frames (no unit)", ylabel="pair of videos", title=f"{len(shown)} pairs of {kind}"
+            xlabel="cosine of two frames (no unit)",
+            ylabel="pair of videos",
+            title=f"{len(shown)} pairs of {kind}",
+            xticks=np.linspace(-1, 1, 5),
         )
     figure.colorbar(all_axes[0].images[0], ax=all_axes, label="share of the frames' pairs in a bin (%)")
     return figure
