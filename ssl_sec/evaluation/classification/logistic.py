@@ -142,11 +142,13 @@ def tuned_logistic(
     measure: Measure = top1,
     penalties: Sequence[float] = PENALTIES,
     on_fit: Callable[[int], object] = lambda count: None,
+    iterations_per_penalty: int = 100,
     **search: int | float,
 ) -> TunedLogisticRegression:
     """Chooses the penalty with the best score on validation images, the largest of equal ones; then trains on all.
 
-    The penalties are tried from the largest to the smallest, and each search begins where the one before has ended.
+    The penalties are tried from the largest to the smallest, and each search begins where the one before has ended. Where
+    the minimum is flat, at the smallest penalties, such a search has not ended after `iterations_per_penalty`.
 
     Args:
         train: features and labels of the training images.
@@ -155,7 +157,8 @@ def tuned_logistic(
         measure: logits, labels -> score, higher is better: `top1` or `mean_per_class`.
         penalties: λ, one or more, each ≥ 0.
         on_fit: called with the number of penalties tried so far after each.
-        search: arguments of `fit_logistic`.
+        iterations_per_penalty: of L-BFGS, while the penalty is chosen; ≥ 1. The default is scikit-learn's.
+        search: arguments of `fit_logistic`, for the last training `max_iterations` among them.
 
     Raises:
         DataError: a feature is not finite, or a part has no images.
@@ -163,10 +166,11 @@ def tuned_logistic(
     if len(validation[1]) == 0:
         raise DataError("logistic regression: found no validation images, on which the penalty is chosen")
     scores: dict[float, float] = {}
+    tried = {**search, "max_iterations": iterations_per_penalty}
     current: LogisticRegression | None = None
     best: tuple[float, LogisticRegression] | None = None
     for penalty in sorted(set(penalties), reverse=True):
-        current = fit_logistic(train, num_classes, penalty, current, **search)  # pyright: ignore[reportArgumentType]
+        current = fit_logistic(train, num_classes, penalty, current, **tried)  # pyright: ignore[reportArgumentType]
         scores[penalty] = measure(current.logits(validation[0]), validation[1].to(current.weight.device))
         if best is None or scores[penalty] > scores[best[0]]:
             best = penalty, current

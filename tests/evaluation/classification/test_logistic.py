@@ -102,6 +102,14 @@ def test_the_penalty_is_chosen_on_validation_images_and_all_images_are_trained_o
     torch.testing.assert_close(tuned.classifier.weight, whole.weight, rtol=0, atol=1e-3)
 
 
+def test_the_last_training_ends_at_the_minimum_even_where_the_searches_before_were_cut_short():
+    train, validation = draw(40, seed=1), draw(60, seed=2)
+    cut = tuned_logistic(train, validation, NUM_CLASSES, penalties=(1.0,), iterations_per_penalty=1)
+    whole = tuned_logistic(train, validation, NUM_CLASSES, penalties=(1.0,))
+    assert cut.validation_scores != whole.validation_scores
+    torch.testing.assert_close(cut.classifier.weight, whole.classifier.weight, rtol=0, atol=1e-3)
+
+
 def test_mean_per_class_weighs_classes_alike():
     labels = torch.tensor([0, 0, 0, 2])
     logits = functional.one_hot(torch.tensor([0, 0, 1, 1]), 3).double()
