@@ -147,8 +147,8 @@ def tuned_logistic(
 ) -> TunedLogisticRegression:
     """Chooses the penalty with the best score on validation images, the largest of equal ones; then trains on all.
 
-    The penalties are tried from the largest to the smallest, and each search begins where the one before has ended. Where
-    the minimum is flat, at the smallest penalties, such a search has not ended after `iterations_per_penalty`.
+    The penalties are tried from the largest to the smallest, and each search begins where the one before has ended, or
+    was cut short by `iterations_per_penalty`, as happens where the minimum is flat, at the smallest penalties.
 
     Args:
         train: features and labels of the training images.
