@@ -72,10 +72,38 @@ class JobRun:
             values: its parameters.
             output_dir: of the job.
         """
+        return cls._opened(identity, values, output_dir, None)
+
+    @classmethod
+    def continued(cls, identity: RunIdentity, values: Mapping[str, Any], output_dir: str, known: Path) -> Self:
+        """Reopens the run of an earlier process, if its store still has it; else creates it, as `start`.
+
+        Args:
+            identity: of the run.
+            values: its parameters.
+            output_dir: of the job.
+            known: file with the id of the run, which is written for the next process.
+        """
+        run = cls._opened(identity, values, output_dir, known.read_text().strip() if known.is_file() else None)
+        if run.run_id is not None:
+            try:
+                known.parent.mkdir(parents=True, exist_ok=True)
+                known.write_text(run.run_id)
+            except OSError as error:
+                logger.warning("%s cannot be written: %s", known, error.strerror)
+        return run
+
+    @classmethod
+    def _opened(cls, identity: RunIdentity, values: Mapping[str, Any], output_dir: str, run_id: str | None) -> Self:
         with tempfile.TemporaryDirectory() as kept:
             identity = replace(identity, tags={**keep_code(Path(kept)), **identity.tags})
             try:
-                run = TrackedRun.start(identity, values)
+                run = None if run_id is None else TrackedRun.reopen(identity.uri, run_id)
+                if run is None:
+                    run = TrackedRun.start(identity, values)
+                else:
+                    run.log_resume(identity.tags)
+                    run.log_changes(values)
             except (UserError, MlflowException, OSError) as error:
                 logger.warning("%s; %s", first_line(error), cls._missing)
                 return cls(None)
@@ -183,7 +211,7 @@ def _upload(run: TrackedRun, results: Results, table: str) -> None:
     if table:
         run.client.log_text(run.run_id, table + "\n", "sweep.txt")
         run.client.log_text(run.run_id, as_csv(results), "sweep.csv")
-        run.prepend_note(as_markdown(results))
+        run.describe_results(as_markdown(results))
     if (figure := arms_figure(results)) is not None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "arms.png"

@@ -126,7 +126,11 @@ class _Job:
         )
         file = self._study.file
         values = {"arms": file.arms, "seeds": list(self._study.seeds), "over": file.over, "shared": list(file.shared)}
-        self._sweep = Sweep.start(identity, values, self._config.output_dir)
+        output_dir = self._config.output_dir
+        if is_remote(output_dir):
+            self._sweep = Sweep.start(identity, values, output_dir)
+        else:
+            self._sweep = Sweep.continued(identity, values, output_dir, self._folder / "study.mlflow_run_id")
         for kept in self._kept.of(self._cells()):
             self._sweep.adopt(kept.run_id or None)
         return self._sweep.ended_with(self._upload)
@@ -225,8 +229,8 @@ class _Job:
         comparison = self._comparison()
         if not comparison.rows:
             return
-        run([{"step": 0, "metrics": comparison.metrics()}])
-        run.prepend_note(in_markdown(*comparison.table()))
+        run([{"step": sum(len(row.figures) for row in comparison.rows), "metrics": comparison.metrics()}])
+        run.describe_results(in_markdown(*comparison.table()))
         for path in self._write(comparison):
             run.log_file(path, "plots" if path.suffix == ".png" else None)
 

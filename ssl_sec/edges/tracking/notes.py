@@ -54,6 +54,12 @@ def with_end(note: str, ended: str) -> str:
     return "\n".join([f"{_ENDED}{ended}", *(line for line in note.splitlines() if not line.startswith(_ENDED))])
 
 
+def with_table(note: str, table: str) -> str:
+    """The description that begins with a table in Markdown; an earlier table is left out."""
+    rest = "\n".join(line for line in note.splitlines() if not line.startswith("|")).strip("\n")
+    return f"\n{table}\n\n{rest}"
+
+
 def _lines(tags: Mapping[str, str]) -> list[str]:
     lines: list[str] = []
     if command := tags.get(COMMAND_TAG):

@@ -34,7 +34,7 @@ from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.edges.packaging import JOB_ID_VARIABLE
 from ssl_sec.edges.tracking.following import Record
-from ssl_sec.edges.tracking.notes import describe_end, description, resumed, with_cluster, with_end
+from ssl_sec.edges.tracking.notes import describe_end, description, resumed, with_cluster, with_end, with_table
 from ssl_sec.edges.tracking.pages import scores_view
 from ssl_sec.edges.tracking.provenance import DIRTY_TAG
 from ssl_sec.edges.tracking.store import connect_to_store, is_unknown, sqlite_file, store_errors, without_lightning
@@ -204,9 +204,9 @@ class TrackedRun:
         """Adds the cluster that the run is on to the description."""
         self._set_note(lambda note: with_cluster(note, cluster))
 
-    def prepend_note(self, text: str) -> None:
-        """Puts a paragraph of Markdown in front of the description."""
-        self._set_note(lambda note: f"\n{text}\n\n{note}")
+    def describe_results(self, table: str) -> None:
+        """Puts a table in Markdown in front of the description, in place of an earlier one."""
+        self._set_note(lambda note: with_table(note, table))
 
     def _set_note(self, change: Callable[[str], str]) -> None:
         note = change(self.client.get_run(self.run_id).data.tags.get(MLFLOW_RUN_NOTE, ""))

@@ -92,7 +92,7 @@ def test_what_has_run_is_kept_and_compared(made, tmp_path):
     assert ["none", "2", "51.50 ± 2.12"] in rows
     assert ["sec", "2", "52.55 ± 2.19", "+1.05 [+0.41, +1.69]", "0.030"] in rows
     assert {path.name for path in folder.glob("cells*")} == {
-        *("cells.csv", "cells.md", "cells-forest.png", "cells-curves.png")
+        *("cells.csv", "cells.md", "cells-forest.png", "cells-causes.png", "cells-curves.png")
     }
     assert "| sec | 2 | 52.55 ± 2.19 |" in (folder / "cells.md").read_text()
     (parent,) = parents(tmp_path)
@@ -123,7 +123,25 @@ def test_it_continues_where_it_stopped_also_from_its_file_alone(made, tmp_path):
     assert runs.started == []
     text = run(f"cells={kept}", "run=false", "seeds=[1]")
     assert "MLflow" not in text and re.search("^sec +1 +54.10$", text, re.M)
-    assert len(parents(tmp_path)) == 3
+    (parent,) = parents(tmp_path)  # all in one
+    assert parent.info.status == "FINISHED"
+    note = parent.data.tags["mlflow.note.content"]
+    assert note.count("| sec | 2 |") == 1 and note.count("- resumed: ") <= 2
+    history = mlflow.MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db").get_metric_history(
+        parent.info.run_id, "study/mean none"
+    )
+    assert [(point.step, point.value) for point in history] == [(1, 50.0), (4, 51.5)]
+
+
+def test_another_store_gets_a_run_of_its_own(made, tmp_path):
+    run, _, _ = made
+    run()
+    other = f"sqlite:///{tmp_path}/other.db"
+    run(f"tracking.uri={other}")
+    assert len(parents(tmp_path)) == 1
+    client = mlflow.MlflowClient(other)
+    (found,) = client.search_runs([each.experiment_id for each in client.search_experiments()], "tags.job = 'study'")
+    assert found.info.status == "FINISHED"
 
 
 def test_without_its_file_the_figures_are_compared_as_mlflow_has_them(made):

@@ -1,6 +1,6 @@
 """Descriptions of runs."""
 
-from ssl_sec.edges.tracking.notes import describe_end, description, resumed, with_cluster, with_end
+from ssl_sec.edges.tracking.notes import describe_end, description, resumed, with_cluster, with_end, with_table
 
 TAGS = {
     "command": "python -m jobs.pretrain",
@@ -42,6 +42,13 @@ def test_a_cluster_follows_the_machine_and_the_resumes_and_is_said_once():
     assert with_cluster(note, "2 nodes at http://me:secret@head") == note
     again = with_cluster(resumed(note, {**TAGS, "command": "other"}), "4 nodes").splitlines()
     assert again[-2].startswith("- resumed: ") and again[-1] == "- cluster: 4 nodes"
+
+
+def test_a_table_comes_first_and_replaces_an_earlier_one():
+    note = with_table(
+        with_table(description(TAGS) + "\nmine", "| arm |\n| --- |\n| old |"), "| arm |\n| --- |\n| new |"
+    )
+    assert note == f"\n| arm |\n| --- |\n| new |\n\n{description(TAGS)}\nmine"
 
 
 def test_a_training_says_how_to_continue_with_it_and_a_probe_does_not():
