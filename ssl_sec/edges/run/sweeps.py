@@ -129,13 +129,17 @@ class JobRun:
 
     def log_files(self, paths: Sequence[Path], folder: str | None = None) -> None:
         """Uploads files of the job; errors of MLflow are logged."""
+        for path in paths:
+            self.record(lambda run, path=path: run.log_file(path, folder))
+
+    def record(self, upload: Callable[[TrackedRun], object]) -> None:
+        """Sends what there is while the job runs; errors of MLflow are logged."""
         if self._run is None:
             return
-        for path in paths:
-            try:
-                self._run.log_file(path, folder)
-            except (MlflowException, OSError) as error:
-                logger.warning("MLflow: %s", first_line(error))
+        try:
+            upload(self._run)
+        except (MlflowException, OSError) as error:
+            logger.warning("MLflow: %s", first_line(error))
 
     @contextmanager
     def ended_with(self, upload: Callable[[TrackedRun], object]) -> Iterator[None]:

@@ -178,6 +178,7 @@ class _Job:
                     logger.warning("%s failed: %s", name, why)
                     return
                 kept = self._keep(left[name], minutes)
+                self._sweep.record(self._record)
                 ended += 1
                 rest = (time.monotonic() - begun) / ended * (len(left) - ended)
                 metric = self._study.file.metric
@@ -226,13 +227,19 @@ class _Job:
         for path in (self._kept.path, self._searches.path):
             if path.exists():
                 run.log_file(path)
-        comparison = self._comparison()
+        comparison = self._record(run)
         if not comparison.rows:
             return
-        run([{"step": sum(len(row.figures) for row in comparison.rows), "metrics": comparison.metrics()}])
-        run.describe_results(in_markdown(*comparison.table()))
         for path in self._write(comparison):
             run.log_file(path, "plots" if path.suffix == ".png" else None)
+
+    def _record(self, run: TrackedRun) -> Comparison:
+        """Sends the figures of the runs that have ended, and their table."""
+        comparison = self._comparison()
+        if comparison.rows:
+            run([{"step": sum(len(row.figures) for row in comparison.rows), "metrics": comparison.metrics()}])
+            run.describe_results(in_markdown(*comparison.table()))
+        return comparison
 
     def _write(self, comparison: Comparison) -> list[Path]:
         """Writes the table and the plots beside the file of cells, once; returns their paths."""

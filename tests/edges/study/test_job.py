@@ -130,7 +130,7 @@ def test_it_continues_where_it_stopped_also_from_its_file_alone(made, tmp_path):
     history = mlflow.MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db").get_metric_history(
         parent.info.run_id, "study/mean none"
     )
-    assert [(point.step, point.value) for point in history] == [(1, 50.0), (4, 51.5)]
+    assert [(point.step, point.value) for point in history] == [(1, 50.0), (2, 50.0), (3, 51.5), (4, 51.5)]
 
 
 def test_another_store_gets_a_run_of_its_own(made, tmp_path):
