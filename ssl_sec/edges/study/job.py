@@ -137,11 +137,18 @@ class _Job:
 
     def search(self, point: Point) -> None:
         """Searches the arms with sweeps that have not been searched at a point."""
+        left = [
+            arm for arm in self._study.arms_at(point) if arm.search is not None and self._searches.best(arm) is None
+        ]
+        if not left:
+            return
+        import ray
+
         from ssl_sec.edges.tune.job import run_search  # imports Ray
 
-        for arm in self._study.arms_at(point):
-            if arm.search is None or self._searches.best(arm) is not None:
-                continue
+        was_connected = ray.is_initialized()
+        for arm in left:
+            assert arm.search is not None
             logger.info("searching %s", arm.name)
             tracking = replace(arm.search.config.tracking, parent_run=self._sweep.run_id)
             config = replace(arm.search.config, tracking=tracking)
@@ -150,6 +157,8 @@ class _Job:
             except Stopped as error:
                 raise Stopped(_STOPPED) from error
             self._searches.add(arm, [KeptTrial.of(arm, trial) for trial in trials])
+        if not was_connected:
+            ray.shutdown()  # the runs need all of the machine
 
     def run(self, point: Point) -> None:
         """Runs the cells of a point that have not run.
