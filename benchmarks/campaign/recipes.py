@@ -4,7 +4,7 @@ python -m benchmarks.campaign.recipes              # writes both files; a test c
 """
 
 import json
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,12 @@ def compose_trials() -> dict[str, list[dict[str, float]]]:
     return found
 
 
-def _study_arms() -> Iterator[tuple[str, Any]]:
+@cache
+def _study_arms() -> list[tuple[str, Any]]:
     """The arms of the study with their names in the campaign."""
     from ssl_sec.edges.study.plan import read_study
 
-    for arm in read_study([f"study={STUDY}"]).arms:
-        yield f"{arm.point.value}-{arm.arm}", arm
+    return [(f"{arm.point.value}-{arm.arm}", arm) for arm in read_study([f"study={STUDY}"]).arms]
 
 
 def _between(interval: Any, share: float) -> float:

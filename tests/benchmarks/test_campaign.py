@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from benchmarks import measure, simclr, throughput
-from benchmarks.campaign import packing, parts, recipes, report, running, study, training
+from benchmarks.campaign import parts, recipes, report, running, training
 from benchmarks.campaign.data import prepare_data
 from benchmarks.campaign.running import Part
 from benchmarks.campaign.sheet import Plan, Sheet
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.errors import ConfigError, Stopped
-from tests.data.files import plain, write_parquet
+from ssl_sec.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 
@@ -217,34 +216,6 @@ def test_recipes_and_trials_equal_those_that_hydra_composes():
     assert recipes.load_trials() == recipes.compose_trials()
 
 
-def test_every_trial_is_in_the_space_of_its_search_and_every_arm_has_as_many():
-    trials = recipes.load_trials()
-    assert {len(each) for each in trials.values()} == {6}
-    rates = [trial["optimiser.learning_rate"] for trial in trials["resnet50-sec"]]
-    assert min(rates) >= 0.03 and max(rates) <= 0.5 and len(set(rates)) == 6
-    assert all(0.5 <= trial["grad_scale"] <= 2 for trial in trials["resnet18-gradscale"])
-
-
-def test_an_arm_of_the_study_runs_with_the_best_trial_of_its_search(plan):
-    def write(trial, state="done", **figures):
-        Sheet(plan, f"search-resnet18-sec-{trial}").write(state, **figures)
-
-    write(0, monitored=[[10, 50.0], [20, 60.0]])
-    with pytest.raises(Stopped, match="search-resnet18-sec-1 has not run yet"):
-        study.find_best(plan, "resnet18-sec", 3)
-    write(1, monitored=[[10, 55.0], [20, 70.0]])
-    write(2, "failed")
-    trials = recipes.load_trials()["resnet18-sec"]
-    assert study.find_best(plan, "resnet18-sec", 3) == (70.0, trials[1])
-    values = training.make_run_values(plan, parts.FULL, "study-resnet18-sec", 1, trials[1])
-    assert values["constraint"]["eta"] == trials[1]["constraint.eta"] and values["constraint"]["name"] == "sec"
-    assert (values["epochs"], values["global_batch_size"], values["seed"]) == (100, 512, 1)
-    write(0, "failed")
-    write(1, "failed")
-    with pytest.raises(RuntimeError, match="all trials of resnet18-sec failed"):
-        study.find_best(plan, "resnet18-sec", 3)
-
-
 def test_training_runs_use_the_papers_recipe(tmp_path):
     plan = Plan(output=str(tmp_path), checkpoints=str(tmp_path), data={"name": "folder", "root": "images"})
     values = training.make_run_values(plan, parts.FULL, "resnet50-sec", seed=2)
@@ -363,24 +334,6 @@ def test_a_rehearsal_is_refused(tmp_path):
         report.report(tmp_path, tmp_path, tmp_path / "results")
     with pytest.raises(ConfigError, match="no results"):
         report.report(tmp_path / "nothing", tmp_path, tmp_path / "results")
-
-
-def test_packed_images_equal_those_of_the_parquet_files(tmp_path):
-    for split in ("train", "test"):
-        write_parquet(tmp_path / f"{split}.parquet", [plain(number) for number in range(6)], [5, 0, 1, 5, 1, 0])
-    packing.pack_images(tmp_path, tmp_path / "images.tar.gz")
-    values = prepare_data(tmp_path / "images.tar.gz", tmp_path / "campaign")
-    packed = simclr.open_images(values)
-    assert packed.labels.tolist() == [0, 0, 1, 1, 2, 2]
-    ours = simclr.open_images(simclr.describe_data(tmp_path))
-    order = torch.tensor([1, 5, 2, 4, 0, 3])
-    assert torch.equal(packed.images, ours.images[order])
-    assert prepare_data(tmp_path / "images.tar.gz", tmp_path / "campaign") == values  # extracted once
-
-
-def test_packed_wheels_have_the_pinned_versions():
-    versions = packing.read_pinned_versions(packing.WHEELS)
-    assert versions["kornia"].startswith("0.9") and len(versions) == len(packing.WHEELS)
 
 
 def test_the_commit_can_be_given_where_git_is_missing(monkeypatch):

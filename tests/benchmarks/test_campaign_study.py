@@ -1,0 +1,40 @@
+"""The study of a campaign: its trials, and which of them its runs take."""
+
+import pytest
+
+from benchmarks.campaign import parts, recipes, study, training
+from benchmarks.campaign.sheet import Plan, Sheet
+from ssl_sec.errors import Stopped
+
+
+@pytest.fixture
+def plan(tmp_path):
+    return Plan(output=str(tmp_path / "campaign"), checkpoints=str(tmp_path / "runs"))
+
+
+def test_every_trial_is_in_the_space_of_its_search_and_every_arm_has_as_many():
+    trials = recipes.load_trials()
+    assert {len(each) for each in trials.values()} == {6}
+    rates = [trial["optimiser.learning_rate"] for trial in trials["resnet50-sec"]]
+    assert min(rates) >= 0.03 and max(rates) <= 0.5 and len(set(rates)) == 6
+    assert all(0.5 <= trial["grad_scale"] <= 2 for trial in trials["resnet18-gradscale"])
+
+
+def test_an_arm_of_the_study_runs_with_the_best_trial_of_its_search(plan):
+    def write(trial, state="done", **figures):
+        Sheet(plan, f"search-resnet18-sec-{trial}").write(state, **figures)
+
+    write(0, monitored=[[10, 50.0], [20, 60.0]])
+    with pytest.raises(Stopped, match="search-resnet18-sec-1 has not run yet"):
+        study.find_best(plan, "resnet18-sec", 3)
+    write(1, monitored=[[10, 55.0], [20, 70.0]])
+    write(2, "failed")
+    trials = recipes.load_trials()["resnet18-sec"]
+    assert study.find_best(plan, "resnet18-sec", 3) == (70.0, trials[1])
+    values = training.make_run_values(plan, parts.FULL, "study-resnet18-sec", 1, trials[1])
+    assert values["constraint"]["eta"] == trials[1]["constraint.eta"] and values["constraint"]["name"] == "sec"
+    assert (values["epochs"], values["global_batch_size"], values["seed"]) == (100, 512, 1)
+    write(0, "failed")
+    write(1, "failed")
+    with pytest.raises(RuntimeError, match="all trials of resnet18-sec failed"):
+        study.find_best(plan, "resnet18-sec", 3)
