@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,13 @@ class Comparison:
                 rows.append(Row(arm=arm, point=point, figures=arms[arm], difference=holm.get(arm)))
         return cls(rows=rows, metric=metric, baseline=baseline)
 
+    def _compared(self) -> Iterator[tuple[Row, Difference, Row]]:
+        """The rows with a difference, that difference, and the baseline's row at their point."""
+        baselines = {row.point: row for row in self.rows if row.arm == self.baseline}
+        for row in self.rows:
+            if row.difference is not None:
+                yield row, row.difference, baselines[row.point]
+
     def table(self) -> list[list[str]]:
         """Its columns, and a row for each arm at each point."""
         with_points = any(row.point for row in self.rows)
@@ -95,15 +102,10 @@ class Comparison:
     def forest(self) -> Figure | None:
         """The differences with their intervals; None if there is none."""
         points: dict[str, list[Interval]] = {}
-        for row in self.rows:
-            if row.difference is None:
-                continue
-            baseline = next(one for one in self.rows if one.point == row.point and one.arm == self.baseline)
+        for row, found, baseline in self._compared():
             ours, theirs = row.of(self.metric), baseline.of(self.metric)
             pairs = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-            points.setdefault(row.point, []).append(
-                Interval(row.arm, row.difference.mean, row.difference.half_width, pairs)
-            )
+            points.setdefault(row.point, []).append(Interval(row.arm, found.mean, found.half_width, pairs))
         return forest_figure(points, METRICS.get(self.metric, self.metric), self.baseline) if points else None
 
     def over_values(self) -> Figure | None:
@@ -127,13 +129,10 @@ class Comparison:
     def causes(self) -> Figure | None:
         """The differences over what the arms change in the norms and the steps; None if that is not known."""
         arms: list[Cause] = []
-        for row in self.rows:
-            if row.difference is None:
-                continue
-            baseline = next(one for one in self.rows if one.point == row.point and one.arm == self.baseline)
+        for row, found, baseline in self._compared():
             ratios = _ratios(row, baseline)
             if ratios:
-                arms.append(Cause(row.arm, row.point, ratios, row.difference.mean, row.difference.half_width))
+                arms.append(Cause(row.arm, row.point, ratios, found.mean, found.half_width))
         if not arms:
             return None
         labels = {name: label for name, label in _CAUSES.items() if any(name in arm.ratios for arm in arms)}
