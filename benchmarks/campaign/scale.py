@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-SEEDS = (0, 1, 2)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
@@ -29,7 +27,7 @@ class Scale:
     width: float = 1.0
     batches: tuple[int, ...] = (256, 1024)
     rounds: int = 3
-    seeds: tuple[int, ...] = SEEDS
+    seeds: tuple[int, ...] = (0, 1, 2)
     training: Mapping[str, Any]
     tests: tuple[str, ...] = ("tests",)
     rows: tuple[int, ...] = (512, 2048, 8192, 32_768, 65_536)
