@@ -61,7 +61,8 @@ def test_two_workers_give_the_curve_of_one(cluster, quick, probed):
 def test_a_workers_data_error_reaches_the_user_as_it_was(cluster, quick, tmp_path: Path):
     with pytest.raises(DataError, match="no such folder; data.root must hold") as caught:
         run_training(
-            PRETRAIN, config_of("data=folder", f"data.root={tmp_path / 'none'}", f"output_dir={tmp_path}", *TWO_WORKERS)
+            PRETRAIN,
+            config_of("data=folder", f"data.root={tmp_path / 'images'}", f"output_dir={tmp_path}", *TWO_WORKERS),
         )
     assert caught.value.exit_code == 3
 
