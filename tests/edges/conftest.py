@@ -14,9 +14,11 @@ from mlflow.store.model_registry import sqlalchemy_store
 from moto.server import ThreadedMotoServer
 from sqlalchemy import Engine, create_engine
 
+from ssl_sec.exporting import checking
 from ssl_sec.recipes.metric_learning import figures as metric_learning_figures
 from ssl_sec.recipes.pretraining import figures as pretraining_figures
 from tests.data.files import write_digit_pairs
+from tests.edges.warm_reader import WarmReader
 
 # A narrow encoder and few steps: the flow is the recipe's, the result is not looked at.
 QUICK = (
@@ -91,6 +93,16 @@ def pictures_are_quick() -> Iterator[None]:
         for module in (pretraining_figures, metric_learning_figures):
             patch.setattr(module, "features_figure", partial(module.features_figure, max_points=60))
         yield
+
+
+@pytest.fixture(scope="package", autouse=True)
+def exports_are_read_back_by_a_warm_process() -> Iterator[None]:
+    """The imports of a process that reads an export back take longer than the rest of a small export."""
+    reader = WarmReader()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checking, "subprocess", reader)
+        yield
+    reader.close()
 
 
 @pytest.fixture(autouse=True)
