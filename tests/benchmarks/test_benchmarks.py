@@ -84,6 +84,7 @@ def test_every_part_of_the_evaluation_agrees_with_its_peer():
 SMALL = simclr.Setting(encoder="resnet18", batch=8, precision="float32", width=0.125)
 
 
+@pytest.mark.slow
 def test_loaders_read_the_same_images_and_ours_begins_anywhere(tmp_path, monkeypatch):
     for name, value in {"NUM_IMAGES": 64, "NUM_SHARDS": 4, "BATCH": 8, "WINDOW": 16, "MIDDLE": 4}.items():
         monkeypatch.setattr(loader, name, value)
@@ -105,6 +106,7 @@ def test_loaders_read_the_same_images_and_ours_begins_anywhere(tmp_path, monkeyp
     assert 0 < ours["bytes to it / all images"] < 0.8
 
 
+@pytest.mark.slow
 def test_contenders_take_turns_at_training(monkeypatch):
     monkeypatch.setitem(throughput.SECONDS_PER_TURN, "cpu", 0.0)
     images = simclr.draw_images(40, 16)

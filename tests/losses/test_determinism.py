@@ -11,7 +11,7 @@ from tests.losses.cases import ALL_LOSSES, NUM_CLASSES
 
 # Large enough for torch to divide an operation among threads.
 ROWS, DIM = 510, 128
-CALLS = 30
+CALLS = 16  # a gradient that depends on the order differed in a sixth of the calls or more
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -147,6 +147,7 @@ def test_an_encoder_without_blocks_is_refused():
 
 
 # Its partitioner decides what is recomputed, as that of the usual backend does.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "timm test_vit"])
 def test_a_compiled_network_computes_what_it_computes_without(name):
     images, found, kept = some_images(), [], []
@@ -173,7 +174,7 @@ def on_a_worker(name, recomputed, compiled):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("name", "compiled"), [("resnet18", False), ("ir18", False), ("resnet18", True)])
+@pytest.mark.parametrize(("name", "compiled"), [("resnet18", False), ("ir18", False), pytest.param("resnet18", True, marks=pytest.mark.slow)])
 def test_two_workers_equal_one(name, compiled, tmp_path):
     (_, alone, buffers), _ = steps(backbone(name, torch.float64), some_images(8, torch.float64))
     without = on_workers(2, tmp_path, on_a_worker, name, False, compiled)

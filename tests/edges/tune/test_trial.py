@@ -84,6 +84,7 @@ def test_a_trial_that_is_stopped_saves_and_continues(tmp_path: Path):
     assert "resum" in log
 
 
+@pytest.mark.slow
 def test_a_failed_trial_says_why(tmp_path: Path):
     trial = Trial()
     trial.setup({"optimiser.learning_rate": 1e6, "constraint": "none"}, plan=plan(tmp_path), space=SPACE)
