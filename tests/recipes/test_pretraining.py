@@ -82,7 +82,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("num_workers", [2, 4])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_any_number_of_workers_gives_the_same_run(tmp_path, whole, num_workers):
     runtime, _ = whole
     expected = [(step, metrics) for step, metrics, _ in runtime.reports]

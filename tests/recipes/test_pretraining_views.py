@@ -45,7 +45,7 @@ def test_all_views_of_an_image_are_positives(alone):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("num_workers", [2, 4])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_any_number_of_workers_gives_the_same_run(alone, num_workers, tmp_path):
     for reports, state in on_workers(num_workers, tmp_path, on_a_worker, tmp_path, CHANGES):
         assert_the_same_curve(reports, [report[:2] for report in alone.reports])
