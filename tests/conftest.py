@@ -1,4 +1,5 @@
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -6,6 +7,8 @@ import pytest
 import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
+
+from tests.warm_reader import WarmReader
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 PACKAGE = Path(__file__).parents[1] / "ssl_sec"
@@ -34,6 +37,14 @@ def pytest_ignore_collect(collection_path, config):
         return None
     is_wanted = GPU_TESTS.is_relative_to(collection_path) or collection_path.is_relative_to(GPU_TESTS)
     return None if is_wanted else True
+
+
+@pytest.fixture(scope="session")
+def warm_reader() -> Iterator[WarmReader]:
+    """Reads exports back in forks of one process."""
+    reader = WarmReader()
+    yield reader
+    reader.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,7 @@
 import importlib.util
 import json
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from ssl_sec.errors import ConfigError
-from ssl_sec.exporting import FILE_NAMES, FORMATS, Exportable, check_export, require_packages
+from ssl_sec.exporting import FILE_NAMES, FORMATS, Exportable, check_export, checking, require_packages
 from ssl_sec.networks import (
     Encoder,
     bn_inception,
@@ -157,7 +158,7 @@ CASES = {
 }
 
 
-# Each case is read back by a process of its own; each format, with a head and without, is among the fast ones.
+# Each format, with a head and without, is among the fast ones.
 SLOW = {
     *("published googlenet torchscript", "published googlenet onnx"),
     *("bn_inception onnx", "ir onnx", "ir torchscript", "light_cnn onnx", "timm safetensors", "timm torchscript"),
@@ -167,8 +168,19 @@ SLOW = {
 }
 
 
+# The others are read back by forks of one process, which has imported torch.
+IN_THEIR_OWN_PROCESS = SLOW | {"narrow safetensors", "fc_bn onnx"}
+
+
+@pytest.fixture(autouse=True)
+def forks_read_back(warm_reader, monkeypatch):
+    monkeypatch.setattr(checking, "subprocess", warm_reader)
+
+
 @pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in CASES])
-def test_what_is_read_back_elsewhere_gives_the_networks_output(case, tmp_path):
+def test_what_is_read_back_elsewhere_gives_the_networks_output(case, tmp_path, monkeypatch):
+    if case in IN_THEIR_OWN_PROCESS:
+        monkeypatch.setattr(checking, "subprocess", subprocess)
     name, made = CASES[case]
     exportable = made()
     images = some_images(exportable)

@@ -18,7 +18,7 @@ from ssl_sec.exporting import checking
 from ssl_sec.recipes.metric_learning import figures as metric_learning_figures
 from ssl_sec.recipes.pretraining import figures as pretraining_figures
 from tests.data.files import write_digit_pairs
-from tests.edges.warm_reader import WarmReader
+from tests.warm_reader import WarmReader
 
 # A narrow encoder and few steps: the flow is the recipe's, the result is not looked at.
 QUICK = (
@@ -96,13 +96,11 @@ def pictures_are_quick() -> Iterator[None]:
 
 
 @pytest.fixture(scope="package", autouse=True)
-def exports_are_read_back_by_a_warm_process() -> Iterator[None]:
+def exports_are_read_back_by_a_warm_process(warm_reader: WarmReader) -> Iterator[None]:
     """The imports of a process that reads an export back take longer than the rest of a small export."""
-    reader = WarmReader()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checking, "subprocess", reader)
+        patch.setattr(checking, "subprocess", warm_reader)
         yield
-    reader.close()
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """A process that reads exports back, as the check of an export does in one of its own, with torch imported in advance.
 
-Each command runs in a fork of it, which knows neither this package nor the tests. `tests/test_exporting.py` has the
-checks in processes of their own.
+Each command runs in a fork of it, which knows neither this package nor the tests. `tests/test_exporting.py` has checks
+in processes of their own.
 """
 
 import pickle
