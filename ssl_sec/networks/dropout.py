@@ -50,8 +50,11 @@ class GlobalDropout(nn.Module):
         places = torch.arange(rows.start, rows.stop, device=device)
         each_row = mix(mix(views).unsqueeze(1) + places).flatten()
         bits = mix(each_row.unsqueeze(1) + torch.arange(self.width, device=device))
-        # All int64 are equally likely.
-        self.kept = bits >= int(self.probability * 2**64) - 2**63
+        kept = bits >= int(self.probability * 2**64) - 2**63  # all int64 are equally likely
+        if self.kept is None or self.kept.shape != kept.shape or self.kept.device != kept.device:
+            self.kept = kept
+        else:
+            self.kept.copy_(kept)  # recorded steps read this memory
 
     def forward(self, values: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
         """The entries that are kept, scaled, in training; the values in evaluation."""

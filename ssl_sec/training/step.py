@@ -178,7 +178,7 @@ class ReplayedSteps:
     """The steps of one worker, with launches recorded once and replayed; see `ssl_sec.training.replaying`.
 
     Args:
-        recipe: what is trained, without a feature transform, a teacher or dropout.
+        recipe: what is trained, without a feature transform or a teacher.
         device: a GPU.
         graphs: records a step.
     """

@@ -12,8 +12,12 @@ from torch import nn
 
 from ssl_sec.augment.config import AugmentConfig, CropConfig
 from ssl_sec.data.samplers import permute
-from ssl_sec.edges.config import AblateConfig, AlignConfig, ReplayConfig, ReportConfig
+from ssl_sec.edges.config import AblateConfig, AlignConfig, PreviewConfig, ReplayConfig, ReportConfig
+from ssl_sec.edges.config.embed import EmbedConfig
 from ssl_sec.edges.config.export import ExportConfig
+from ssl_sec.edges.config.neighbours import NeighboursConfig
+from ssl_sec.edges.config.study import StudyConfig
+from ssl_sec.edges.config.tune import TuneConfig
 from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.linear_probe import train_linear_probes
 from ssl_sec.losses.config import ClassLossConfig, FeatureTransformConfig, GeneratorConfig, PairLossConfig, Transformed
@@ -22,7 +26,7 @@ from ssl_sec.recipes.face.config import FaceConfig
 from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.metric_learning.config import MetricLearningConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
-from ssl_sec.recipes.probing.config import ProbeConfig, ProbeJobConfig
+from ssl_sec.recipes.probing.config import ProbeConfig, ProbeJobConfig, TransferConfig
 from ssl_sec.seeding import derived_seed
 from ssl_sec.settings import from_values
 from ssl_sec.training.config import (
@@ -46,6 +50,12 @@ JOBS = (
     ReplayConfig,
     ReportConfig,
     AblateConfig,
+    PreviewConfig,
+    EmbedConfig,
+    NeighboursConfig,
+    StudyConfig,
+    TuneConfig,
+    TransferConfig,
 )
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 NUMBERS = (

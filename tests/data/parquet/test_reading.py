@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -154,6 +155,18 @@ def test_class_names(tmp_path):
         table = pa.parquet.read_table(named).replace_schema_metadata({"huggingface": metadata})
         pa.parquet.write_table(table, tmp_path / "b.parquet")
         assert inspect(tmp_path / "b.parquet").class_names is None
+
+
+def test_labels_without_a_name_are_refused_and_names_without_images_are_said(tmp_path, caplog):
+    named = write_parquet(tmp_path / "a.parquet", [b"x", b"y"], [0, 2], class_names=["cat", "dog", "owl", "fox"])
+    files = inspect(named)
+    with caplog.at_level("INFO", logger=reading.logger.name):
+        assert reading.names_of_classes(files, np.array([0, 2])) == ("cat", "dog", "owl", "fox")
+    assert f"{named}: 2 of the 4 classes that have names have images" in caplog.text
+    with pytest.raises(
+        DataError, match=r"a.parquet: label 4 in column 'label', but the metadata names 4 classes.* 0 to 3"
+    ):
+        reading.names_of_classes(files, np.array([0, 4]))
 
 
 @pytest.mark.parametrize("twice", ["image", "label"])

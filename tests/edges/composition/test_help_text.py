@@ -15,16 +15,19 @@ JOBS = (
     "ablate",
     "study",
     "align",
+    "embed",
     "export",
     "face",
     "finetune",
     "metric_learning",
+    "neighbours",
     "pretrain",
     "preview",
     "probe",
     "replay",
     "report",
     "transfer",
+    "tune",
 )
 BY_NAME = ("data", "encoder", "head", "constraint", "loss", "transform", "split", "sampler", "optimiser", "runtime")
 
