@@ -1,0 +1,45 @@
+"""Options and jobs' own configs that can be read without torch repeat defaults of dataclasses: the same ones."""
+
+import dataclasses
+
+import pytest
+
+from ssl_sec.augment.config import AugmentConfig, CropConfig, FlipConfig
+from ssl_sec.edges.composition.options import option, primary, values_of
+from ssl_sec.evaluation.config import ProbeConfig
+from ssl_sec.recipes.registry import RECIPES
+from ssl_sec.settings import to_values
+from ssl_sec.training.config import OptimiserConfig
+
+# What a job has otherwise than the dataclass, as its file says.
+OTHERWISE = {("probe", "tracking"), ("face", "checkpoint")}
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "config"),
+    [
+        ("augment", "simclr", AugmentConfig()),
+        ("augment", "retrieval", CropConfig()),
+        ("augment", "flip", FlipConfig()),
+        ("optimiser", "sgd", OptimiserConfig()),
+        ("probe", "paper", ProbeConfig()),
+    ],
+)
+def test_an_option_in_a_file_has_the_defaults_of_its_dataclass(group, name, config):
+    file = option(group, name)
+    assert file is not None
+    assert values_of(group, file) == to_values(config)
+
+
+@pytest.mark.parametrize("job", RECIPES)
+def test_the_config_of_a_job_has_the_defaults_of_its_dataclass(job):
+    checked = 0
+    for field in dataclasses.fields(RECIPES[job].config):
+        has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        if field.name not in primary(job).values or not has_default or (job, field.name) in OTHERWISE:
+            continue
+        default = field.default_factory() if field.default is dataclasses.MISSING else field.default
+        found = primary(job).values[field.name]
+        assert found == (to_values(default) if dataclasses.is_dataclass(default) else default), field.name
+        checked += 1
+    assert checked > 5
