@@ -1,4 +1,4 @@
-"""Pretraining on images without labels that are read by blocks: the same run from each form, on any number of workers."""
+"""Pretraining on images without labels, read by blocks: the same run from each form, on any number of workers."""
 
 import pyarrow.parquet as pq
 import pytest
