@@ -40,24 +40,33 @@ def main() -> None:
     parser = make_parser("finetuning", __doc__)
     parser.add_argument("--run", type=Path, required=True, help="folder of the run whose encoder is fine-tuned")
     parser.add_argument("--data", type=Path, required=True, help="folder with train.parquet and test.parquet")
+    parser.add_argument("--size", type=int, default=32, help="side of the images, pixels")
     parser.add_argument("--share", type=float, default=0.1, help="of the labels")
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=256, help="images of a step")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
     rows = []
     for seed in options.seeds:
-        config = make_config(options.run, describe_data(options.data), options.share, options.epochs, seed)
+        data = {**describe_data(options.data), "image_size_px": options.size}
+        config = make_config(options.run, data, options.share, options.epochs, options.batch, seed)
         for name in NAMES:
             begun = time.perf_counter()
             top1 = finetune(config) if name == "ours" else finetune_by_timm(config)
             rows.append({"name": name, "seed": seed, "top1": top1, "seconds": time.perf_counter() - begun})
             print(format_table([{key: _shown(value) for key, value in rows[-1].items()}]), flush=True)
     print(format_table([summarise(name, rows) for name in NAMES]))
-    values = {"share": options.share, "epochs": options.epochs, "runs": rows, "environment": describe_environment()}
+    values = {
+        "share": options.share,
+        "epochs": options.epochs,
+        "batch": options.batch,
+        "runs": rows,
+        "environment": describe_environment(),
+    }
     save_results("finetuning", values)
 
 
-def make_config(run: Path, data: dict[str, Any], share: float, epochs: int, seed: int) -> FinetuneConfig:
+def make_config(run: Path, data: dict[str, Any], share: float, epochs: int, batch: int, seed: int) -> FinetuneConfig:
     """Makes the configuration of a fine-tuning of a run's encoder.
 
     Args:
@@ -65,10 +74,18 @@ def make_config(run: Path, data: dict[str, Any], share: float, epochs: int, seed
         data: keys and values of the labelled images.
         share: of the labels.
         epochs: passes over the labelled images.
+        batch: images of a step.
         seed: draws the labelled images and the classifier.
     """
     values = compose("finetune", ["data=parquet", "data.train=[x]", "runtime=local", f"epochs={epochs}"])
-    values |= {"seed": seed, "labels_share": share, "held_out_share": 0.0, "evaluated": "last", "data": data}
+    values |= {
+        "seed": seed,
+        "global_batch_size": batch,
+        "labels_share": share,
+        "held_out_share": 0.0,
+        "evaluated": "last",
+        "data": data,
+    }
     values["monitor"] = {"every_epochs": epochs}
     values["runtime"] = {**values["runtime"], "precision": "float32"}
     encoder = training_config(PRETRAIN, RunFolder(run).config_path).encoder
@@ -110,7 +127,7 @@ def finetune_by_timm(config: FinetuneConfig) -> float:
     """Fine-tunes the same encoder on the same images by timm; returns what `finetune` does."""
     import timm
     from safetensors.torch import load_file
-    from timm.optim import create_optimizer_v2
+    from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
     from timm.scheduler.cosine_lr import CosineLRScheduler
 
     torch.manual_seed(config.seed)
@@ -132,7 +149,7 @@ def finetune_by_timm(config: FinetuneConfig) -> float:
     )
     total_steps = config.epochs * len(batches)
     schedule = CosineLRScheduler(optimiser, t_initial=total_steps, t_in_epochs=False)
-    criterion, step = nn.CrossEntropyLoss(label_smoothing=config.loss.label_smoothing), 0
+    criterion, step = nn.CrossEntropyLoss(), 0
     network.train()
     for _ in range(config.epochs):
         for images, labels in batches:
@@ -155,15 +172,16 @@ def make_loader(images: Any, config: FinetuneConfig, is_training: bool) -> Any:
     from timm.data.loader import create_loader
 
     augment, (channels, height, width) = config.augment, images.image_shape
+    pictures: Any = Pictures(images.read(torch.arange(len(images))).images, images.labels)
     return create_loader(
-        Pictures(images.read(torch.arange(len(images))).images, images.labels),
+        pictures,
         input_size=(channels, height, width),
         batch_size=config.global_batch_size,
         is_training=is_training,
         use_prefetcher=False,
         scale=(augment.min_scale, 1.0),
         hflip=augment.flip_probability,
-        color_jitter=None,
+        color_jitter=0.0,
         interpolation="bilinear",
         mean=(0.0,) * channels,
         std=(1.0,) * channels,

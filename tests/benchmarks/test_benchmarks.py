@@ -1,13 +1,16 @@
 import json
 import multiprocessing
+import sys
 
 import psutil
 import pytest
 import torch
+from PIL import Image
 
 from benchmarks import (
     communication,
     evaluation,
+    finetuning,
     growth,
     launchers,
     loader,
@@ -17,6 +20,8 @@ from benchmarks import (
     simclr,
     throughput,
 )
+from tests.data.files import encode, write_parquet
+from tests.jobs import pretrain
 
 
 def test_functions_take_turns():
@@ -199,3 +204,22 @@ def test_the_growth_of_time_and_memory_is_drawn():
     assert measured["rows"][1]["dense_mib"] > measured["rows"][0]["dense_mib"]
     figure = growth.draw(measured)
     assert [len(axes.lines) for axes in figure.axes] == [2, 2, 2, 2]
+
+
+@pytest.mark.slow
+def test_fine_tunings_are_measured_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "RESULTS", tmp_path)
+    for split in ("train", "test"):
+        images = [encode(Image.new("RGB", (8, 8), colour)) for colour in ("red", "green") for _ in range(20)]
+        write_parquet(tmp_path / f"{split}.parquet", images, [0] * 20 + [1] * 20)
+    data = ["data=parquet", f"data.train=[{tmp_path}/train.parquet]", "data.image_size_px=8"]
+    network = ["encoder=resnet18", "encoder.stem=imagenet", "epochs=0", "global_batch_size=16"]
+    place = [f"output_dir={tmp_path / 'runs'}", "run_name=start", "recipe=r", "tracking.register_model=false"]
+    pretrain(["runtime=local", "monitor.neighbours=2", *data, *network, *place])
+    options = ["--size", "8", "--share", "1", "--epochs", "2", "--batch", "8", "--seeds", "0"]
+    arguments = ["finetuning", "--run", str(tmp_path / "runs/r/start"), "--data", str(tmp_path), *options]
+    monkeypatch.setattr(sys, "argv", arguments)
+    finetuning.main()
+    rows = json.loads((tmp_path / "finetuning-cpu.json").read_text())["runs"]
+    assert [row["name"] for row in rows] == ["ours", "timm"]
+    assert all(0 <= row["top1"] <= 100 and row["seconds"] > 0 for row in rows)
