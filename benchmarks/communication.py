@@ -7,7 +7,8 @@ with C channels in total. In each step it takes part in
                       reduce-scatter of as many values
     loss              an all-reduce of one value, and another in the backward pass
     batch norm        L all-gathers of (2C_l + 1) · W values, and L all-reduces of 2C_l in the backward pass
-    figures           an all-gather of 2bW turns, in a step that is reported
+    figures           in a step that is reported, all-gathers of 2bW turns, norms of gradients and angles, and the
+                      all-gathers of batch norm once more, for the embeddings after the step
     gradients         an all-reduce of P values, in buckets of 25 MiB, overlapped with the backward pass
 
 A ring all-reduce moves 2 (W − 1)/W of its bytes through each worker; an all-gather and a reduce-scatter move half of
@@ -138,11 +139,11 @@ def compute_expected(network: nn.Module, rows_per_worker: int, workers: int) -> 
     """Computes by the formulas what a worker sends in a step that is reported, without gradients."""
     channels = [module.num_features for module in network.modules() if isinstance(module, _BatchNorm)]
     embeddings = rows_per_worker * workers * DIM * BYTES
-    batch_norm = sum(BYTES * ((2 * c + 1) * workers + 2 * c) for c in channels)
+    batch_norm = sum(BYTES * (2 * (2 * c + 1) * workers + 2 * c) for c in channels)
     labels = rows_per_worker * workers * 8
-    turns = rows_per_worker * workers * BYTES
-    num_bytes = 2 * embeddings + labels + 2 * BYTES + turns + batch_norm
-    return Sent(calls=3 + 2 + 1 + 2 * len(channels), num_bytes=num_bytes)
+    figures = 3 * rows_per_worker * workers * BYTES
+    num_bytes = 2 * embeddings + labels + 2 * BYTES + figures + batch_norm
+    return Sent(calls=3 + 2 + 3 + 3 * len(channels), num_bytes=num_bytes)
 
 
 def _reduce_s(num_bytes: float, workers: int, calls: int = 1) -> float:
