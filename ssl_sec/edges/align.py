@@ -68,7 +68,7 @@ def run_align(config: AlignConfig) -> Aligned:
         if path not in landmarks.rows:
             logger.warning("%s: no landmarks, left out", printable(path))
     for path in sorted(landmarks.rows.keys() - set(found)):
-        logger.warning("%s: has landmarks, but there is no such image", printable(path))
+        logger.warning("%s: has landmarks, but the image is missing", printable(path))
     waiting = [path for path in paths if not (output / aligned_path(path)).exists()]
     num_unreadable = _align_all(_Alignments(images, output, landmarks, waiting), config.num_workers)
     if num_unreadable == len(paths):

@@ -135,7 +135,7 @@ def _measured(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:
     folder = open_folder(local_folder(probe.output_dir) / group / str(probe.run_name))
     folder.refresh()
     if folder.is_complete:
-        logger.info("%s is finished: its results are taken", folder.location)
+        logger.info("%s is finished: taking its results", folder.location)
         sweep.adopt(folder.run_id)
         uri = tracking_uri(probe.tracking, probe.output_dir)
         metrics = folder.last_metrics()

@@ -119,7 +119,7 @@ def require_same_classes(train_set: ImageSet, test_set: ImageSet, what: str) -> 
     """
     if test_set.class_names != train_set.class_names[: len(test_set.class_names)]:
         raise DataError(
-            f"{test_set.name}: its classes ({_described(test_set.class_names)}) are not the first of those of "
+            f"{test_set.name}: its classes ({_described(test_set.class_names)}) are not the first classes of "
             f"{train_set.name} ({_described(train_set.class_names)}); {what} needs the same classes in both"
         )
 

@@ -92,7 +92,7 @@ def from_views(*views: Float[Tensor, "images dim"]) -> tuple[Float[Tensor, "batc
         are positives of each other.
 
     Raises:
-        ValueError: there are fewer than two views, or they have not one shape.
+        ValueError: there are fewer than two views, or their shapes differ.
     """
     if len(views) < 2:
         raise ValueError(f"from_views: found {len(views)} views, must be two or more: from_views(z1, z2)")

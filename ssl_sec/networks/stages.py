@@ -55,7 +55,7 @@ def freeze_all_but(backbone: nn.Module, num_stages: int, key: str) -> None:
         key: that gives the number, for messages.
 
     Raises:
-        ConfigError: it has not so many stages.
+        ConfigError: it has fewer stages.
     """
     stages = stages_of(backbone)
     if num_stages > len(stages):

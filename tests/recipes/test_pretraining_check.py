@@ -196,8 +196,8 @@ def test_a_long_check_says_how_far_it_is(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(checking, "_TELL_EVERY_S", -1.0)
     monkeypatch.setattr(checking, "IMAGES_PER_TASK_LIST", 4)
     checked(written(tmp_path, "folder", contents(list(range(10)))))
-    told = [message for message in caplog.messages if message.startswith("looked at")]
-    assert told == [f"looked at {done} of 10 images of this worker" for done in (4, 8, 10)]
+    told = [message for message in caplog.messages if message.startswith("checked ")]
+    assert told == [f"checked {done} of 10 images of this worker" for done in (4, 8, 10)]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "webdataset"])

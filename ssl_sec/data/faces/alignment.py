@@ -97,7 +97,7 @@ def similarity_transform(
     signs = np.array([1.0, np.sign(np.linalg.det(left) * np.linalg.det(right))])
     scaled = (singular_values * signs).sum()
     if variance <= 0 or scaled <= 1e-9 * variance:
-        raise DataError("the points are no face's: no rotation brings them near to one")
+        raise DataError("the points are not those of a face: no rotation brings them close to the template")
     rotation = (left * signs) @ right
     linear = scaled / variance * rotation
     return np.column_stack([linear, target_mean - linear @ mean])
@@ -133,7 +133,7 @@ def read_landmarks(path: Path) -> Landmarks:
         raise DataError(f"{printed}: {printable(again)} is listed twice")
     if not np.isfinite(points).all():
         row = int((~np.isfinite(points)).any(axis=(1, 2)).argmax())
-        raise DataError(f"{printed}: {printable(paths[row])} has a point that is no finite number")
+        raise DataError(f"{printed}: {printable(paths[row])} has a point that is not finite")
     return Landmarks(points=points, rows=rows)
 
 

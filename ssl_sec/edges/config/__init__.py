@@ -66,7 +66,7 @@ class PreviewConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig(Settings):
-    """Figures that MLflow has not.
+    """Figures that MLflow does not have.
 
     Attributes:
         folder: the folder of a run that has ended; or its name, its id, or the beginning of one.

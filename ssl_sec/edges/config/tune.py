@@ -18,9 +18,9 @@ class TuneConfig(Settings):
             Massively Parallel Hyperparameter Tuning"); none runs all to their end.
         metric: what is compared; null takes the accuracy of kNN on held-out training images, val/knn_top1.
         mode: whether the largest or the smallest metric is best.
-        measurements: times that a trial is measured, evenly over its epochs; monitor.every_epochs says otherwise.
-        grace_epochs: before which no trial is stopped; null for an eighth of the epochs.
-        reduction_factor: one of this many trials goes on at each rung of asha.
+        measurements: times that a trial is measured, evenly over its epochs, unless monitor.every_epochs is given.
+        grace_epochs: epochs in which no trial is stopped; null for an eighth of all.
+        reduction_factor: one of this many trials continues after each rung of asha.
         max_concurrent: trials at once; null for as many as the cluster has room for.
         cpus_per_trial: processor cores of a trial; null for an equal share for each GPU, or 1 without GPUs.
         gpus_per_trial: of a trial, 0.5 for two trials on one; null for 1 where there are any.

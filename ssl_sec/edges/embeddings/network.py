@@ -182,7 +182,7 @@ def found_network_and_origin(config: EmbedConfig) -> tuple[TravellingNetwork, Or
         if "/" in word:
             raise ConfigError(
                 f"run: {folder} holds neither a run nor an export; allowed: the folder of either, a run's id, its "
-                "name, a prefix of one, or models:/<name>@<alias>"
+                "name, the beginning of either, or models:/<name>@<alias>"
             )
     with found_network(word, config.checkpoint, config.tracking, config.output_dir, trainings()) as found:
         if found.folder is not None:

@@ -48,7 +48,7 @@ def download_figures(config: PretrainConfig, cells: Path) -> None:
                 found = archive.download(run, name, Path(folder))
                 if found is not None:
                     _keep(found, searches_path(cells) if name.endswith(f"{SEARCHES}.csv") else cells)
-        logger.info("the figures are those of run %s in MLflow at %s", run.name, archive.client.tracking_uri)
+        logger.info("taking the figures of run %s in MLflow at %s", run.name, archive.client.tracking_uri)
         return
 
 

@@ -147,7 +147,7 @@ def _dimension(override: Override) -> Choices | Interval:
         if not low < high:
             raise ConfigError(f"{key}: found {found}, must be of two different numbers, the least first")
         if is_log and low <= 0:
-            raise ConfigError(f"{key}: found {found}, whose logarithm is taken; its ends must be greater than 0")
+            raise ConfigError(f"{key}: found {found}; both ends of a logarithmic interval must be greater than 0")
         return Interval(low=low, high=high, is_log=is_log, is_integer=isinstance(low, int) and isinstance(high, int))
     if isinstance(sweep, ChoiceSweep | RangeSweep):
         return Choices(values=tuple(override.sweep_string_iterator()))

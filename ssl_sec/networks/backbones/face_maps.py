@@ -33,7 +33,7 @@ def as_features(maps: Float[Tensor, "batch channels height width"], size_px: int
     _, _, height, width = maps.shape
     if height != size_px or width != size_px:
         raise ConfigError(
-            f"encoder.name: found an encoder whose last maps are {size_px} x {size_px}, but those of the images are "
+            f"encoder.name: found an encoder whose last maps are {size_px} x {size_px}, but those of these images are "
             f"{height} x {width}; allowed: square images, or another encoder"
         )
     return torch.flatten(maps, 1)

@@ -107,7 +107,7 @@ def _create(model: str, pretrained: bool, num_channels: int, image_size_px: int)
         if reason is not None:
             raise _refusal(model, image_size_px, reason)
         return backbone, arguments
-    raise AssertionError("the last arguments are those of every model")
+    raise AssertionError("the last arguments fit every model")
 
 
 def _padded(model: str, arguments: Mapping[str, Any]) -> int:

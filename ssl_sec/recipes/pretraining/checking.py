@@ -188,7 +188,7 @@ def _look_at(
             if time.monotonic() - told > _TELL_EVERY_S:
                 told = time.monotonic()
                 share = f"{len(digests) // _DIGEST_BYTES:,} of {len(indices):,}"
-                log_once(runtime, "looked at %s images of this worker", share)
+                log_once(runtime, "checked %s images of this worker", share)
     return bytes(digests), reasons
 
 
@@ -198,7 +198,7 @@ def _look(
     """The digest of an image, and why it is unreadable if it is.
 
     Raises:
-        DataError: it has not the size of the others, and they are not resized.
+        DataError: its size differs from that of the others, and they are not resized.
     """
     _, name, source = candidate
     try:

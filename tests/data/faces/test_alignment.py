@@ -63,7 +63,7 @@ def test_a_mirrored_face_is_not_mirrored_back():
 
 def test_points_that_are_no_faces():
     for points in (np.full((5, 2), 7.0), REFERENCE_POINTS * 0):
-        assert "no face's" in line(lambda points=points: similarity_transform(points, REFERENCE_POINTS))
+        assert "not those of a face" in line(lambda points=points: similarity_transform(points, REFERENCE_POINTS))
 
 
 def alignment(points) -> FaceAlignment:
@@ -141,7 +141,7 @@ def test_landmarks(tmp_path):
         (csv(f"a,{POINTS}", "b,1,2"), "cannot be read: CSV parse error: Row #3: Expected 11 columns, got 3"),
         (csv(f"a,{POINTS}", f"b,x{POINTS}"), "Row #3: CSV conversion error to double: invalid value 'x38.2946'"),
         (csv(f"a,{POINTS}", f"b,{POINTS}", f"a,{POINTS}"), "a is listed twice"),
-        (csv(f"a,{POINTS}", f"b,{POINTS.replace('38.2946', 'inf')}"), "b has a point that is no finite number"),
+        (csv(f"a,{POINTS}", f"b,{POINTS.replace('38.2946', 'inf')}"), "b has a point that is not finite"),
     ],
 )
 def test_wrong_landmarks(tmp_path, content, message):
@@ -170,7 +170,7 @@ def test_what_cannot_be_aligned_is_named(tmp_path):
     assert line(lambda: align_file(source, target, REFERENCE_POINTS)).startswith(f"{source}: not an image")
     source.write_bytes(encode(noise()))
     told = line(lambda: align_file(source, target, REFERENCE_POINTS * 0), DataError)
-    assert told == f"{source}: the points are no face's: no rotation brings them near to one"
+    assert told == f"{source}: the points are not those of a face: no rotation brings them close to the template"
     beside = tmp_path / "a.png" / "b.png"
     assert line(lambda: align_file(source, beside, REFERENCE_POINTS), StorageError).startswith(f"{beside}: cannot be")
     assert sorted(os.listdir(tmp_path)) == ["a.png"]

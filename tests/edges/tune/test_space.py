@@ -56,7 +56,10 @@ def test_what_is_typed_stays():
         (["optimiser.learning_rat=interval(0.1,1)"], "optimiser.learning_rat: unknown key; did you mean 'optimiser.le"),
         (["optimiser.learning_rate=interval(-1,1)"], "optimiser.learning_rate: found -1.0, must be in"),
         (["loss.temperature=interval(1,0.1)"], r"loss.temperature: found interval\(1,0.1\), must be of two different"),
-        (["constraint.eta=tag(log,interval(0,1))"], r"constraint.eta: found interval\(0,1\), whose logarithm is taken"),
+        (
+            ["constraint.eta=tag(log,interval(0,1))"],
+            r"constraint.eta: found interval\(0,1\); both ends of a logarithmic",
+        ),
         (["constraint=choice(none,sek)"], "constraint: found 'sek'; did you mean 'sec'"),
         (["epochs=choice(5,10)"], "epochs: found several values, must be one: it is the same in all trials"),
         (["trials=5,10"], "trials: found several values, must be one"),
