@@ -1,10 +1,19 @@
 """A replayed function computes what it computes when it is called, at each call once."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
 
+from ssl_sec.losses import contrastive
+from ssl_sec.networks import Network
+from ssl_sec.networks.dropout import GlobalDropout
+from ssl_sec.training import step
+from ssl_sec.training.optimisers import parameter_groups
 from ssl_sec.training.replaying import WARM_UP_CALLS, Replayed
 from tests.training.pretend_graphs import PretendGraphs
+from tests.training.test_step import fused_sgd, recipe, run
 
 
 def growing():
@@ -52,3 +61,20 @@ def test_what_cannot_be_recorded_is_called_as_it_is(caplog):
         replayed(torch.ones(3))
     assert total.tolist() == [6.0] * 3 and graphs.replays == 0
     assert [each.getMessage() for each in caplog.records] == ["the steps are not recorded as CUDA graphs: no memory"]
+
+
+def test_replayed_steps_keep_the_entries_that_are_drawn_for_each(monkeypatch):
+    pretended = PretendGraphs()
+    monkeypatch.setattr(step, "CUDAGraphs", lambda device: pretended)
+    monkeypatch.setattr(contrastive, "can_look", lambda labels: False)  # as on a GPU
+
+    def trained(**changes):
+        torch.manual_seed(1)
+        made = recipe(head=nn.Sequential(GlobalDropout(0.5, 6, seed=2), nn.Linear(6, 4)), **changes)
+        network = Network(made.encoder, made.head).double()
+        made = replace(made, model=network, optimiser=fused_sgd(parameter_groups([network], 1e-3)))
+        return run(made).series("train/loss")
+
+    expected = trained()
+    assert trained(graphed=True) == pytest.approx(expected, rel=1e-12)
+    assert pretended.replays == len(expected) - WARM_UP_CALLS

@@ -12,7 +12,6 @@ from ssl_sec.data.samplers import ShuffledBatches
 from ssl_sec.errors import Stopped
 from ssl_sec.losses import MultiSimilarityLoss, NTXentLoss, SphericalConstraint, SphericalFeatureTransform, contrastive
 from ssl_sec.networks import Network
-from ssl_sec.networks.dropout import GlobalDropout
 from ssl_sec.training import step as training_module
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.optimisers import lars, parameter_groups, sgd
@@ -367,19 +366,6 @@ def test_replayed_steps_are_those_that_are_called(optimiser, graphs):
     assert turns == pytest.approx(expected_turns, rel=1e-9)
     torch.testing.assert_close(state, expected, rtol=1e-10, atol=1e-12)
     assert all(type(group["lr"]) is float for group in state["optimiser"]["param_groups"])
-
-
-def test_replayed_steps_keep_the_entries_that_are_drawn_for_each(graphs):
-    def trained(**changes):
-        torch.manual_seed(1)
-        made = recipe(head=nn.Sequential(GlobalDropout(0.5, 6, seed=2), nn.Linear(6, 4)), **changes)
-        network = Network(made.encoder, made.head).double()
-        made = replace(made, model=network, optimiser=fused_sgd(parameter_groups([network], 1e-3)))
-        return run(made).series("train/loss")
-
-    expected = trained()
-    assert trained(graphed=True) == pytest.approx(expected, rel=1e-12)
-    assert graphs.replays == STEPS - WARM_UP_CALLS
 
 
 def test_a_replayed_run_is_resumed_by_one_that_is_not(graphs):
