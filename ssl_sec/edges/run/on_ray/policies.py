@@ -1,6 +1,7 @@
 """Policies of Ray's controller: when to give up a failing run, and how many workers an elastic run has."""
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from ssl_sec.edges.folder.text import text_of, write_whole
 from ssl_sec.edges.run.supervision import describe_signal, dumped_signal
 from ssl_sec.errors import UserError, first_line
 
+# What gloo and NCCL say on a worker whose peer has died.
+_BROKEN_CONNECTION = re.compile(r"connection (reset|closed|refused)|broken pipe|remote process exited", re.IGNORECASE)
 # How long to wait for the errors of the workers that wait for one that hangs.
 _GRACE_S = 5.0
 
@@ -97,8 +100,11 @@ class FailureWatch(UserCallback):
         causes = {rank: self._cause(rank, error) for rank, error in worker_exceptions.items()}
         if any("timed out" in cause.lower() or "timeout" in cause.lower() for cause in causes.values()):
             causes |= {rank: "does not respond" for rank in self._find_silent(causes.keys())}
-        # A death first: the others' broken connections follow from it, and a long message is cut in MLflow.
         died = {rank for rank, error in worker_exceptions.items() if _death(error) is not None}
+        if died:  # the others' broken connections follow from it; `failures.jsonl` has them
+            causes = {
+                rank: cause for rank, cause in causes.items() if rank in died or not _BROKEN_CONNECTION.search(cause)
+            }
         in_order = sorted(causes, key=lambda rank: (rank not in died, rank))
         return "; ".join(f"worker {rank}: {causes[rank]}" for rank in in_order)
 

@@ -98,12 +98,14 @@ def test_a_crash_is_told_with_its_signal_and_its_place(folder):
         failed(FailureWatch(folder, max_failures=0), w1=RayActorError(error_msg="The actor died unexpectedly."))
 
 
-def test_a_death_is_told_before_the_broken_connections_that_follow_from_it(folder):
+def test_a_death_is_named_first_and_without_the_broken_connections_that_follow_from_it(folder):
     died, reset = RayActorError(error_msg="The actor died unexpectedly."), RuntimeError("Connection reset by peer")
+    with pytest.raises(UserError, match=r"^worker 1: its process died \(killed [^;]*; worker 2: no space left; 1 fail"):
+        failed(FailureWatch(folder, max_failures=0), w0=reset, w1=died, w2=RuntimeError("no space left"))
     with pytest.raises(
-        UserError, match="^worker 1: its process died .*; worker 0: Connection reset by peer; worker 2: "
+        UserError, match="^worker 0: Connection reset by peer; worker 1: Connection reset by peer; 1 fail"
     ):
-        failed(FailureWatch(folder, max_failures=0), w0=reset, w1=died, w2=reset)
+        failed(FailureWatch(folder, max_failures=0), w0=reset, w1=reset)
 
 
 def test_a_death_is_told_in_words(folder):
