@@ -10,7 +10,6 @@ the images loaded and the test images measured. timm loads in the training's own
 Writes benchmarks/results/finetuning-{cpu,gpu}.json.
 """
 
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torchvision.transforms.functional import to_pil_image
 
-from benchmarks.measure import choose_device, describe_environment, format_table, make_parser, save_results
+from benchmarks.measure import choose_device, describe_environment, format_mean, format_table, make_parser, save_results
 from benchmarks.simclr import describe_data
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.folder.folder import RunFolder
@@ -197,14 +196,9 @@ def summarise(name: str, rows: list[dict[str, Any]]) -> dict[str, str]:
     return {
         "": name,
         "seeds": str(len(own)),
-        "top-1 %": _with_spread([row["top1"] for row in own]),
-        "seconds": _with_spread([row["seconds"] for row in own]),
+        "top-1 %": format_mean([row["top1"] for row in own]),
+        "seconds": format_mean([row["seconds"] for row in own]),
     }
-
-
-def _with_spread(values: list[float]) -> str:
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.2f}{spread}"
 
 
 def _shown(value: Any) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 _PROGRAM = """
-import io, os, pickle, sys, tempfile, traceback
+import os, pickle, sys, tempfile, traceback
 import numpy, safetensors.torch, timm, torch, torchvision
 requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
 while True:

@@ -8,13 +8,13 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from benchmarks.campaign.recipes import EXPERIMENTS, load_trials
 from benchmarks.campaign.scale import FULL
 from benchmarks.campaign.study import LONG, LONG_EPOCHS
-from benchmarks.measure import RESULTS
+from benchmarks.measure import RESULTS, format_mean
 from ssl_sec.edges.study.cells import KeptCell
 from ssl_sec.edges.study.comparison import Comparison
 from ssl_sec.edges.tables import in_markdown
@@ -141,7 +141,7 @@ def _over_seeds(runs: Sequence[Mapping[str, Any]], figure: str) -> str:
     values = [run[figure] for run in runs]
     if not values:
         return NOT_YET
-    return f"{mean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
+    return format_mean(values)
 
 
 def recipes(results: Results) -> str:
