@@ -46,12 +46,11 @@ def holder(folder: RunFolder, with_loader: bool = False) -> Iterator[int]:
     if pid == 0:
         try:
             with running(folder):
-                if with_loader and (loader := os.fork()):
-                    os.write(there, f"{loader}\n".encode())
-                elif with_loader:
+                # A loader says itself that it lives: it has let go of the lock only once fork has returned in it.
+                if with_loader and os.fork() == 0:
                     signal.alarm(60)
-                    signal.pause()
-                else:
+                    os.write(there, f"{os.getpid()}\n".encode())
+                elif not with_loader:
                     os.write(there, b"0\n")
                 signal.pause()
         finally:
