@@ -79,8 +79,8 @@ def run_export(config: ExportConfig) -> Exported:
     """Exports the encoder of a training run, from MLflow or its folder; with the head if embeddings were trained.
 
     Raises:
-        ConfigError: if there is no such run, the format does not support its encoder, the output already exists, there
-            is no token for the Hub, or the files do not give the output of the trained network.
+        ConfigError: if there is no such run, the format does not support its encoder, the output already exists, or the
+            files do not give the output of the trained network.
         DataError: if the images of the check cannot be read.
         StorageError: if the store cannot be used or the files cannot be written.
     """
@@ -114,14 +114,26 @@ def run_export(config: ExportConfig) -> Exported:
 
 
 def _destination(config: ExportConfig, source: FoundNetwork) -> "ExportFolder | HubRepository":
-    if config.output is not None and config.output.startswith(HUB_SCHEME):
-        from ssl_sec.edges.export.hub import HubRepository  # imports the Hub's client
+    output, hub_name = config.output, None
+    if output is not None and output.startswith(HUB_SCHEME):
+        from ssl_sec.edges.export.hub import HubRepository, has_token  # imports the Hub's client
 
-        return HubRepository(config.output, config.private)
+        if has_token():
+            return HubRepository(output, config.private)
+        hub_name, output = output.removeprefix(HUB_SCHEME), None
     near = "runs" if is_remote(config.output_dir) else config.output_dir
     of = "" if config.checkpoint == "last" else f"-{config.checkpoint}"
     default = f"{near}/exports/{source.config.recipe_name}-{source.short_name}{of}-{config.format}"
-    return ExportFolder(Path(config.output or default).expanduser().resolve())
+    folder = Path(output or default).expanduser().resolve()
+    if hub_name is not None:
+        logger.warning(
+            "no token of the Hugging Face Hub (HF_TOKEN, or `hf auth login`): nothing is pushed; the files go to %s; "
+            "with a token, the same command pushes them, or `hf upload %s %s`",
+            folder,
+            hub_name,
+            folder,
+        )
+    return ExportFolder(folder, hub_name if hub_name and "/" in hub_name else None)
 
 
 def _network_record(source: FoundNetwork, exportable: Exportable) -> Record:

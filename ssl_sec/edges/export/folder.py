@@ -15,13 +15,14 @@ class ExportFolder:
 
     Args:
         folder: absolute.
+        hub_name: owner and name of the Hub's repository that its files are for, for the model card; None for none.
     """
 
-    hub_name: None = None
     url: None = None
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, hub_name: str | None = None) -> None:
         self.folder = folder
+        self.hub_name = hub_name
 
     def require_replaceable(self, overwrite: bool) -> None:
         """Refuses an existing folder, unless it is an export and may be replaced.

@@ -17,15 +17,17 @@ from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 
+def has_token() -> bool:
+    """Whether this user has a token of the Hub, in HF_TOKEN or from `hf auth login`."""
+    return get_token() is not None
+
+
 class HubRepository:
     """A repository of a model on the Hugging Face Hub, in which this user may write.
 
     Args:
         output: `hf://<owner>/<name>`, or `hf://<name>` for one of the user's own.
         private: whether it is private if it is new.
-
-    Raises:
-        ConfigError: if there is no token.
     """
 
     folder: None = None
@@ -34,11 +36,6 @@ class HubRepository:
         self._output = output
         self._private = private
         self._api = HfApi()
-        if get_token() is None:
-            raise ConfigError(
-                f"output: found {output}, but there is no token of the Hugging Face Hub; allowed: the token in "
-                "HF_TOKEN, a login by `hf auth login`, or output=<folder>"
-            )
 
     @property
     def url(self) -> str:

@@ -124,13 +124,17 @@ def test_what_is_pushed_is_what_a_folder_holds(runs, hub, tmp_path: Path):
     assert one.keys() == other.keys() and all(bool((one[name] == other[name]).all()) for name in one)
 
 
-def test_without_a_token_a_line_says_so_and_nothing_is_made(runs, hub, monkeypatch, capsys, tmp_path: Path):
+def test_without_a_token_the_files_go_to_a_folder_and_a_line_says_how_to_push_them(
+    runs, hub, monkeypatch, caplog, capsys, tmp_path: Path
+):
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
-    given = [f"run={runs['resnet'].folder.path}", "format=hub", "output=hf://me/networks"]
-    assert run_job("export", export_job, given) == 2
-    told = capsys.readouterr().err.strip().splitlines()[-1]
-    assert told.startswith("error: output: found hf://me/networks, but there is no token of the Hugging Face Hub")
+    given = [f"run={runs['resnet'].folder.path}", "format=hub", "output=hf://me/networks", f"output_dir={tmp_path}"]
+    assert run_job("export", export_job, given) == 0
+    (folder,) = (tmp_path / "exports").iterdir()
+    assert {"model.safetensors", "config.json", "README.md"} <= {path.name for path in folder.iterdir()}
+    assert "me/networks" in (folder / "README.md").read_text()
+    assert f"`hf upload me/networks {folder}`" in caplog.text and f"folder: {folder}" in capsys.readouterr().out
     assert hub.files == {}
 
 
