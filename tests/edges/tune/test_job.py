@@ -53,16 +53,16 @@ def test_a_search_is_one_run_with_its_trials_and_continues(tmp_path: Path):
         assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
         assert run.info.status == ("FAILED" if name in failed else "FINISHED")
 
-    # All trials have ended: nothing is trained again, and they belong to the run that tells of them.
+    # All trials have ended: nothing is trained again, and the search's run is reopened.
     again = tune(*options, *space)
     assert again.returncode == 0, again.stderr
     assert re.findall(r"^s-00.*$", again.stdout, re.M) == re.findall(r"^s-00.*$", done.stdout, re.M)
     assert "continues" in again.stderr
-    newer, older = runs()["s"]
+    (reopened,) = runs()["s"]
+    assert (reopened.info.run_id, reopened.info.status) == (parent.info.run_id, "FINISHED")
     assert {run.data.tags["mlflow.parentRunId"] for name in ("s-001", "s-002", "s-003") for run in runs()[name]} == {
-        newer.info.run_id
+        parent.info.run_id
     }
-    assert older.info.run_id == parent.info.run_id
     other = tune(*options, *space, "seed=2")
     assert other.returncode == 2
     assert "run_name: s is another search, with overrides" in other.stderr
