@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", overrides))).folder.path
 
 
-def embed(run: Path, output: Path, *overrides: str) -> Embedded:
+def embed(run: Path, output: Path | str, *overrides: str) -> Embedded:
     given = [f"run={run}", f"output={output}", "runtime=local", "split=test", "rows_per_part=100", *overrides]
     return run_embed(from_values(EmbedConfig, compose("embed", given)))
 
@@ -155,6 +156,20 @@ def test_a_stopped_job_continues_with_what_is_missing(run: Path, embedded: Path,
     assert (again.num_parts, again.num_kept) == (4, 3)
     assert all((tmp_path / name).stat().st_mtime_ns == time for name, time in kept.items())
     assert missing.read_bytes() == (embedded / missing.name).read_bytes()
+
+
+def test_object_storage_gets_the_files_of_a_folder_and_a_stopped_job_continues_there(
+    run: Path, embedded: Path, s3: str
+):
+    output, store = f"{s3}/digits", fsspec.filesystem("s3")
+    assert embed(run, output).num_kept == 0
+    names = sorted(path.name for path in embedded.iterdir())
+    assert sorted(Path(str(path)).name for path in store.ls(output)) == names
+    assert all(store.cat_file(f"{output}/{name}") == (embedded / name).read_bytes() for name in names)
+    store.rm_file(f"{output}/{names[2]}")
+    assert embed(run, output).num_kept == 3
+    store.invalidate_cache()
+    assert store.cat_file(f"{output}/{names[2]}") == (embedded / names[2]).read_bytes()
 
 
 def test_another_split_may_stand_beside_it_and_other_embeddings_may_not(run: Path, tmp_path: Path):

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -25,7 +26,7 @@ from ssl_sec.evaluation.retrieval import nearest
 from ssl_sec.settings import from_values
 
 
-def find(embeddings: Path | str, output: Path, *overrides: str) -> Findings:
+def find(embeddings: Path | str, output: Path | str, *overrides: str) -> Findings:
     given = [f"embeddings={embeddings}", f"output={output}", "runtime=local", "queries_per_part=150", *overrides]
     return run_neighbours(from_values(NeighboursConfig, compose("neighbours", given)))
 
@@ -186,6 +187,21 @@ def test_pictures_come_from_files_where_the_data_set_is_gone(tmp_path: Path):
     assert Image.open(io.BytesIO(base64.b64decode(picture))).size == (96, 48)
     assert findings.nearest_of_same_label is None
     assert "label" not in str(findings).partition("tables:")[0]
+
+
+def test_object_storage_is_searched_and_gets_the_tables_and_the_page(
+    embedded: Path, found: tuple[Findings, Path], s3: str
+):
+    store, output = fsspec.filesystem("s3"), f"{s3}/neighbours"
+    store.put(str(embedded), f"{s3}/digits", recursive=True)
+    findings = find(f"{s3}/digits", output, "k=5", "duplicates_above=0.999")
+    assert f"{output}/index.html" in str(findings)
+    assert replace(findings, images_per_s=None).lines() == replace(found[0], images_per_s=None).lines()
+    names = sorted(path.name for path in found[1].iterdir())
+    assert sorted(Path(str(path)).name for path in store.ls(output)) == names
+    for name in names:
+        if name.endswith(".parquet"):
+            assert pq.read_table(io.BytesIO(store.cat_file(f"{output}/{name}"))) == pq.read_table(found[1] / name)
 
 
 def test_bad_input_is_refused_before_anything_is_written(embedded: Path, tmp_path: Path):
