@@ -206,7 +206,22 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
     values["encoder"] = _with_typed(FINETUNE.name, {"encoder": encoder}, typed)["encoder"]
     if values.get("data") is None:
         values["data"] = {**stored["data"], "max_images": None}
+    elif not any(text.startswith(("augment=", "augment.")) for text in overrides):
+        _take_size(values["data"], stored["data"], overrides)
     return values
+
+
+def _take_size(data: dict[str, Any], trained: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Reads the files of a data set at the size and with the channels that a run was trained on, unless they are given.
+
+    A run on crops of photos has no size of its own; the crop of `augment` is then the job's.
+    """
+    if data.get("image_size_px", 0) is not None or trained.get("image_size_px") is None:
+        return
+    for key in ("image_size_px", "num_channels"):
+        if _value_of(f"data.{key}", overrides) is None and data[key] != trained[key]:
+            data[key] = trained[key]
+            logger.info("data.%s=%s: as the run was trained", key, trained[key])
 
 
 def _stored(

@@ -5,10 +5,12 @@ import shutil
 
 import pytest
 import torch
+import yaml
 from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file
 
 from ssl_sec.edges.command_line import run_job
+from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.edges.export.export import run_export
 from ssl_sec.edges.folder.encoder import load_encoder
@@ -64,6 +66,24 @@ def test_the_encoder_and_the_data_are_those_of_the_run_however_it_is_named(pretr
         assert values["run"] == (word if "/" in word else pretrained.run_id)
     values = values_of("finetune", ["run=before", f"output_dir={output_dir}", "data=mnist", "data.root=x"])
     assert (values["data"]["name"], values["data"]["root"]) == ("mnist", "x")
+
+
+def test_files_are_read_at_the_size_that_the_run_was_trained_on_unless_one_is_given(pretrained, tmp_path):
+    folder = tmp_path / "runs" / "small"
+    shutil.copytree(pretrained.folder.path, folder)
+    stored = yaml.safe_load((folder / "config.yaml").read_text())
+
+    def data_of(size: int | None, *typed: str) -> tuple[int | None, int]:
+        stored["data"] = {**compose("pretrain", ["data=folder", "data.root=x"])["data"], "num_channels": 1}
+        stored["data"]["image_size_px"] = size
+        (folder / "config.yaml").write_text(yaml.safe_dump(stored))
+        data = values_of("finetune", [f"run={folder}", "data=parquet", "data.train=[a.parquet]", *typed])["data"]
+        return data["image_size_px"], data["num_channels"]
+
+    assert data_of(8) == (8, 1)
+    assert data_of(8, "data.image_size_px=16", "data.num_channels=3") == (16, 3)
+    assert data_of(8, "augment.size_px=64") == (None, 3)  # crops of photos
+    assert data_of(None) == (None, 3)  # so was the run trained
 
 
 def test_a_run_says_in_mlflow_what_it_starts_from_and_what_it_measures(pretrained, finished):
