@@ -87,6 +87,7 @@ def test_bad_input_is_one_line(overrides, code, message, tmp_path: Path, capsys)
     assert "\n" not in told
 
 
+@pytest.mark.slow
 def test_the_local_runtime_imports_neither_ray_nor_lightning(tmp_path: Path):
     code = (
         "import sys; from functools import partial; from tests.jobs import pretrain\n"

@@ -181,7 +181,8 @@ def _with_hydra(job: str, given: Sequence[Override], choice: Choice) -> DictConf
         defaults = [{f"override /{group}": name} for group, name in choice.experiment.choices.items()]
         nodes[EXPERIMENT, _CHOSEN] = {"defaults": [*defaults, "_self_"], **choice.experiment.values}
     try:
-        with _registered(nodes), hydra.initialize(None, version_base="1.3", job_name=job):
+        # By a module, since hydra.initialize reads the whole stack to find its caller.
+        with _registered(nodes), hydra.initialize_config_module("ssl_sec", version_base="1.3", job_name=job):
             return hydra.compose(job, [line for override in given for line in _lines(job, override)])
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:  # no file can have that name
         raise ConfigError(unknown_key(job, given, choice) or _first_line(error)) from error

@@ -16,7 +16,7 @@ from tests.jobs import ablate
 
 
 def test_arms_and_seeds_make_one_table(quick, tmp_path: Path):
-    table = ablate([*quick, "runtime=local", "arms=[random,sec]", "seeds=[0,1]"])
+    table = ablate([*quick, "runtime=local", "data.max_images=400", "arms=[random,sec]", "seeds=[0,1]"])
     lines = table.strip().splitlines()
     assert re.split("  +", lines[0]) == [
         *("arm", "runs", "probe top-1 %", "probe top-5 %", "kNN top-1 %", "difference from random [95 %]", "p")
