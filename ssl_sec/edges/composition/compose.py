@@ -30,6 +30,9 @@ logger = logging.getLogger("ssl_sec")
 
 # What Hydra knows the chosen experiment by.
 _CHOSEN = "the-chosen-one"
+# Where Hydra looks for files: a package without folders, which would be groups. hydra.initialize needs none, but
+# reads the whole stack to find its caller.
+_NO_FILES = "ssl_sec.edges.composition"
 
 
 def compose(job: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -181,8 +184,7 @@ def _with_hydra(job: str, given: Sequence[Override], choice: Choice) -> DictConf
         defaults = [{f"override /{group}": name} for group, name in choice.experiment.choices.items()]
         nodes[EXPERIMENT, _CHOSEN] = {"defaults": [*defaults, "_self_"], **choice.experiment.values}
     try:
-        # By a module, since hydra.initialize reads the whole stack to find its caller.
-        with _registered(nodes), hydra.initialize_config_module("ssl_sec", version_base="1.3", job_name=job):
+        with _registered(nodes), hydra.initialize_config_module(_NO_FILES, version_base="1.3", job_name=job):
             return hydra.compose(job, [line for override in given for line in _lines(job, override)])
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:  # no file can have that name
         raise ConfigError(unknown_key(job, given, choice) or _first_line(error)) from error
