@@ -1,11 +1,11 @@
 """The data sets and samplers as values of a run; see `ssl_sec.settings`."""
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ssl_sec.data.class_splits import own_classes, require_disjoint, split_by_class
+from ssl_sec.data.base_config import DataSetConfig, FilesConfig, Split
+from ssl_sec.data.class_splits import own_classes, require_disjoint
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
 from ssl_sec.data.faces.records import open_records
@@ -15,81 +15,12 @@ from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
 from ssl_sec.data.retrieval_sets import RetrievalSet, open_retrieval_set
 from ssl_sec.data.shards.opening import open_webdataset, shard_class_names
 from ssl_sec.data.standard_sets import open_cifar10, open_cifar100, open_digits, open_mnist
-from ssl_sec.data.stores import limit_images
 from ssl_sec.errors import ConfigError
-from ssl_sec.settings import Count, CountOrZero, Local, Settings, Side, check
-
-Split = Literal["train", "test"]
+from ssl_sec.settings import Count, Local, check
 
 
 @dataclass(frozen=True, kw_only=True)
-class _DataConfig(Settings, key="data"):
-    """The options of every data set.
-
-    Attributes:
-        max_images: size of a class-balanced subset to train on, the same for every seed; None for all images.
-        num_train_classes: for metric learning, how many of the training split's classes are trained on, the first ones;
-            the others are the test set. None if the splits of the data set have different classes.
-    """
-
-    name: str
-    max_images: Count | None = None
-    num_train_classes: Count | None = None
-
-    @property
-    def title(self) -> str:
-        """The set's name in the names of runs, folders, experiments and registered models."""
-        return self.name
-
-    @property
-    def has_test_images(self) -> bool:
-        """Whether it says where test images are."""
-        return True
-
-    def open(self, split: Split, crop: Crop | None = None) -> ImageSet:
-        """Opens one split, its images cropped if they have no common size; the subset is of the training split only."""
-        return self._limit(self._open(split, crop), split)
-
-    def open_cropped(self, split: Split, crop: Crop | None) -> ImageSet:
-        """Opens one split with all its images.
-
-        Args:
-            split: which part.
-            crop: the crop of each image, if the images have no common size.
-        """
-        return self._open(split, crop)
-
-    def open_by_class(self, split: Split, crop: Crop) -> ImageSet:
-        """Opens one of two splits without common classes, each with its own labels, 0, 1, ….
-
-        Args:
-            split: which part; the subset is of the training split only.
-            crop: the crop of each image, if the images have no common size.
-
-        Raises:
-            ConfigError: `num_train_classes` is missing, or leaves a split without classes.
-            DataError: the splits have classes in common, or as the data set's opener says.
-        """
-        if self.num_train_classes is None:
-            image_set = self._open_own_classes(split, crop)
-        else:
-            image_set = split_by_class(self._open("train", crop), self.num_train_classes, split)
-        return self._limit(image_set, split)
-
-    def _limit(self, image_set: ImageSet, split: Split) -> ImageSet:
-        if self.max_images is None or split == "test" or self.max_images >= len(image_set):
-            return image_set
-        return limit_images(image_set, self.max_images, seed=0)
-
-    @abstractmethod
-    def _open(self, split: Split, crop: Crop | None) -> ImageSet: ...
-
-    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
-        raise ConfigError("data.num_train_classes: found None, must be given: both splits have the same classes")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DigitsConfig(_DataConfig):
+class DigitsConfig(DataSetConfig):
     """scikit-learn's 1,797 digits: real, grey, 8x8, no download."""
 
     name: Literal["digits"] = "digits"
@@ -99,7 +30,7 @@ class DigitsConfig(_DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TorchvisionConfig(_DataConfig):
+class _TorchvisionConfig(DataSetConfig):
     """A set in torchvision's files.
 
     Attributes:
@@ -130,34 +61,7 @@ class MNISTConfig(_TorchvisionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _FilesConfig(_DataConfig):
-    """Encoded images in files.
-
-    Attributes:
-        image_size_px: side that images are resized and cropped to; None if all images have one size, or, in metric
-            learning, are cut by its crop.
-        num_channels: 3 for colours, 1 for grey.
-        on_bad_image: raise stops at an unreadable image; skip leaves it out and counts it.
-        resident_limit_mib: a set that is no larger once decoded is kept on the device; a larger one is streamed.
-    """
-
-    image_size_px: Side | None = None
-    num_channels: Literal[1, 3] = 3
-    on_bad_image: OnBadImage = "raise"
-    resident_limit_mib: CountOrZero = Decoding.resident_limit_mib
-
-    def _decoding(self, crop: Crop | None) -> Decoding:
-        return Decoding(
-            image_size_px=self.image_size_px,
-            num_channels=self.num_channels,
-            on_bad_image=self.on_bad_image,
-            resident_limit_mib=self.resident_limit_mib,
-            crop=crop,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FolderConfig(_FilesConfig):
+class FolderConfig(FilesConfig):
     """Your images: any tree of them in data.root, or data.root/train/<class>/ and data.root/test/<class>/.
 
     Attributes:
@@ -186,7 +90,7 @@ class FolderConfig(_FilesConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ShardsConfig(_FilesConfig):
+class _ShardsConfig(FilesConfig):
     """Files of many images.
 
     Attributes:
@@ -286,7 +190,7 @@ class WebDatasetConfig(_ShardsConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordsConfig(_FilesConfig):
+class RecordsConfig(FilesConfig):
     """MXNet's record files of faces, as InsightFace publishes them: data.root holds train.rec, train.idx, property.
 
     Attributes:
@@ -318,7 +222,7 @@ class RecordsConfig(_FilesConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _RetrievalConfig(_DataConfig):
+class _RetrievalConfig(DataSetConfig):
     """A data set of metric learning in the layout that it is published in; its images have no common size.
 
     Attributes:
@@ -328,7 +232,7 @@ class _RetrievalConfig(_DataConfig):
 
     name: RetrievalSet
     root: Local
-    on_bad_image: OnBadImage = _FilesConfig.on_bad_image
+    on_bad_image: OnBadImage = FilesConfig.on_bad_image
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
         if crop is None:

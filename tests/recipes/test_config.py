@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssl_sec.data import config as data_config
+from ssl_sec.data.base_config import DataSetConfig
 from ssl_sec.data.config import (
     Cars196Config,
     CIFARConfig,
@@ -273,7 +273,7 @@ def test_the_groups_that_have_defaults_are_valid_by_themselves():
     ("base", "missing"),
     [
         (networks_config._EncoderConfig, "_backbone, architecture"),
-        (data_config._DataConfig, "_open"),
+        (DataSetConfig, "_open"),
         (faces_config._PairsConfig, "_list"),
         (training_config._SteppedOptimiserConfig, "_build"),
     ],

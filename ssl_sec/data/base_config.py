@@ -1,0 +1,108 @@
+"""What every data set is configured by; see `ssl_sec.data.config`."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+from ssl_sec.data.class_splits import split_by_class
+from ssl_sec.data.crops import Crop
+from ssl_sec.data.decode import Decoding, OnBadImage
+from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.stores import limit_images
+from ssl_sec.errors import ConfigError
+from ssl_sec.settings import Count, CountOrZero, Settings, Side
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSetConfig(Settings, key="data", is_base=True):
+    """The options of every data set.
+
+    Attributes:
+        max_images: size of a class-balanced subset to train on, the same for every seed; None for all images.
+        num_train_classes: for metric learning, how many of the training split's classes are trained on, the first ones;
+            the others are the test set. None if the splits of the data set have different classes.
+    """
+
+    name: str
+    max_images: Count | None = None
+    num_train_classes: Count | None = None
+
+    @property
+    def title(self) -> str:
+        """The set's name in the names of runs, folders, experiments and registered models."""
+        return self.name
+
+    @property
+    def has_test_images(self) -> bool:
+        """Whether it says where test images are."""
+        return True
+
+    def open(self, split: Split, crop: Crop | None = None) -> ImageSet:
+        """Opens one split, its images cropped if they have no common size; the subset is of the training split only."""
+        return self._limit(self._open(split, crop), split)
+
+    def open_cropped(self, split: Split, crop: Crop | None) -> ImageSet:
+        """Opens one split with all its images.
+
+        Args:
+            split: which part.
+            crop: the crop of each image, if the images have no common size.
+        """
+        return self._open(split, crop)
+
+    def open_by_class(self, split: Split, crop: Crop) -> ImageSet:
+        """Opens one of two splits without common classes, each with its own labels, 0, 1, ….
+
+        Args:
+            split: which part; the subset is of the training split only.
+            crop: the crop of each image, if the images have no common size.
+
+        Raises:
+            ConfigError: `num_train_classes` is missing, or leaves a split without classes.
+            DataError: the splits have classes in common, or as the data set's opener says.
+        """
+        if self.num_train_classes is None:
+            image_set = self._open_own_classes(split, crop)
+        else:
+            image_set = split_by_class(self._open("train", crop), self.num_train_classes, split)
+        return self._limit(image_set, split)
+
+    def _limit(self, image_set: ImageSet, split: Split) -> ImageSet:
+        if self.max_images is None or split == "test" or self.max_images >= len(image_set):
+            return image_set
+        return limit_images(image_set, self.max_images, seed=0)
+
+    @abstractmethod
+    def _open(self, split: Split, crop: Crop | None) -> ImageSet: ...
+
+    def _open_own_classes(self, split: Split, crop: Crop) -> ImageSet:
+        raise ConfigError("data.num_train_classes: found None, must be given: both splits have the same classes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesConfig(DataSetConfig, is_base=True):
+    """Encoded images in files.
+
+    Attributes:
+        image_size_px: side that images are resized and cropped to; None if all images have one size, or, in metric
+            learning, are cut by its crop.
+        num_channels: 3 for colours, 1 for grey.
+        on_bad_image: raise stops at an unreadable image; skip leaves it out and counts it.
+        resident_limit_mib: a set that is no larger once decoded is kept on the device; a larger one is streamed.
+    """
+
+    image_size_px: Side | None = None
+    num_channels: Literal[1, 3] = 3
+    on_bad_image: OnBadImage = "raise"
+    resident_limit_mib: CountOrZero = Decoding.resident_limit_mib
+
+    def _decoding(self, crop: Crop | None) -> Decoding:
+        return Decoding(
+            image_size_px=self.image_size_px,
+            num_channels=self.num_channels,
+            on_bad_image=self.on_bad_image,
+            resident_limit_mib=self.resident_limit_mib,
+            crop=crop,
+        )
