@@ -7,12 +7,10 @@ from typing import Literal
 from ssl_sec.data.class_splits import split_by_class
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
-from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.image_set import ImageSet, Split
 from ssl_sec.data.stores import limit_images
 from ssl_sec.errors import ConfigError
 from ssl_sec.settings import Count, CountOrZero, Settings, Side
-
-Split = Literal["train", "test"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ssl_sec.data.base_config import DataSetConfig, FilesConfig, Split
+from ssl_sec.data.base_config import DataSetConfig, FilesConfig
 from ssl_sec.data.class_splits import own_classes, require_disjoint
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.decode import Decoding, OnBadImage
 from ssl_sec.data.faces.records import open_records
 from ssl_sec.data.folders import open_folder, title_of_place
-from ssl_sec.data.image_set import CACHE_FOLDER, Columns, ImageSet
+from ssl_sec.data.image_set import CACHE_FOLDER, Columns, ImageSet, Split
 from ssl_sec.data.parquet.opening import open_parquet, parquet_class_names
 from ssl_sec.data.retrieval_sets import RetrievalSet, open_retrieval_set
 from ssl_sec.data.shards.opening import open_webdataset, shard_class_names

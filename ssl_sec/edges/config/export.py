@@ -36,8 +36,8 @@ class ExportConfig(Settings):
         format: of the files; see `ssl_sec.exporting`.
         checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
             that was kept.
-        output: a new folder, or with format=hub a new repository, hf://<owner>/<name>; None makes a folder in
-            output_dir/exports, or in runs/exports if that is a URL.
+        output: a new folder, or with format=hub a new repository, hf://<owner>/<name>; None, or a repository without a
+            token of the Hub, makes a folder in output_dir/exports, or in runs/exports if that is a URL.
         overwrite: whether an existing export is replaced.
         private: whether a new repository of the Hub is.
         license: of the weights, by the Hub's name for it, for the model card; None leaves it out.
