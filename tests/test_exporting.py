@@ -133,6 +133,8 @@ CASES = {
     "googlenet safetensors": ("safetensors", lambda: exportable_googlenet(1)),
     "published googlenet torchscript": ("torchscript", exportable_published_googlenet),
     "published googlenet onnx": ("onnx", exportable_published_googlenet),
+    "mlp torchscript": ("torchscript", lambda: exportable_embedding(ProjectionHead(64, 7, 5, num_layers=3))),
+    "narrow torchscript": ("torchscript", lambda: exportable_resnet(18, "cifar", 0.125, 1, mean=(0.3,), std=(0.2,))),
     "bn_inception torchscript": ("torchscript", exportable_bn_inception),
     "bn_inception onnx": ("onnx", exportable_bn_inception),
     "ir torchscript": ("torchscript", exportable_ir),
@@ -161,7 +163,15 @@ CASES = {
 # Each format, with a head and without, is among the fast ones.
 SLOW = {
     *("published googlenet torchscript", "published googlenet onnx"),
-    *("bn_inception onnx", "ir onnx", "ir torchscript", "light_cnn onnx", "timm safetensors", "timm torchscript"),
+    *(
+        "bn_inception onnx",
+        "bn_inception torchscript",
+        "ir onnx",
+        "ir torchscript",
+        "light_cnn onnx",
+        "timm safetensors",
+        "timm torchscript",
+    ),
     *("bn_fc safetensors", "fc safetensors", "fc_bn safetensors", "maxout safetensors"),
     *("bottleneck safetensors", "googlenet safetensors", "sphereface onnx", "maxout torchscript", "timm onnx"),
     *("ir hub", "timm hub"),

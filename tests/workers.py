@@ -12,6 +12,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 TIMEOUT_S = 120
 RENDEZVOUS_TRIES = 3
 NOT_JOINED = "not joined"
@@ -20,6 +22,9 @@ NOT_JOINED = "not joined"
 class NotJoinedError(Exception):
     """A worker did not come together with the others."""
 
+
+# Two workers in every run of the tests, four in the slow ones.
+two_and_four = pytest.mark.parametrize("num_workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 
 _warm: list[subprocess.Popen] = []
 

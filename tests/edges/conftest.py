@@ -8,10 +8,12 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from mlflow.store.db import utils
 from mlflow.store.model_registry import sqlalchemy_store
 from moto.server import ThreadedMotoServer
+from PIL import Image
 from sqlalchemy import Engine, create_engine
 
 from ssl_sec.exporting import checking
@@ -85,13 +87,18 @@ def tables_are_copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
-@pytest.fixture(scope="package", autouse=True)
-def pictures_are_quick() -> Iterator[None]:
-    """t-SNE of all digits, and layouts, take longer than everything else of a small run; pictures have their tests."""
+@pytest.fixture(scope="module", autouse=True)
+def pictures_are_quick(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Pictures take longer than everything else of a small run: but for modules with `DRAWS_PICTURES` they are blank.
+
+    t-SNE of all digits and layouts have their tests elsewhere.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ConstrainedLayoutEngine, "execute", lambda self, figure: None)
         for module in (pretraining_figures, metric_learning_figures):
             patch.setattr(module, "features_figure", partial(module.features_figure, max_points=60))
+        if not getattr(request.module, "DRAWS_PICTURES", False):
+            patch.setattr(Figure, "savefig", lambda self, path, **options: Image.new("L", (1, 1)).save(path))
         yield
 
 

@@ -20,6 +20,8 @@ from tests.data.shards.test_tar import write_tar
 from tests.fakes import FakeRuntime, assert_identical
 from tests.jobs import preview as job
 
+DRAWS_PICTURES = True
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -19,6 +19,8 @@ from tests.data.files import encode, write_parquet
 from tests.edges.conftest import QUICK
 from tests.jobs import transfer
 
+DRAWS_PICTURES = True
+
 FAST = ("probe.epochs=2", "probe.decay_at=[]", "probe.few_shot=[5,50]", "probe.few_shot_draws=4", "runtime=local")
 
 

@@ -21,7 +21,7 @@ from ssl_sec.recipes.pretraining.recipe import run as pretrain
 from ssl_sec.seeding import derived_seed
 from ssl_sec.settings import from_values
 from tests.fakes import FakeRuntime, FakeStore, assert_identical
-from tests.workers import on_workers
+from tests.workers import on_workers, two_and_four
 
 VALUES = {
     "recipe": "digits",
@@ -82,7 +82,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("num_workers", [2, pytest.param(4, marks=pytest.mark.slow)])
+@two_and_four
 def test_any_number_of_workers_gives_the_same_run(tmp_path, whole, num_workers):
     runtime, _ = whole
     expected = [(step, metrics) for step, metrics, _ in runtime.reports]

@@ -23,7 +23,7 @@ from tests.training.pretend_graphs import PretendGraphs
 from tests.training.test_step import Noise, fused_sgd
 from tests.training.test_step import recipe as small_recipe
 from tests.training.test_step import run as train_recipe
-from tests.workers import on_workers
+from tests.workers import on_workers, two_and_four
 
 AUGMENT = {"min_scale": 0.4, "small_views": 3, "small_view_size_px": 5, "small_view_max_scale": 0.4}
 # Batch norm and dropout in the head, too.
@@ -45,7 +45,7 @@ def test_all_views_of_an_image_are_positives(alone):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("num_workers", [2, pytest.param(4, marks=pytest.mark.slow)])
+@two_and_four
 def test_any_number_of_workers_gives_the_same_run(alone, num_workers, tmp_path):
     for reports, state in on_workers(num_workers, tmp_path, on_a_worker, tmp_path, CHANGES):
         assert_the_same_curve(reports, [report[:2] for report in alone.reports])

@@ -24,7 +24,7 @@ from ssl_sec.training.optimisers import parameter_groups, sgd
 from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.schedules import Constant
 from tests.losses.cases import rows
-from tests.workers import on_workers
+from tests.workers import on_workers, two_and_four
 
 CPU = torch.device("cpu")
 NUM_CLASSES, DIM, BATCH, STEPS = 11, 5, 12, 3
@@ -111,7 +111,7 @@ def assert_equal(results, whole):
 
 @pytest.mark.distributed
 @every_loss
-@pytest.mark.parametrize("num_workers", [2, pytest.param(4, marks=pytest.mark.slow)])
+@two_and_four
 def test_workers_that_hold_some_of_the_classes_equal_one_that_holds_all(name, num_workers, tmp_path):
     whole = trained(name, sharded=False)
     results = on_workers(num_workers, tmp_path, trained, name, True)
@@ -131,7 +131,7 @@ def test_tiles_of_shared_out_classes_equal_the_whole(tmp_path):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (4, 2)])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_a_run_goes_on_with_another_number_of_workers(before, after, tmp_path):
     folder = tmp_path / "checkpoints"
     whole = trained("cosface", sharded=False)

@@ -17,7 +17,7 @@ from ssl_sec.training.objective import Objective
 from ssl_sec.training.schedules import Constant
 from tests.losses.cases import DIM, NUM_CLASSES, rows
 from tests.losses.generators.batches import CASES
-from tests.workers import on_workers
+from tests.workers import on_workers, two_and_four
 
 FEATURES, INPUTS, STEPS = 7, 4, 5
 # A class on one worker, classes on two, and one with a single row.
@@ -61,7 +61,7 @@ def some_steps(name, case, rows_at_once=4096):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("num_workers", [2, 4])
+@two_and_four
 @pytest.mark.parametrize(
     ("name", "case"), [("hdml", "triplet"), ("hdml", "npair_normalized"), ("dvml", "ranked_list"), ("dvml", "triplet")]
 )

@@ -11,7 +11,7 @@ from ssl_sec.networks.batch_norm import globalise_batch_norm
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.schedules import Constant, LinearRamp
 from tests.losses.cases import ALL_LOSSES, DIM, NUM_CLASSES, rows
-from tests.workers import on_workers
+from tests.workers import on_workers, two_and_four
 
 NUM_IMAGES = 8
 STEPS = 4
@@ -181,7 +181,7 @@ def trained(constraint):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("num_workers", [2, 4])
+@two_and_four
 @pytest.mark.parametrize("constraint", ["none", "sec", "sec_ema", "fixed", GRAD_SCALE])
 def test_workers_equal_one_in_values_gradients_statistics_and_radius(tmp_path, constraint, num_workers):
     whole = trained(constraint)
@@ -244,7 +244,7 @@ def every_transform():
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("num_workers", [2, 4])
+@two_and_four
 @pytest.mark.parametrize("of_one", [every_loss, every_transform])
 def test_workers_equal_one_for_every_loss_and_transform(tmp_path, of_one, num_workers):
     whole = of_one()

@@ -5,6 +5,8 @@ import pytest
 from ssl_sec.errors import ConfigError
 from tests.edges.report.conftest import curves
 
+DRAWS_PICTURES = True
+
 
 def test_two_runs_are_compared(store):
     first = store.pretrained("digits", 0, curves(50.0), name="plain")

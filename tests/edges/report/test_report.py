@@ -18,6 +18,8 @@ from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.recipes.tracking import TrackingConfig
 from ssl_sec.settings import from_values, to_values
 
+DRAWS_PICTURES = True
+
 
 def test_the_files_of_a_table(store):
     store.result("cifar10_sec_100", 0, 86.0)

@@ -10,6 +10,8 @@ from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive
 from ssl_sec.errors import ConfigError
 from ssl_sec.papers import load
 
+DRAWS_PICTURES = True
+
 BASELINE, SFT = "cars196_ranked_list_sft_baseline", "cars196_ranked_list_sft"
 NONE = {"transform.name": "none"}
 

@@ -9,6 +9,8 @@ from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run.summary import Finished, summary
 from ssl_sec.recipes.face.figures import draw
 
+DRAWS_PICTURES = True
+
 METRICS = {
     "train/loss": 1.5,
     "face/cfp_fp_accuracy": 99.123,

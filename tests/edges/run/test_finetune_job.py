@@ -29,6 +29,8 @@ from tests.edges.conftest import QUICK
 from tests.fakes import assert_identical
 from tests.jobs import finetune
 
+DRAWS_PICTURES = True
+
 SETTINGS = (
     *("runtime=local", "runtime.device=cpu", "labels_share=0.2", "global_batch_size=64", "epochs=3"),
     *("augment.min_scale=0.4", "augment.flip_probability=0", "checkpoint.every_epochs=1"),

@@ -24,6 +24,8 @@ from ssl_sec.recipes.registry import METRIC_LEARNING
 from ssl_sec.settings import from_values
 from tests.jobs import metric_learning
 
+DRAWS_PICTURES = True
+
 QUICK = (
     "experiment=digits_retrieval",
     "runtime=local",

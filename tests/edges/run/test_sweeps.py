@@ -13,6 +13,8 @@ from ssl_sec.edges.run.sweeps import Sweep, arms_figure, as_csv, as_markdown
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import DataError, Stopped
 
+DRAWS_PICTURES = True
+
 RESULTS = {
     "none": [{"probe/top1": 80.0, "train/loss": 1.0}, {"probe/top1": 84.0}],
     "eta 0.5, width 2": [{"probe/top1": 90.0, "val/knn_top1": 70.0}],

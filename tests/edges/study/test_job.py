@@ -20,6 +20,8 @@ from tests.edges.conftest import QUICK
 from tests.edges.study.test_plan import FILE, SEARCHED
 from tests.jobs import study
 
+DRAWS_PICTURES = True
+
 
 class PretendedRuns:
     """Leaves the folders of finished runs; a run that is listed in `failing` ends with code 2.

@@ -16,6 +16,8 @@ from ssl_sec.settings import from_values
 from tests.edges.conftest import QUICK, QUICK_FACE
 from tests.edges.servers import mlflow_server
 
+DRAWS_PICTURES = True
+
 pytestmark = pytest.mark.slow
 
 

@@ -11,6 +11,8 @@ from mlflow.entities import Run
 
 from tests.edges.conftest import QUICK
 
+DRAWS_PICTURES = True
+
 
 def tune(*overrides: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "jobs.tune", *QUICK, *overrides]

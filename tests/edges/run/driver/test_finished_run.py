@@ -34,6 +34,8 @@ from ssl_sec.training.step import Request
 from tests.data.test_fingerprint import write_image
 from tests.edges.run.driver.conftest import pretrain_config
 
+DRAWS_PICTURES = True
+
 # Of images of one's own: one epoch of five steps of a narrow encoder.
 SMALL = [
     "encoder.width=0.125",
