@@ -185,7 +185,7 @@ def _run_driver(path: Path) -> None:
     from ssl_sec.edges.run.on_ray.runtime import run_with_ray
 
     config = from_values(PretrainConfig, yaml.safe_load(RunFolder(path).config_path.read_text()))
-    folder, identity = RunFolder(path), RunIdentity()
+    folder, identity = RunFolder(path), RunIdentity(tags={"recipe": config.recipe_name})
     untracked = DeferredRun(identity, {}, folder, system_metrics=False)
     run_with_ray(RunSpec(recipe=PRETRAIN, config=config, folder=folder, identity=identity), untracked)
 
