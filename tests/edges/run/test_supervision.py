@@ -40,7 +40,9 @@ NAMING = """
 def started(job: str, **options) -> subprocess.Popen:
     code = SUPERVISED.format(job=job.strip())
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-c", code], **{**pipes, **options})
+    # Also where the tests themselves run under nohup.
+    signals = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)}
+    return subprocess.Popen([sys.executable, "-c", code], **{**pipes, **signals, **options})
 
 
 def line(process: subprocess.Popen, word: str) -> int:
