@@ -197,6 +197,7 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
             if initial is not None:
                 shutil.copy(initial, folder.initial_path)
         elif not resume_run(recipe, folder, config):
+            folder.stop_path.unlink(missing_ok=True)  # requested after the last step, and obeyed
             logger.info(
                 "%s is finished: there is nothing to resume; if MLflow misses part of it, upload it with: %s",
                 folder.name,

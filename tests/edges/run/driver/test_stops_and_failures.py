@@ -84,20 +84,22 @@ def test_signals_while_a_run_stops_change_nothing(quick, tmp_path: Path, monkeyp
         assert client.get_run(folder.run_id_path.read_text()).info.status == "KILLED"
 
 
-def test_a_run_that_is_stopped_while_its_artifacts_are_sent_is_finished_and_not_probed(quick, monkeypatch):
+def test_a_run_that_is_stopped_while_its_artifacts_are_sent_is_finished_and_probed_by_a_resume(quick, monkeypatch):
     def told(self, tracked):
         signal.raise_signal(signal.SIGTERM)
         leave(self, tracked)
 
     leave = Upload.upload_results
-    monkeypatch.setattr(Upload, "upload_results", told)
     monkeypatch.setattr(sys, "argv", ["/usr/bin/ssl-sec"])
-    config = pretrain_config([*quick, "run_name=late", "probe.enabled=true"])
-    with pytest.raises(Stopped, match=r"late is finished; probe it with: ssl-sec probe run=\w+$"):
+    config = pretrain_config([*quick, "run_name=late", "probe.enabled=true", "resume=auto"])
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match=r"probe it with: ssl-sec probe run=\w+$") as stop:
+        patch.setattr(Upload, "upload_results", told)
         run_training(PRETRAIN, config)
+    assert str(stop.value).startswith("stopped; late is finished; ")
     client = MlflowClient(f"sqlite:///{config.output_dir}/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
     assert run.info.status == "FINISHED"
+    assert "probe/top1" in run_training(PRETRAIN, config).metrics
 
 
 def test_a_run_that_another_process_has_is_refused(quick, tmp_path: Path, monkeypatch):
