@@ -59,7 +59,7 @@ def run_transfer(config: TransferConfig) -> str:
         )
     results: dict[str, Mapping[str, float]] = {}
     finished: Finished | None = None
-    sweep = _sweep(config, group, name)
+    sweep = _sweep(config, group, name, probes)
     # As a sweep has them: one run of each arm.
     arms: dict[str, list[Mapping[str, float]]] = {}
     with sweep.ended_after(arms, lambda: _text(config, results)):
@@ -96,10 +96,7 @@ def _probes(config: TransferConfig, found: FoundNetwork) -> dict[str, ProbeJobCo
             output_dir=config.output_dir,
             tracking=config.tracking,
         )
-        exact = json.dumps(
-            [found.short_name, config.checkpoint, to_values(made.data), to_values(probe)], sort_keys=True
-        )
-        number = hashlib.sha256(exact.encode()).hexdigest()[:8]
+        number = _digest([found.short_name, config.checkpoint, to_values(made.data), to_values(probe)])
         name = f"{found.config.run_name or found.short_name}-on-{data.title}-{number}"
         probes[data.title] = replace(made, run_name=name)
     return probes
@@ -144,7 +141,8 @@ def _measured(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:
     return run_probe(probe, sweep.run_id)
 
 
-def _sweep(config: TransferConfig, group: str, name: str) -> Sweep:
+def _sweep(config: TransferConfig, group: str, name: str, probes: Mapping[str, ProbeJobConfig]) -> Sweep:
+    """The run in MLflow; the same measurements that are started again continue in theirs."""
     identity = RunIdentity(
         uri=tracking_uri(config.tracking, config.output_dir),
         experiment=config.tracking.experiment or group,
@@ -152,8 +150,21 @@ def _sweep(config: TransferConfig, group: str, name: str) -> Sweep:
         tags={**user_tags(config.tracking), "recipe": group, "job": "transfer"},
         parent_run_id=config.tracking.parent_run,
     )
-    values = {"run": config.run, "checkpoint": config.checkpoint, "sets": [data.title for data in config.sets]}
-    return Sweep.start(identity, {**values, "probe": to_values(config.probe)}, config.output_dir)
+    values = {
+        "run": config.run,
+        "checkpoint": config.checkpoint,
+        "sets": [data.title for data in config.sets],
+        "probe": to_values(config.probe),
+    }
+    if is_remote(config.output_dir):
+        return Sweep.start(identity, values, config.output_dir)
+    number = _digest([probe.run_name for probe in probes.values()])
+    known = local_folder(config.output_dir) / group / f"{name}-transfer-{number}.mlflow_run_id"
+    return Sweep.continued(identity, values, config.output_dir, known)
+
+
+def _digest(values: object) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _points(config: TransferConfig, title: str, metrics: Mapping[str, float]) -> dict[str, tuple[float, float | None]]:
