@@ -165,7 +165,7 @@ def study_runs(name: str) -> str:
 
 
 def study_searches(name: str) -> str:
-    """The best trial of each search of a study."""
+    """The best trial of each search of a study, and how many of its trials ended; the others diverged."""
     trials = list(KeptSearches(searches_path(STUDIES / f"{name}.csv")))
     groups = {
         (one.point, one.arm): [two for two in trials if (two.point, two.arm) == (one.point, one.arm)] for one in trials
@@ -174,8 +174,9 @@ def study_searches(name: str) -> str:
     for (point, arm), of_arm in groups.items():
         best = max(of_arm, key=lambda one: one.metric)
         values = ", ".join(f"`{override}`" for override in best.overrides)
-        rows.append([point, arm, str(len(of_arm)), values, f"{best.metric:.2f}"])
-    return _table(rows, ["at", "arm", "trials", "best values", "held-out kNN, %"])
+        planned, _, _ = best.space.partition(" trials of ")
+        rows.append([point, arm, f"{len(of_arm)} of {planned}", values, f"{best.metric:.2f}"])
+    return _table(rows, ["at", "arm", "trials that ended", "best values", "held-out kNN, %"])
 
 
 def _item_row(item: Mapping[str, Any]) -> list[str]:

@@ -133,7 +133,7 @@ def _measured(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:
     folder.refresh()
     if folder.is_complete:
         logger.info("%s is finished: taking its results", folder.location)
-        sweep.adopt(folder.run_id)
+        sweep.adopt([folder.run_id])
         uri = tracking_uri(probe.tracking, probe.output_dir)
         metrics = folder.last_metrics()
         return Finished(folder=folder, uri=uri, run_id=folder.run_id, experiment_id=None, metrics=metrics)

@@ -20,6 +20,7 @@ from ssl_sec.edges.run.running import RunLock, lock_sweep
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tables import in_markdown
 from ssl_sec.edges.tracking.provenance import code_files, keep_code
+from ssl_sec.edges.tracking.store import is_unknown
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.errors import Stopped, UserError, first_line
 from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid
@@ -184,13 +185,21 @@ class Sweep(JobRun):
 
     _missing = "the runs of the sweep have no parent run"
 
-    def adopt(self, run_id: str | None) -> None:
-        """Makes a run that has ended earlier one of this sweep's."""
-        if self._run is not None and run_id is not None:
+    def adopt(self, run_ids: Sequence[str | None]) -> None:
+        """Makes runs that have ended earlier runs of this sweep; those that ran with another store are left out."""
+        if self._run is None:
+            return
+        elsewhere = 0
+        for run_id in filter(None, run_ids):
             try:
                 self._run.client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, self._run.run_id)
             except (MlflowException, OSError) as error:
-                logger.warning("MLflow: %s", first_line(error))
+                if isinstance(error, MlflowException) and is_unknown(error):
+                    elsewhere += 1
+                else:
+                    logger.warning("MLflow: %s", first_line(error))
+        if elsewhere:
+            logger.info("runs that ended earlier and are not in this MLflow: %d", elsewhere)
 
     @contextmanager
     def ended_after(self, results: Results, table: Callable[[], str]) -> Iterator[None]:

@@ -131,8 +131,7 @@ class _Job:
             self._sweep = Sweep.start(identity, values, output_dir)
         else:
             self._sweep = Sweep.continued(identity, values, output_dir, self._folder / "study.mlflow_run_id")
-        for kept in self._kept.of(self._cells()):
-            self._sweep.adopt(kept.run_id or None)
+        self._sweep.adopt([kept.run_id for kept in self._kept.of(self._cells())])
         return self._sweep.ended_with(self._upload)
 
     def search(self, point: Point) -> None:

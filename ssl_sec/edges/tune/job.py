@@ -91,8 +91,8 @@ def run_search(search: Search) -> tuple[list[Trial], int, Path]:
         parent_run_id=config.tracking.parent_run,
     )
     sweep = Sweep.continued(identity, described, config.output_dir, folder / f"{name}.tune.mlflow_run_id")
-    for earlier in sorted(folder.glob(f"{name}-[0-9][0-9][0-9]*/mlflow_run_id")):
-        sweep.adopt(earlier.read_text().strip())
+    earlier = sorted(folder.glob(f"{name}-[0-9][0-9][0-9]*/mlflow_run_id"))
+    sweep.adopt([path.read_text().strip() for path in earlier])
     parent = [] if sweep.run_id is None else [f"tracking.parent_run={sweep.run_id}"]
     plan = Plan(
         name=name,

@@ -90,6 +90,15 @@ def test_a_sweep_runs_without_a_store(tmp_path: Path, caplog):
         pass
 
 
+def test_earlier_runs_are_adopted_and_those_of_another_store_are_counted(store: Path, caplog):
+    sweep, client = start(store)
+    earlier = client.create_run(str(sweep.experiment_id)).info.run_id
+    with caplog.at_level(logging.INFO, "ssl_sec"):
+        sweep.adopt([None, "", "0" * 32, earlier, "1" * 32])
+    assert client.get_run(earlier).data.tags["mlflow.parentRunId"] == sweep.run_id
+    assert caplog.messages == ["runs that ended earlier and are not in this MLflow: 2"]
+
+
 def test_each_run_is_a_point_and_each_arm_a_row():
     figure = arms_figure(RESULTS)
     first, second = figure.axes
