@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ssl_sec.data.config import DataConfig
+from ssl_sec.edges.folder.beside import FileBeside
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.names import new_name, user_tags
 from ssl_sec.edges.folder.stored import open_folder
 from ssl_sec.edges.run.driver import run_probe
 from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.sweeps import Sweep
-from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
@@ -70,7 +70,9 @@ def run_transfer(config: TransferConfig) -> str:
         with tempfile.TemporaryDirectory() as made:
             files = _files(config, results, Path(made))
             sweep.log_files(files)
-            _keep(files, f"{config.output_dir}/{group}")
+            stem = new_name("transfer")
+            for file in files:
+                FileBeside(config.output_dir, group, f"{stem}{file.suffix}").write(file.read_bytes())
     assert finished is not None, "one set or more"
     return "\n".join(["", _text(config, results), "", ui_instructions(finished, whole_experiment=True)])
 
@@ -217,14 +219,3 @@ def _files(config: TransferConfig, results: Mapping[str, Mapping[str, float]], f
     points = {title: _points(config, title, metrics) for title, metrics in results.items()}
     transfer_figure(points).savefig(folder / "transfer.png", dpi=110)
     return [folder / f"transfer.{ending}" for ending in ("csv", "md", "png")]
-
-
-def _keep(files: list[Path], place: str) -> None:
-    """Writes the files beside the runs, under names of their own."""
-    stem = new_name("transfer")
-    for file in files:
-        name = f"{stem}{file.suffix}"
-        if is_remote(place):
-            Bucket(place).write(name, file.read_bytes())
-        else:
-            (Path(place).expanduser() / name).write_bytes(file.read_bytes())

@@ -117,6 +117,8 @@ def test_a_url_that_is_no_object_storage_is_refused(refused, job, key, url):
         ("ablate", ["seeds=[word]"], "seeds[0]: found 'word', must be an integer"),
         ("ablate", ["seeds=[0,1.5]"], "seeds[1]: found 1.5, must be an integer"),
         ("ablate", ["seeds=[-1]"], "seeds[0]: found -1, must be ≥ 0"),
+        ("ablate", ["seeds=[0,1,0]"], "seeds: found (0, 1, 0), must be different seeds"),
+        ("ablate", ["arms=[sec,none,sec]"], "arms: found ('sec', 'none', 'sec'), must be different arms"),
         ("ablate", ["arms=null"], "arms: found None, must be a list"),
         ("ablate", ["arms=[]"], "arms: found (), must be one value or more"),
         ("ablate", ["arms=sec"], "arms: found 'sec', must be a list"),

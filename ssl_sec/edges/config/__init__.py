@@ -28,6 +28,11 @@ class AblateConfig(Settings):
     arms: Annotated[tuple[str, ...], NotEmpty()]
     seeds: Annotated[tuple[Seed, ...], NotEmpty()]
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(len(set(self.arms)) == len(self.arms), "arms", self.arms, "different arms")
+        check(len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different seeds")
+
 
 @dataclass(frozen=True, kw_only=True)
 class AlignConfig(Settings):

@@ -28,6 +28,10 @@ class StudyConfig(Settings):
     cells: Local | None = None
     run: bool = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(len(set(self.seeds or ())) == len(self.seeds or ()), "seeds", self.seeds, "different seeds")
+
 
 @dataclass(frozen=True, kw_only=True)
 class StudyFile(Settings):
@@ -55,6 +59,7 @@ class StudyFile(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check(len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different seeds")
         check(len(self.arms) > 0, "arms", self.arms, "one arm or more")
         if self.baseline is not None and self.baseline not in self.arms:
             raise ConfigError(f"baseline: found {self.baseline!r}; {nearest(self.baseline, self.arms)}")

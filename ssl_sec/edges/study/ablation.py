@@ -2,29 +2,37 @@
 
 An arm changes the recipe: `loss=triplet`, `constraint.eta=0.5`, or several changes, `loss=triplet+constraint=sec`. A
 name alone is an option of the group `constraint`, or `random`: an encoder with its initial weights. It is a study whose
-runs go one after the other in this process, under names of their own, and are not continued.
+runs go one after the other in this process. The same command continues an ablation that was interrupted; one that has
+ended runs anew.
 """
 
+import hashlib
+import json
+import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ssl_sec.edges.folder.beside import FileBeside
 from ssl_sec.edges.folder.descriptions import RunIdentity
-from ssl_sec.edges.folder.names import new_name, user_tags
+from ssl_sec.edges.folder.names import claim_name, new_name, run_name_of, user_tags
 from ssl_sec.edges.machine import announce
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.sweeps import Sweep
-from ssl_sec.edges.storage.bucket import Bucket
-from ssl_sec.edges.storage.places import is_remote
+from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.study.cells import KeptCell, as_csv, figures_of
 from ssl_sec.edges.study.comparison import Comparison
 from ssl_sec.edges.study.plan import Cell
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.store import tracking_uri
+from ssl_sec.errors import Stopped
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
+
+logger = logging.getLogger("ssl_sec")
 
 _METRIC = "probe/top1"
 
@@ -37,25 +45,94 @@ def run_ablation(cells: Sequence[Cell]) -> str:
 
     Raises:
         UserError: for mistakes of the user.
+        Stopped: if a stop was requested; the same command continues.
     """
     arms, seeds = (list(dict.fromkeys(each)) for each in zip(*((cell.arm, cell.seed) for cell in cells), strict=True))
     announce(cells[0].config.runtime)
     results: dict[str, list[Mapping[str, float]]] = {arm: [] for arm in arms}
     kept: list[KeptCell] = []
     finished: Finished | None = None
-    sweep = _sweep(cells[0].config, arms, seeds)
+    names = _Names(cells)
+    sweep = _sweep(cells[0].config, arms, seeds, names.sweep_path)
     with sweep.ended_after(results, lambda: _table(kept, arms)):
         for cell in cells:
-            tags = {**(cell.config.tracking.tags or {}), "arm": cell.arm}
-            parent = sweep.run_id or cell.config.tracking.parent_run
-            tracking = replace(cell.config.tracking, parent_run=parent, tags=tags)
-            begun = time.monotonic()
-            finished = run_training(PRETRAIN, replace(cell.config, tracking=tracking))
+            had_begun, begun = names.has(cell), time.monotonic()
+            finished = _run(cell, names.of(cell), sweep)
+            minutes = math.nan if had_begun else (time.monotonic() - begun) / 60
             results[cell.arm].append(finished.metrics)
-            kept.append(_kept(cell, finished, (time.monotonic() - begun) / 60))
+            kept.append(_kept(cell, finished, minutes))
     assert finished is not None
-    _keep(kept, finished.folder.location.rpartition("/")[0])
+    _beside(cells[0].config, f"{new_name('ablation')}.csv").write(as_csv(kept).encode())
+    names.remove()
     return "\n".join(["", _table(kept, arms), "", ui_instructions(finished, whole_experiment=True)])
+
+
+class _Names:
+    """The names of an ablation's runs until it has ended, in a file by which the same command continues it.
+
+    Args:
+        cells: all runs.
+
+    Attributes:
+        sweep_path: file with the id of the parent run in MLflow.
+
+    Raises:
+        StorageError: if the file cannot be read.
+    """
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        config = cells[0].config
+        decides = json.dumps([[*cell.key, cell.digest] for cell in cells])
+        stem = f".ablation-{hashlib.sha256(decides.encode()).hexdigest()[:12]}"
+        self._folder = local_folder(config.output_dir) / config.recipe_name
+        self._file = _beside(config, f"{stem}.json")
+        self.sweep_path = self._folder / f"{stem}.mlflow_run_id"
+        self._names: dict[str, str] = json.loads(self._file.text() or "{}")
+        if self._names:
+            logger.info(
+                "continuing an ablation that was interrupted: %d of %d runs had begun; to start anew, delete %s",
+                *(len(self._names), len(cells), self._file),
+            )
+
+    def has(self, cell: Cell) -> bool:
+        """Whether a run has begun."""
+        return self._key(cell) in self._names
+
+    def of(self, cell: Cell) -> str:
+        """The name of a run; of one that has not begun, a free one, which is kept.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        if not self.has(cell):
+            self._names[self._key(cell)] = claim_name(self._folder, run_name_of(cell.config))
+            self._file.write(json.dumps(self._names).encode())
+        return self._names[self._key(cell)]
+
+    def remove(self) -> None:
+        """Removes the files: the same command starts anew."""
+        self._file.remove()
+        self.sweep_path.unlink(missing_ok=True)
+
+    @staticmethod
+    def _key(cell: Cell) -> str:
+        return f"{cell.arm} {cell.seed}"
+
+
+def _beside(config: PretrainConfig, name: str) -> FileBeside:
+    return FileBeside(config.output_dir, config.recipe_name, name)
+
+
+def _run(cell: Cell, name: str, sweep: Sweep) -> Finished:
+    tags = {**(cell.config.tracking.tags or {}), "arm": cell.arm}
+    parent = sweep.run_id or cell.config.tracking.parent_run
+    tracking = replace(cell.config.tracking, parent_run=parent, tags=tags)
+    try:
+        finished = run_training(PRETRAIN, replace(cell.config, tracking=tracking, run_name=name, resume="auto"))
+    except Stopped as error:
+        raise Stopped("stopped; the same command continues the ablation") from error
+    sweep.adopt([finished.run_id])
+    return finished
 
 
 def _kept(cell: Cell, finished: Finished, minutes: float) -> KeptCell:
@@ -70,8 +147,8 @@ def _kept(cell: Cell, finished: Finished, minutes: float) -> KeptCell:
     )
 
 
-def _sweep(config: PretrainConfig, arms: Sequence[str], seeds: Sequence[int]) -> Sweep:
-    """The parent run in MLflow."""
+def _sweep(config: PretrainConfig, arms: Sequence[str], seeds: Sequence[int], known: Path) -> Sweep:
+    """The parent run in MLflow; the one of a file, if that is there."""
     identity = RunIdentity(
         uri=tracking_uri(config.tracking, config.output_dir),
         experiment=config.tracking.experiment or config.recipe_name,
@@ -83,7 +160,7 @@ def _sweep(config: PretrainConfig, arms: Sequence[str], seeds: Sequence[int]) ->
             "job": "ablate",
         },
     )
-    return Sweep.start(identity, {"arms": list(arms), "seeds": list(seeds)}, config.output_dir)
+    return Sweep.continued(identity, {"arms": list(arms), "seeds": list(seeds)}, config.output_dir, known)
 
 
 def _table(kept: Sequence[KeptCell], arms: Sequence[str]) -> str:
@@ -92,17 +169,3 @@ def _table(kept: Sequence[KeptCell], arms: Sequence[str]) -> str:
     baseline = "none" if "none" in arms else arms[0]
     columns, *rows = Comparison.of(kept, _METRIC, baseline).table()
     return in_table(rows, columns)
-
-
-def _keep(kept: Sequence[KeptCell], recipe: str) -> None:
-    """Writes the figures of all runs beside them.
-
-    Args:
-        kept: the runs.
-        recipe: the folder of the recipe's runs, or its URL.
-    """
-    name, content = f"{new_name('ablation')}.csv", as_csv(kept)
-    if is_remote(recipe):
-        Bucket(recipe).write(name, content.encode())
-    else:
-        Path(recipe, name).write_text(content)

@@ -1,4 +1,6 @@
+import logging
 import re
+import signal
 import statistics
 from pathlib import Path
 
@@ -6,10 +8,11 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run import worker
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.edges.study import ablation
 from ssl_sec.edges.study.cells import KeptCells
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, Stopped
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import RecipeRow
 from tests.jobs import ablate
@@ -45,6 +48,69 @@ def test_arms_and_seeds_make_one_table(quick, tmp_path: Path):
     assert names == [f"digits-resnet18-{arm}-s{seed}" for arm in ("random", "sec") for seed in (0, 1)]
     assert f"/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey=" in table
     assert "mlflow.sharedViewState.scores" in experiment.tags
+
+
+def test_an_interrupted_ablation_continues_in_its_runs(quick, tmp_path: Path, monkeypatch, caplog):
+    command = [*quick, "runtime=local", "arms=[random,sec]", "seeds=[0]", "log_every_steps=1"]
+    report = worker.FolderRuntime.report
+
+    def interrupting(self, step, metrics, norms=None):
+        report(self, step, metrics, norms)
+        if step == 3 and "train/loss" in metrics:
+            signal.raise_signal(signal.SIGTERM)
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(Stopped, match="^stopped; the same command continues the ablation$"),
+    ):
+        patch.setattr(worker.FolderRuntime, "report", interrupting)
+        ablate(command)
+    client = MlflowClient(f"sqlite:///{tmp_path / 'runs'}/mlflow.db")
+    experiment = client.get_experiment_by_name("digits").experiment_id
+    (parent,) = client.search_runs([experiment], "tags.job = 'ablate'")
+    assert parent.info.status == "KILLED"
+    with caplog.at_level(logging.INFO, "ssl_sec"):
+        rows = ablate(command).strip().splitlines()[2:4]
+    assert [row.split()[:2] for row in rows] == [["random", "1"], ["sec", "1"]]
+    assert any("2 of 2 runs had begun; to start anew, delete " in message for message in caplog.messages)
+    (parent,) = client.search_runs([experiment], "tags.job = 'ablate'")
+    assert parent.info.status == "FINISHED"
+    children = client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
+    assert {run.info.run_name: run.info.status for run in children} == {
+        f"digits-resnet18-{arm}-s0": "FINISHED" for arm in ("random", "sec")
+    }
+    assert not list((tmp_path / "runs" / "digits").glob(".ablation-*"))
+
+
+@pytest.mark.parametrize("place", ["folder", "object storage"])
+def test_only_an_ablation_that_was_interrupted_continues(place, quick, trained, request, monkeypatch, caplog):
+    command = [*quick, "runtime=local", "arms=[none,sec]", "seeds=[0,1]"]
+    if place == "object storage":
+        command += [f"output_dir={request.getfixturevalue('s3')}", "tracking.uri=sqlite:////dev/null/none"]
+    run = ablation.run_training
+
+    def stopped(recipe, config):
+        if len(trained) == 2:
+            raise Stopped("stopped; resume it with: ...")
+        return run(recipe, config)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(ablation, "run_training", stopped)
+        ablate(command)
+    with caplog.at_level(logging.INFO, "ssl_sec"):
+        ablate([*command, "seeds=[1,2]"])  # another one
+        assert "interrupted" not in caplog.text
+        ablate(command)
+        assert "interrupted: 3 of 4 runs had begun" in caplog.text
+        caplog.clear()
+        ablate(command)
+        assert "interrupted" not in caplog.text
+    first, other, again, anew = ([config.run_name for config in trained][i : i + 4] for i in (0, 2, 6, 10))
+    assert all(config.resume == "auto" for config in trained)
+    assert first[:2] == again[:2] and len({*first[:2], *other, *again[2:], *anew}) == 12
+    assert [re.sub(r"-\d$", "", name) for name in again] == [
+        f"digits-resnet18-{arm}-s{seed}" for seed in (0, 1) for arm in ("none", "sec")
+    ]
 
 
 @pytest.fixture
