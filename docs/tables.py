@@ -1,6 +1,7 @@
 """The tables of these pages that the code knows: `python -m docs.tables` writes them, and a test compares them.
 
-Only the text between `<!-- generated: <name> -->` and `<!-- end -->` is replaced.
+Only the text between `<!-- generated: <name> -->` and `<!-- end -->` is replaced. The plots of the studies are drawn
+beside their figures.
 """
 
 import contextlib
@@ -31,6 +32,7 @@ from ssl_sec.recipes.registry import trainings
 PAGES = Path(__file__).parent
 # The figures of each study's runs and searches, as jobs.study keeps them.
 STUDIES = PAGES / "studies"
+CPU_STUDIES = ("sec_cpu", "why_cpu", "when_cpu")
 # Groups that have a table of their own.
 _APART = ("experiment", "loss")
 _TITLES = ["option", "what it is"]
@@ -154,14 +156,21 @@ def items_of(paper: str) -> list[dict[str, Any]]:
 def study_runs(name: str) -> str:
     """The arms of a study beside each other, from the figures of its runs."""
     _, file = load_file(name)
+    planned = len(points_of(file)) * len(file.arms) * len(file.seeds)
+    compared = study_comparison(name)
+    if not compared.rows:
+        return f"Not yet run: {planned} runs."
+    num_runs = sum(len(row.figures) for row in compared.rows)
+    return f"{in_markdown(*compared.table())}\n\n{num_runs} of {planned} runs."
+
+
+def study_comparison(name: str) -> Comparison:
+    """The runs of a study that are kept, compared."""
+    _, file = load_file(name)
     points, arms = [point.name for point in points_of(file)], list(file.arms)
     kept = [cell for cell in KeptCells(STUDIES / f"{name}.csv") if cell.point in points and cell.arm in arms]
     kept.sort(key=lambda cell: (points.index(cell.point), arms.index(cell.arm), cell.seed))
-    planned = len(points) * len(arms) * len(file.seeds)
-    if not kept:
-        return f"Not yet run: {planned} runs."
-    compared = Comparison.of(kept, file.metric, file.baseline or arms[0])
-    return f"{in_markdown(*compared.table())}\n\n{len(kept)} of {planned} runs."
+    return Comparison.of(kept, file.metric, file.baseline or arms[0])
 
 
 def study_searches(name: str) -> str:
@@ -226,7 +235,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "formats": formats,
     "papers": paper_tables,
     "paper-items": paper_items,
-    **{f"study-{name}": partial(study_runs, name) for name in ("sec_cpu", "why_cpu", "when_cpu")},
+    **{f"study-{name}": partial(study_runs, name) for name in CPU_STUDIES},
     "searches-sec_cpu": partial(study_searches, "sec_cpu"),
 }
 
@@ -234,3 +243,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
 if __name__ == "__main__":
     for path in sorted(PAGES.glob("*.md")):
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in CPU_STUDIES:
+        for plot, figure in study_comparison(name).figures().items():
+            figure.savefig(STUDIES / f"{name}-{plot}.png", dpi=110)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from ssl_sec.figures.drawing import BLUE, add_grid, arm_look, small_plots
 from ssl_sec.figures.labels import metric_label
@@ -104,9 +105,12 @@ def causes_figure(arms: Sequence[Cause], labels: Mapping[str, str], metric: str,
                 marker=_MARKERS[points.index(arm.point) % len(_MARKERS)],
                 capsize=3,
                 linestyle="none",
-                label=f"{arm.point} {arm.arm}".strip(),
+                label=f"{arm.point} {arm.arm}" if len(points) > 1 else arm.arm,
             )
         axes.set_xscale("log", base=2)
+        ratios = [1.0, *(arm.ratios[name] for arm in arms if name in arm.ratios)]
+        if max(ratios) / min(ratios) < 4:
+            axes.xaxis.set_major_locator(LogLocator(base=2, subs=(1, 1.25, 1.5, 1.75)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel(label)
     all_axes[0].set_ylabel(f"{metric}: difference from {baseline}")

@@ -99,6 +99,11 @@ class Comparison:
             lines.append([*([row.point] if with_points else []), row.arm, str(len(row.figures)), *figures, *ends])
         return lines
 
+    def figures(self) -> dict[str, Figure]:
+        """What can be drawn of it: the plots of `forest`, `causes` and `over_values`."""
+        drawn = {"forest": self.forest(), "causes": self.causes(), "over": self.over_values()}
+        return {name: figure for name, figure in drawn.items() if figure is not None}
+
     def forest(self) -> Figure | None:
         """The differences with their intervals; None if there is none."""
         points: dict[str, list[Interval]] = {}

@@ -258,16 +258,12 @@ class _Job:
         written = [folder / f"{stem}.md"]
         try:
             write_whole(written[0], in_markdown(*comparison.table()) + "\n")
-            figures = {
-                "forest": comparison.forest(),
-                "causes": comparison.causes(),
-                "over": comparison.over_values(),
-                "curves": self._curves(),
-            }
+            figures = comparison.figures()
+            if (curves := self._curves()) is not None:
+                figures["curves"] = curves
             for name, figure in figures.items():
-                if figure is not None:
-                    written.append(folder / f"{stem}-{name}.png")
-                    figure.savefig(written[-1], dpi=110)
+                written.append(folder / f"{stem}-{name}.png")
+                figure.savefig(written[-1], dpi=110)
         except OSError as error:
             raise StorageError(f"cells: {folder} cannot be written: {error.strerror}") from error
         self._written = written
