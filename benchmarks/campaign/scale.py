@@ -36,7 +36,7 @@ class Scale:
     studied: tuple[str, ...] = ("resnet18", "resnet50")
     arms: tuple[tuple[str, ...], ...] = (
         ("none", "sec"),
-        ("l2reg", "gradscale"),
+        ("gradscale", "l2reg"),
         ("fixed_radius", "sec_ema"),
         ("cut_init",),
     )
