@@ -14,6 +14,7 @@ class StudyConfig(Settings):
     Attributes:
         study: what is compared: a name of configs/study, or the path of such a file.
         arms: some of its arms; null for all. The baseline always runs.
+        points: some of its points, as its table names them, such as loss=ntxent; null for all.
         seeds: instead of its own; null for these.
         concurrent: runs at a time, each in a process of its own.
         cells: CSV file with the figures of the runs: those that it has are not run again, and each that ends is added;
@@ -23,6 +24,7 @@ class StudyConfig(Settings):
 
     study: str
     arms: tuple[str, ...] | None = None
+    points: Annotated[tuple[str, ...], NotEmpty()] | None = None
     seeds: Annotated[tuple[Seed, ...], NotEmpty()] | None = None
     concurrent: Count = 1
     cells: Local | None = None

@@ -207,7 +207,7 @@ def read_study(overrides: Sequence[str]) -> Study:
         *([] if "probe.enabled" in typed_keys else ["probe.enabled=true"]),
     )
     arms = _chosen_arms(config, file)
-    points = points_of(file)
+    points = _chosen_points(config, file)
     found = [
         _arm_at(arm, point, (*shared, *point.overrides), arms[arm], file, path) for point in points for arm in arms
     ]
@@ -266,6 +266,16 @@ def _chosen_arms(config: StudyConfig, file: StudyFile) -> dict[str, tuple[str, .
             raise ConfigError(f"arms: found {arm!r}; {nearest(arm, file.arms)}")
     chosen = file.arms if config.arms is None else {baseline, *config.arms}
     return {arm: overrides for arm, overrides in file.arms.items() if arm in chosen}
+
+
+def _chosen_points(config: StudyConfig, file: StudyFile) -> list[Point]:
+    points = points_of(file)
+    names = [point.name for point in points if point.name]
+    for name in config.points or ():
+        if name not in names:
+            allowed = nearest(name, names) if names else "allowed: null, since the study has no over"
+            raise ConfigError(f"points: found {name!r}; {allowed}")
+    return [point for point in points if config.points is None or point.name in config.points]
 
 
 def points_of(file: StudyFile) -> list[Point]:

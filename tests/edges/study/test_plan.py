@@ -65,6 +65,19 @@ def test_some_arms_are_compared_to_the_baseline(file):
     assert [arm.arm for arm in read(file, "arms=[l2reg]").arms] == ["none", "l2reg"]
 
 
+def test_some_points_are_run_under_the_names_of_all(file):
+    file.write_text(FILE + OVER)
+    every = [cell.name for cell in read(file, "seeds=[0]").cells({})]
+    made = read(file, "seeds=[0]", "points=[loss=dcl,global_batch_size=128]")
+    assert [point.name for point in made.points] == ["global_batch_size=128", "loss=dcl"]
+    assert [cell.name for cell in made.cells({})] == every[2:]
+    with pytest.raises(ConfigError, match="points: found 'loss=dlc'; did you mean 'loss=dcl'"):
+        read(file, "points=[loss=dlc]")
+    file.write_text(FILE)
+    with pytest.raises(ConfigError, match="points: found 'loss=dcl'; allowed: null, since the study has no over"):
+        read(file, "points=[loss=dcl]")
+
+
 def test_the_digest_is_of_what_decides_the_result(file, tmp_path):
     def digests(*overrides):
         return [cell.digest for cell in read(file, *overrides).cells({})]
