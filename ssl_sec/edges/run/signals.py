@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -15,18 +15,40 @@ _SAME_SIGNAL_S = 0.5
 
 
 @contextmanager
-def stopped_by_signals(stop_path: Path) -> Iterator[None]:
-    """Turns SIGINT, SIGTERM and SIGHUP into a request to save and stop, until the run has ended.
-
-    After the first signal, only a later SIGINT interrupts the run, without saving. A SIGHUP that is ignored from the
-    start, as under nohup, stays ignored.
+def handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handles SIGINT, SIGTERM and SIGHUP in the block; in another thread than the main one, it handles none.
 
     Args:
-        stop_path: the file that requests a stop.
+        handle: called with each signal. A SIGHUP that is ignored from the start, as under nohup, stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = [signal.SIGINT, signal.SIGTERM, *([] if under_nohup else [signal.SIGHUP])]
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def announce_stop(what: str) -> None:
+    """Says in a signal handler what happens before the end; a terminal that has closed is no error."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"\nstopping: {what} (Ctrl-C again to stop at once)\n".encode())
+
+
+@contextmanager
+def stopped_by_signals(stop_path: Path) -> Iterator[None]:
+    """Turns SIGINT, SIGTERM and SIGHUP into a request to save and stop, until the run has ended.
+
+    After the first signal, only a later SIGINT interrupts the run, without saving.
+
+    Args:
+        stop_path: the file that requests a stop.
+    """
     requested_at: float | None = None
     driver = os.getpid()
 
@@ -40,16 +62,9 @@ def stopped_by_signals(stop_path: Path) -> Iterator[None]:
                 stop_path.touch()
             except OSError:  # there is no run yet, or no longer
                 raise KeyboardInterrupt from None
-            with contextlib.suppress(OSError):  # stderr is closed
-                os.write(2, b"\nstopping: the state is saved first (Ctrl-C again to stop at once)\n")
+            announce_stop("the state is saved first")
         elif number == signal.SIGINT and time.monotonic() - requested_at > _SAME_SIGNAL_S:
             raise KeyboardInterrupt
 
-    under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    numbers = [signal.SIGINT, signal.SIGTERM, *([] if under_nohup else [signal.SIGHUP])]
-    before = {number: signal.signal(number, request) for number in numbers}
-    try:
+    with handled(request):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

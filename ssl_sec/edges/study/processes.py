@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from ssl_sec.edges.run.signals import announce_stop, handled
 from ssl_sec.edges.run.supervision import end_with
 
 # After so many failures, and no run that ended well, no further run is started.
@@ -114,24 +115,15 @@ def _started(task: Task, num_threads: int) -> "subprocess.Popen[bytes]":
 @contextmanager
 def _signalled(stop: Callable[[bool], None]) -> Iterator[None]:
     """Calls `stop(False)` at the first SIGINT, SIGTERM or SIGHUP, and `stop(True)` at a later SIGINT."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     seen = False
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal seen
         if not seen:
-            os.write(2, b"\nstopping: the runs save their states first (Ctrl-C again to stop at once)\n")
+            announce_stop("the runs save their states first")
         if not seen or number == signal.SIGINT:
             stop(seen)
         seen = True
 
-    under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    numbers = [signal.SIGINT, signal.SIGTERM, *([] if under_nohup else [signal.SIGHUP])]
-    before = {number: signal.signal(number, handle) for number in numbers}
-    try:
+    with handled(handle):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -27,6 +27,7 @@ from ssl_sec.edges.folder.names import new_name, user_tags
 from ssl_sec.edges.folder.text import text_of, write_whole
 from ssl_sec.edges.packaging import command
 from ssl_sec.edges.run.on_ray.runtime import connect
+from ssl_sec.edges.run.signals import announce_stop, handled
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.tables import in_markdown
@@ -198,16 +199,12 @@ def _interruptible() -> Iterator[threading.Event]:
         if was_stopped.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         was_stopped.set()
-        os.write(2, b"\nstopping: the trials save their states first (Ctrl-C again to stop at once)\n")
+        announce_stop("the trials save their states first")
         os.kill(os.getpid(), signal.SIGUSR1)  # which Ray Tune listens to
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
-    try:
+    with handled(stop):
         yield was_stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Progress(Callback):

@@ -1,10 +1,12 @@
+import errno
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
 from ssl_sec.edges.run import signals
-from ssl_sec.edges.run.signals import stopped_by_signals
+from ssl_sec.edges.run.signals import announce_stop, handled, stopped_by_signals
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, monkeypatch):
@@ -18,3 +20,28 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, monkeypatch):
 def test_a_stop_before_there_is_a_run_interrupts(tmp_path: Path):
     with pytest.raises(KeyboardInterrupt), stopped_by_signals(tmp_path / "not" / "yet" / "stop"):
         signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_terminal_that_has_closed_is_no_error(monkeypatch):
+    def closed(descriptor, text):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "write", closed)
+    announce_stop("the state is saved first")
+
+
+def test_under_nohup_a_hangup_stays_ignored_and_handlers_are_put_back():
+    seen: list[int] = []
+    before = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with handled(lambda number, frame: seen.append(number)):
+            for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+                signal.raise_signal(number)
+        assert seen == [signal.SIGTERM, signal.SIGINT]
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with handled(lambda number, frame: seen.append(number)):
+            signal.raise_signal(signal.SIGHUP)
+        assert seen[2:] == [signal.SIGHUP]
+        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)) == (before[0], signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGHUP, before[1])
