@@ -21,6 +21,7 @@ from ssl_sec.edges.embeddings.places import place_at
 from ssl_sec.edges.embeddings.recording import start_run, upload_results
 from ssl_sec.edges.embeddings.workers import done_on
 from ssl_sec.edges.masking import masked_values
+from ssl_sec.edges.run.signals import interrupted_by_signals
 from ssl_sec.edges.run.sweeps import JobRun
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.embeddings.computing import embed
@@ -167,8 +168,9 @@ def _do(work: "EmbeddingWork", waiting: list[int], progress: _Progress) -> None:
     start = time.perf_counter()
     with logging_redirect_tqdm(), tqdm(total=progress.num_images, desc="embed", unit="image", disable=None) as bar:
         try:
-            for rows in done_on(work.config.runtime, work.start, waiting, bar.update, "embed"):
-                progress.written.append(rows)
+            with interrupted_by_signals():
+                for rows in done_on(work.config.runtime, work.start, waiting, bar.update, "embed"):
+                    progress.written.append(rows)
         except KeyboardInterrupt:
             output = work.config.output
             raise Stopped(

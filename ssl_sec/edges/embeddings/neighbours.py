@@ -20,6 +20,7 @@ from ssl_sec.edges.embeddings.findings import Findings
 from ssl_sec.edges.embeddings.page import page_of
 from ssl_sec.edges.embeddings.places import Place, place_at
 from ssl_sec.edges.embeddings.workers import done_on
+from ssl_sec.edges.run.signals import interrupted_by_signals
 from ssl_sec.embeddings.parts import Plan, origin_of, parquet_of
 from ssl_sec.embeddings.reading import EmbeddingSet, read_set, require_alike
 from ssl_sec.embeddings.search import search
@@ -59,8 +60,9 @@ def run_neighbours(config: NeighboursConfig) -> Findings:
     num_waiting, start = sum(len(outcome.plan.rows(part)) for part in waiting), time.perf_counter()
     with logging_redirect_tqdm(), tqdm(total=num_waiting, desc="search", unit="image", disable=None) as bar:
         try:
-            for _ in done_on(config.runtime, work.start, waiting, bar.update, "neighbours"):
-                pass
+            with interrupted_by_signals():
+                for _ in done_on(config.runtime, work.start, waiting, bar.update, "neighbours"):
+                    pass
         except KeyboardInterrupt:
             raise Stopped(
                 f"stopped; whole parts are kept in {config.output}, and the same command continues with the others"

@@ -34,6 +34,19 @@ def handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP interrupt the block as Ctrl-C does, with a KeyboardInterrupt."""
+    own = os.getpid()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == own:  # data loaders get the signal too; they end with this process
+            raise KeyboardInterrupt
+
+    with handled(interrupt):
+        yield
+
+
 def announce_stop(what: str) -> None:
     """Says in a signal handler what happens before the end; a terminal that has closed is no error."""
     with contextlib.suppress(OSError):

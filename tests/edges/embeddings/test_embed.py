@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,8 @@ def test_the_job_is_a_child_of_the_run_in_mlflow_with_its_figures_and_origin(run
     assert embed(run, tmp_path / "all").run_id is None  # there was nothing to compute
 
 
-def test_a_stopped_job_is_killed_in_mlflow_with_what_it_wrote(run: Path, tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_job_is_killed_in_mlflow_with_what_it_wrote(sent, run: Path, tmp_path: Path, monkeypatch):
     client, start = MlflowClient(f"sqlite:///{run.parents[1]}/mlflow.db"), EmbeddingWork.start
 
     def interrupted(self, *arguments):
@@ -125,14 +127,16 @@ def test_a_stopped_job_is_killed_in_mlflow_with_what_it_wrote(run: Path, tmp_pat
 
         def part(number: int) -> int:
             if number == 2:
-                raise KeyboardInterrupt
+                signal.raise_signal(sent)
             return do(number)
 
         return part
 
     monkeypatch.setattr(EmbeddingWork, "start", interrupted)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
     with pytest.raises(Stopped, match="stopped; whole files are kept"):
         embed(run, tmp_path)
+    signal.signal(signal.SIGHUP, before)
     (record,) = client.search_runs(["1"], f"tags.folder = '{tmp_path}'")
     assert record.info.status == "KILLED"
     assert record.data.metrics["embed/files_written"] == 2

@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,7 +127,7 @@ def test_a_stopped_search_continues_and_ends_as_if_it_had_not_stopped(
 
     def stopping(queries, *arguments, **options):
         if len(searched) == 2:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGTERM)
         searched.append(len(queries))
         return search(queries, *arguments, **options)
 
