@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ssl_sec.data.config import DataConfig
-from ssl_sec.edges.folder.beside import FileBeside
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.names import new_name, user_tags
 from ssl_sec.edges.folder.stored import open_folder
 from ssl_sec.edges.run.driver import run_probe
 from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.sweeps import Sweep
+from ssl_sec.edges.storage.files import place_at
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
@@ -70,9 +70,9 @@ def run_transfer(config: TransferConfig) -> str:
         with tempfile.TemporaryDirectory() as made:
             files = _files(config, results, Path(made))
             sweep.log_files(files)
-            stem = new_name("transfer")
+            stem, place = new_name("transfer"), place_at(f"{config.output_dir.rstrip('/')}/{group}", "output_dir")
             for file in files:
-                FileBeside(config.output_dir, group, f"{stem}{file.suffix}").write(file.read_bytes())
+                place.write(f"{stem}{file.suffix}", file.read_bytes())
     assert finished is not None, "one set or more"
     return "\n".join(["", _text(config, results), "", ui_instructions(finished, whole_experiment=True)])
 

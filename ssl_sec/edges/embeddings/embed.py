@@ -17,12 +17,12 @@ from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.config.embed import EmbedConfig
 from ssl_sec.edges.embeddings.network import TravellingNetwork, found_network_and_origin
-from ssl_sec.edges.embeddings.places import place_at
 from ssl_sec.edges.embeddings.recording import start_run, upload_results
 from ssl_sec.edges.embeddings.workers import done_on
 from ssl_sec.edges.masking import masked_values
 from ssl_sec.edges.run.signals import interrupted_by_signals
 from ssl_sec.edges.run.sweeps import JobRun
+from ssl_sec.edges.storage.files import place_at
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.embeddings.computing import embed
 from ssl_sec.embeddings.parts import Plan, encoded, origin_of, stem_of

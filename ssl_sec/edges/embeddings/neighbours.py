@@ -18,9 +18,9 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from ssl_sec.edges.config.neighbours import NeighboursConfig
 from ssl_sec.edges.embeddings.findings import Findings
 from ssl_sec.edges.embeddings.page import page_of
-from ssl_sec.edges.embeddings.places import Place, place_at
 from ssl_sec.edges.embeddings.workers import done_on
 from ssl_sec.edges.run.signals import interrupted_by_signals
+from ssl_sec.edges.storage.files import Place, place_at
 from ssl_sec.embeddings.parts import Plan, origin_of, parquet_of
 from ssl_sec.embeddings.reading import EmbeddingSet, read_set, require_alike
 from ssl_sec.embeddings.search import search

@@ -33,8 +33,8 @@ def text_of(path: Path) -> str:
         return ""
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Replaces a file atomically."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+    temporary.write_text(text)
     os.replace(temporary, path)

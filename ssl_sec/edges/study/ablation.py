@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ssl_sec.edges.folder.beside import FileBeside
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.names import claim_name, new_name, run_name_of, user_tags
 from ssl_sec.edges.machine import announce
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.sweeps import Sweep
+from ssl_sec.edges.storage.files import Place, place_at
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.study.cells import KeptCell, as_csv, figures_of
 from ssl_sec.edges.study.comparison import Comparison
@@ -62,7 +62,7 @@ def run_ablation(cells: Sequence[Cell]) -> str:
             results[cell.arm].append(finished.metrics)
             kept.append(_kept(cell, finished, minutes))
     assert finished is not None
-    _beside(cells[0].config, f"{new_name('ablation')}.csv").write(as_csv(kept).encode())
+    _place(cells[0].config).write(f"{new_name('ablation')}.csv", as_csv(kept).encode())
     names.remove()
     return "\n".join(["", _table(kept, arms), "", ui_instructions(finished, whole_experiment=True)])
 
@@ -85,13 +85,13 @@ class _Names:
         decides = json.dumps([[*cell.key, cell.digest] for cell in cells])
         stem = f".ablation-{hashlib.sha256(decides.encode()).hexdigest()[:12]}"
         self._folder = local_folder(config.output_dir) / config.recipe_name
-        self._file = _beside(config, f"{stem}.json")
+        self._place, self._name = _place(config), f"{stem}.json"
         self.sweep_path = self._folder / f"{stem}.mlflow_run_id"
-        self._names: dict[str, str] = json.loads(self._file.text() or "{}")
+        self._names: dict[str, str] = json.loads(self._place.read(self._name) or "{}")
         if self._names:
             logger.info(
-                "continuing an ablation that was interrupted: %d of %d runs had begun; to start anew, delete %s",
-                *(len(self._names), len(cells), self._file),
+                "continuing an ablation that was interrupted: %d of %d runs had begun; to start anew, delete %s/%s",
+                *(len(self._names), len(cells), f"{config.output_dir}/{config.recipe_name}", self._name),
             )
 
     def has(self, cell: Cell) -> bool:
@@ -106,12 +106,12 @@ class _Names:
         """
         if not self.has(cell):
             self._names[self._key(cell)] = claim_name(self._folder, run_name_of(cell.config))
-            self._file.write(json.dumps(self._names).encode())
+            self._place.write(self._name, json.dumps(self._names).encode())
         return self._names[self._key(cell)]
 
     def remove(self) -> None:
         """Removes the files: the same command starts anew."""
-        self._file.remove()
+        self._place.remove([self._name])
         self.sweep_path.unlink(missing_ok=True)
 
     @staticmethod
@@ -119,8 +119,9 @@ class _Names:
         return f"{cell.arm} {cell.seed}"
 
 
-def _beside(config: PretrainConfig, name: str) -> FileBeside:
-    return FileBeside(config.output_dir, config.recipe_name, name)
+def _place(config: PretrainConfig) -> Place:
+    """Where the runs are, and beside them the files of the ablation."""
+    return place_at(f"{config.output_dir.rstrip('/')}/{config.recipe_name}", "output_dir")
 
 
 def _run(cell: Cell, name: str, sweep: Sweep) -> Finished:

@@ -1,4 +1,4 @@
-"""Where files of embeddings are kept: in a folder, or in object storage."""
+"""Files in a folder or in object storage, each whole or absent."""
 
 import os
 import uuid
