@@ -22,7 +22,7 @@ from ssl_sec.edges.run.driver import run_probe
 from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.files import place_at
-from ssl_sec.edges.storage.places import is_remote, local_folder
+from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.networks import FoundNetwork, found_network
 from ssl_sec.edges.tracking.runs import beside, tracked_beside
@@ -158,8 +158,6 @@ def _sweep(config: TransferConfig, group: str, name: str, probes: Mapping[str, P
         "sets": [data.title for data in config.sets],
         "probe": to_values(config.probe),
     }
-    if is_remote(config.output_dir):
-        return Sweep.start(identity, values, config.output_dir)
     number = _digest([probe.run_name for probe in probes.values()])
     known = local_folder(config.output_dir) / group / f"{name}-transfer-{number}.mlflow_run_id"
     return Sweep.continued(identity, values, config.output_dir, known)

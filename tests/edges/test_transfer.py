@@ -3,6 +3,7 @@
 import csv
 from pathlib import Path
 
+import fsspec
 import pytest
 from mlflow.tracking import MlflowClient
 from PIL import Image
@@ -84,6 +85,20 @@ def test_sets_of_other_sizes_are_measured_in_one_table_and_only_once(finished, s
     assert {"transfer.csv", "transfer.md", "transfer.png"} <= names
     # The scores of other sets are not those of the pretraining.
     assert not [name for name in client.get_run(finished.run_id).data.metrics if name.startswith("probe")]
+
+
+def test_in_object_storage_a_set_is_measured_once_and_its_table_kept(finished, s3, monkeypatch):
+    group = finished.folder.path.parent.name
+    given = [f"run={finished.run_id}", *FAST, "tracking.system_metrics=false", "sets=[digits]", "probe.few_shot=[]"]
+    given += [f"output_dir={s3}", f"tracking.uri={finished.uri}", "tracking.experiment=bucket"]
+    first = transfer(given)
+    monkeypatch.setattr(module, "run_probe", None)  # it is not needed again
+    assert transfer(given).splitlines()[:4] == first.splitlines()[:4]
+    files = fsspec.filesystem("s3").glob(f"{s3}/{group}/transfer-*")
+    assert {file.rpartition(".")[2] for file in files} == {"csv", "md", "png"}
+    client = MlflowClient(finished.uri)
+    (parent,) = client.search_runs([client.get_experiment_by_name("bucket").experiment_id], "tags.job = 'transfer'")
+    assert parent.info.status == "FINISHED"
 
 
 @pytest.mark.parametrize(

@@ -126,11 +126,8 @@ class _Job:
         )
         file = self._study.file
         values = {"arms": file.arms, "seeds": list(self._study.seeds), "over": file.over, "shared": list(file.shared)}
-        output_dir = self._config.output_dir
-        if is_remote(output_dir):
-            self._sweep = Sweep.start(identity, values, output_dir)
-        else:
-            self._sweep = Sweep.continued(identity, values, output_dir, self._folder / "study.mlflow_run_id")
+        known = self._folder / "study.mlflow_run_id"
+        self._sweep = Sweep.continued(identity, values, self._config.output_dir, known)
         self._sweep.adopt([kept.run_id for kept in self._kept.of(self._cells())])
         return self._sweep.ended_with(self._upload)
 
