@@ -9,13 +9,16 @@ from torchvision.transforms import InterpolationMode
 from ssl_sec.data.config import DigitsConfig
 from ssl_sec.data.image_set import subset
 from ssl_sec.data.standard_sets import open_digits
-from ssl_sec.errors import DataError
+from ssl_sec.errors import DataError, Stopped
+from ssl_sec.evaluation.classification import logistic
 from ssl_sec.evaluation.classification.calibration import Calibration
+from ssl_sec.evaluation.classification.logistic import LogisticRegression
 from ssl_sec.evaluation.linear_probe import ProbeResult
 from ssl_sec.networks.config import ResNetConfig
 from ssl_sec.recipes.probing import recipe as probing
 from ssl_sec.recipes.probing.adapting import Adapted
 from ssl_sec.recipes.probing.config import ProbeConfig
+from ssl_sec.recipes.probing.measures import corrupted_top1, transfer_metrics
 from ssl_sec.recipes.probing.recipe import ProbeFindings, linear_evaluation, open_splits
 from ssl_sec.training.config import LocalConfig
 from tests.fakes import FakeRuntime
@@ -189,6 +192,26 @@ def test_each_epoch_is_reported_and_the_second_training_goes_on_counting():
     probe(runtime=runtime)
     assert list(runtime.series("probe/loss")) == list(range(16))
     assert runtime.series("probe/epoch") == {epoch: epoch + 1 for epoch in range(16)}
+
+
+@pytest.mark.parametrize("options", [{"logistic": True}, {"few_shot": (5,)}])
+def test_what_is_measured_beside_the_probe_stops_on_request(options, monkeypatch):
+    fits = []
+    monkeypatch.setattr(
+        logistic,
+        "fit_logistic",
+        lambda *given, **more: fits.append(given) or LogisticRegression(torch.zeros(2, 3), torch.zeros(2)),
+    )
+    rows = torch.randn(20, 3), torch.arange(20) % 2
+    config = dataclasses.replace(QUICK, **options)
+    with pytest.raises(Stopped, match="a probe saves nothing before its end"):
+        transfer_metrics(config, (rows, rows, rows), 2, FakeRuntime(stop_at=0))
+    assert len(fits) == ("logistic" in options)
+
+
+def test_corrupted_images_are_left_alone_on_request():
+    with pytest.raises(Stopped):
+        corrupted_top1(None, None, None, 0, FakeRuntime(stop_at=0))
 
 
 def test_the_metrics_are_percentages_by_name():

@@ -6,14 +6,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ssl_sec.collectives import highest_of_workers
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.errors import DataError
+from ssl_sec.errors import DataError, Stopped
 from ssl_sec.evaluation.classification.corruptions import STRENGTHS, corruptions
 from ssl_sec.evaluation.classification.few_shot import few_shot
 from ssl_sec.evaluation.classification.logistic import PENALTIES, mean_per_class, top1, tuned_logistic
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.linear_probe import LinearProbes, top_k_accuracy
-from ssl_sec.training.step import Runtime, log_once
+from ssl_sec.training.step import Request, Runtime, log_once
 
 Rows = tuple[Tensor, Tensor]
 
@@ -24,13 +25,16 @@ _SPACE_S = 20.0
 def transfer_metrics(
     config: ProbeConfig, rows: tuple[Rows, Rows, Rows], num_classes: int, runtime: Runtime
 ) -> dict[str, float]:
-    """The figures of logistic regression and of few labels, in percent.
+    """The figures of logistic regression and of few labels, in percent; all workers call it.
 
     Args:
         config: of the probe.
         rows: features and labels of the training images, of the held-out ones, and of the test images.
         num_classes: labels are below it.
         runtime: this worker's.
+
+    Raises:
+        Stopped: on request, between two fits.
     """
     train, held_out, test = rows
     found: dict[str, float] = {}
@@ -45,6 +49,7 @@ def transfer_metrics(
         found["probe/logistic_penalty"] = tuned.penalty
     everything = torch.cat([train[0], held_out[0]]), torch.cat([train[1], held_out[1]])
     for count in config.few_shot:
+        stop_if_requested(runtime)
         options = {"num_draws": config.few_shot_draws, "per_class": config.mean_per_class}
         try:
             shot = few_shot(everything, test, count, config.seed, **options)
@@ -71,10 +76,14 @@ def corrupted_top1(
         test_set: the clean images.
         seed: of the noise.
         runtime: this worker's.
+
+    Raises:
+        Stopped: on request, between two corruptions.
     """
     log_once(runtime, "measuring the probe on corrupted test images")
     found: dict[str, list[float]] = {kind: [] for kind in STRENGTHS}
     for corruption in corruptions(seed):
+        stop_if_requested(runtime)
         features, labels = features_of(test_set, corrupt=corruption)
         found[corruption.kind].append(top_k_accuracy(probe.logits(features)[0], labels, 1))
     return found
@@ -90,8 +99,18 @@ def corruption_metrics(accuracies: dict[str, list[float]]) -> dict[str, float]:
     return {**found, "probe/corruption/mean_top1": sum(found.values()) / len(found)} if found else {}
 
 
+def stop_if_requested(runtime: Runtime) -> None:
+    """Ends a probe that is asked to stop; all workers call it.
+
+    Raises:
+        Stopped: on request.
+    """
+    if highest_of_workers(runtime.request(), runtime.device) == Request.STOP:
+        raise Stopped("stopped; a probe saves nothing before its end")
+
+
 class _Spaced:
-    """Says from time to time how many penalties were tried.
+    """Says from time to time how many penalties were tried, and stops on request.
 
     Args:
         runtime: this worker's.
@@ -105,3 +124,4 @@ class _Spaced:
         if time.monotonic() - self._last > _SPACE_S:
             log_once(self._runtime, "%d of %d penalties tried", count, len(PENALTIES))
             self._last = time.monotonic()
+        stop_if_requested(self._runtime)

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from ssl_sec.augment.config import AugmentConfig
-from ssl_sec.collectives import gather_rows, highest_of_workers
+from ssl_sec.collectives import gather_rows
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.image_set import ImageSet, on_device, require_labels, subset
 from ssl_sec.data.loading import batches
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
 from ssl_sec.data.shards.streamed import require_any_order
-from ssl_sec.errors import Stopped
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.evaluation.knn import knn_top1
 from ssl_sec.evaluation.linear_probe import (
@@ -38,10 +37,10 @@ from ssl_sec.networks.convolutions import lay_out
 from ssl_sec.recipes.assembly import extractor
 from ssl_sec.recipes.probing.adapting import Adapted
 from ssl_sec.recipes.probing.config import ProbedRun, ProbeJobConfig
-from ssl_sec.recipes.probing.measures import corrupted_top1, corruption_metrics, transfer_metrics
+from ssl_sec.recipes.probing.measures import corrupted_top1, corruption_metrics, stop_if_requested, transfer_metrics
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.recipe import Computation
-from ssl_sec.training.step import Request, Runtime, log_once
+from ssl_sec.training.step import Runtime, log_once
 
 Rows = tuple[Tensor, Tensor]
 
@@ -229,8 +228,7 @@ class _Training:
 
     def _report(self, epoch: int, losses: Tensor) -> None:
         self.runtime.report(epoch, {"probe/loss": float(losses.min()), "probe/epoch": epoch + 1})
-        if highest_of_workers(self.runtime.request(), self.runtime.device) == Request.STOP:
-            raise Stopped("stopped; a probe saves nothing before its end")
+        stop_if_requested(self.runtime)
 
     def _augmented_batches(self, image_set: ImageSet) -> Callable[[int], Iterator[Rows]]:
         """Features of crops and flips, newly drawn in every epoch (SimCLR, appendix B.6)."""
