@@ -174,7 +174,7 @@ def study_comparison(name: str) -> Comparison:
 
 
 def study_searches(name: str) -> str:
-    """The best trial of each search of a study, and how many of its trials ended; the others diverged."""
+    """The best trial of each search of a study, and how many of its trials ended; the others failed."""
     trials = list(KeptSearches(searches_path(STUDIES / f"{name}.csv")))
     groups = {
         (one.point, one.arm): [two for two in trials if (two.point, two.arm) == (one.point, one.arm)] for one in trials
@@ -183,8 +183,7 @@ def study_searches(name: str) -> str:
     for (point, arm), of_arm in groups.items():
         best = max(of_arm, key=lambda one: one.metric)
         values = ", ".join(f"`{override}`" for override in best.overrides)
-        planned, _, _ = best.space.partition(" trials of ")
-        rows.append([point, arm, f"{len(of_arm)} of {planned}", values, f"{best.metric:.2f}"])
+        rows.append([point, arm, f"{len(of_arm)} of {best.num_planned}", values, f"{best.metric:.2f}"])
     return _table(rows, ["at", "arm", "trials that ended", "best values", "held-out kNN, %"])
 
 

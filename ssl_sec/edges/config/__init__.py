@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from ssl_sec.edges.config.study import Distinct, Seeds
 from ssl_sec.recipes.tracking import OutputDir, TrackingConfig
 from ssl_sec.settings import (
     Local,
     NotEmpty,
     Processes,
     Range,
-    Seed,
     Settings,
     check,
 )
@@ -25,13 +25,8 @@ class AblateConfig(Settings):
         seeds: each arm runs once with each of these.
     """
 
-    arms: Annotated[tuple[str, ...], NotEmpty()]
-    seeds: Annotated[tuple[Seed, ...], NotEmpty()]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(len(set(self.arms)) == len(self.arms), "arms", self.arms, "different arms")
-        check(len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different seeds")
+    arms: Annotated[tuple[str, ...], NotEmpty(), Distinct("arms")]
+    seeds: Seeds
 
 
 @dataclass(frozen=True, kw_only=True)

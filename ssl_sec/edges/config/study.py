@@ -1,10 +1,29 @@
 """The configuration of jobs.study, and of the file that says what a study compares."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from ssl_sec.errors import ConfigError, nearest
 from ssl_sec.settings import Count, Local, NotEmpty, Seed, Settings, check
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """A list that has no value twice.
+
+    Attributes:
+        what: the values.
+    """
+
+    what: str
+
+    def check(self, key: str, value: Sequence[object]) -> None:
+        """Raises a ConfigError that names the key if a value stands there twice."""
+        check(len(set(value)) == len(value), key, value, f"different {self.what}")
+
+
+Seeds = Annotated[tuple[Seed, ...], NotEmpty(), Distinct("seeds")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,14 +44,10 @@ class StudyConfig(Settings):
     study: str
     arms: tuple[str, ...] | None = None
     points: Annotated[tuple[str, ...], NotEmpty()] | None = None
-    seeds: Annotated[tuple[Seed, ...], NotEmpty()] | None = None
+    seeds: Seeds | None = None
     concurrent: Count = 1
     cells: Local | None = None
     run: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(len(set(self.seeds or ())) == len(self.seeds or ()), "seeds", self.seeds, "different seeds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +67,7 @@ class StudyFile(Settings):
     """
 
     arms: dict[str, tuple[str, ...]]
-    seeds: Annotated[tuple[Seed, ...], NotEmpty()]
+    seeds: Seeds
     shared: tuple[str, ...] = ()
     baseline: str | None = None
     over: dict[str, tuple[str, ...]] | None = None
@@ -61,7 +76,6 @@ class StudyFile(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different seeds")
         check(len(self.arms) > 0, "arms", self.arms, "one arm or more")
         if self.baseline is not None and self.baseline not in self.arms:
             raise ConfigError(f"baseline: found {self.baseline!r}; {nearest(self.baseline, self.arms)}")

@@ -20,13 +20,13 @@ from ssl_sec.edges.embeddings.network import TravellingNetwork, found_network_an
 from ssl_sec.edges.embeddings.recording import start_run, upload_results
 from ssl_sec.edges.embeddings.workers import done_on
 from ssl_sec.edges.masking import masked_values
-from ssl_sec.edges.run.signals import interrupted_by_signals
+from ssl_sec.edges.run.signals import interruptible
 from ssl_sec.edges.run.sweeps import JobRun
 from ssl_sec.edges.storage.files import place_at
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.embeddings.computing import embed
 from ssl_sec.embeddings.parts import Plan, encoded, origin_of, stem_of
-from ssl_sec.errors import ConfigError, Stopped, StorageError, out_of_memory
+from ssl_sec.errors import ConfigError, StorageError, out_of_memory
 from ssl_sec.networks.convolutions import lay_out
 from ssl_sec.recipes.assembly import in_words
 from ssl_sec.settings import to_values
@@ -166,16 +166,14 @@ def _do(work: "EmbeddingWork", waiting: list[int], progress: _Progress) -> None:
         Stopped: if it was interrupted; whole files are kept.
     """
     start = time.perf_counter()
-    with logging_redirect_tqdm(), tqdm(total=progress.num_images, desc="embed", unit="image", disable=None) as bar:
+    with (
+        logging_redirect_tqdm(),
+        tqdm(total=progress.num_images, desc="embed", unit="image", disable=None) as bar,
+        interruptible(f"whole files are kept in {work.config.output}"),
+    ):
         try:
-            with interrupted_by_signals():
-                for rows in done_on(work.config.runtime, work.start, waiting, bar.update, "embed"):
-                    progress.written.append(rows)
-        except KeyboardInterrupt:
-            output = work.config.output
-            raise Stopped(
-                f"stopped; whole files are kept in {output}, and the same command continues with the others"
-            ) from None
+            for rows in done_on(work.config.runtime, work.start, waiting, bar.update, "embed"):
+                progress.written.append(rows)
         finally:
             progress.seconds = time.perf_counter() - start
 

@@ -19,13 +19,13 @@ from ssl_sec.edges.config.neighbours import NeighboursConfig
 from ssl_sec.edges.embeddings.findings import Findings
 from ssl_sec.edges.embeddings.page import page_of
 from ssl_sec.edges.embeddings.workers import done_on
-from ssl_sec.edges.run.signals import interrupted_by_signals
+from ssl_sec.edges.run.signals import interruptible
 from ssl_sec.edges.storage.files import Place, place_at
 from ssl_sec.embeddings.parts import Plan, origin_of, parquet_of
 from ssl_sec.embeddings.reading import EmbeddingSet, read_set, require_alike
 from ssl_sec.embeddings.search import search
 from ssl_sec.embeddings.tables import Outliers, grouped, image_table, most_similar, neighbour_table, pair_table
-from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError, first_line
+from ssl_sec.errors import ConfigError, DataError, StorageError, first_line
 from ssl_sec.settings import check
 
 logger = logging.getLogger("ssl_sec")
@@ -58,15 +58,13 @@ def run_neighbours(config: NeighboursConfig) -> Findings:
     if present:
         logger.info("%d of %d parts already exist", len(present), outcome.plan.num_parts)
     num_waiting, start = sum(len(outcome.plan.rows(part)) for part in waiting), time.perf_counter()
-    with logging_redirect_tqdm(), tqdm(total=num_waiting, desc="search", unit="image", disable=None) as bar:
-        try:
-            with interrupted_by_signals():
-                for _ in done_on(config.runtime, work.start, waiting, bar.update, "neighbours"):
-                    pass
-        except KeyboardInterrupt:
-            raise Stopped(
-                f"stopped; whole parts are kept in {config.output}, and the same command continues with the others"
-            ) from None
+    with (
+        logging_redirect_tqdm(),
+        tqdm(total=num_waiting, desc="search", unit="image", disable=None) as bar,
+        interruptible(f"whole parts are kept in {config.output}"),
+    ):
+        for _ in done_on(config.runtime, work.start, waiting, bar.update, "neighbours"):
+            pass
     seconds = time.perf_counter() - start
     duplicates, num_pairs = outcome.write_duplicates(queries is base)
     usual, outliers = outcome.write_outliers()

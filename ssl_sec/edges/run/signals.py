@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from ssl_sec.errors import Stopped
+
 # A Ctrl-C may arrive twice, through another process; a person's second one comes later.
 _SAME_SIGNAL_S = 0.5
 
@@ -19,14 +21,21 @@ def handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Handles SIGINT, SIGTERM and SIGHUP in the block; in another thread than the main one, it handles none.
 
     Args:
-        handle: called with each signal. A SIGHUP that is ignored from the start, as under nohup, stays ignored.
+        handle: called with each signal, in this process alone: data loaders get the signal too, and end with it. A
+            SIGHUP that is ignored from the start, as under nohup, stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    own = os.getpid()
+
+    def handle_here(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == own:
+            handle(number, frame)
+
     under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     numbers = [signal.SIGINT, signal.SIGTERM, *([] if under_nohup else [signal.SIGHUP])]
-    before = {number: signal.signal(number, handle) for number in numbers}
+    before = {number: signal.signal(number, handle_here) for number in numbers}
     try:
         yield
     finally:
@@ -35,16 +44,24 @@ def handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
 
 
 @contextmanager
-def interrupted_by_signals() -> Iterator[None]:
-    """Lets SIGTERM and SIGHUP interrupt the block as Ctrl-C does, with a KeyboardInterrupt."""
-    own = os.getpid()
+def interruptible(kept: str) -> Iterator[None]:
+    """Lets SIGINT, SIGTERM and SIGHUP interrupt a block of which parts are kept.
+
+    Args:
+        kept: which, and where.
+
+    Raises:
+        Stopped: if a signal interrupted it.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == own:  # data loaders get the signal too; they end with this process
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
 
-    with handled(interrupt):
-        yield
+    try:
+        with handled(interrupt):
+            yield
+    except KeyboardInterrupt:
+        raise Stopped(f"stopped; {kept}, and the same command continues with the others") from None
 
 
 def announce_stop(what: str) -> None:
@@ -63,12 +80,9 @@ def stopped_by_signals(stop_path: Path) -> Iterator[None]:
         stop_path: the file that requests a stop.
     """
     requested_at: float | None = None
-    driver = os.getpid()
 
     def request(number: int, frame: FrameType | None) -> None:
         nonlocal requested_at
-        if os.getpid() != driver:  # data loaders get the signal too; they end with the driver
-            return
         if requested_at is None:
             requested_at = time.monotonic()
             try:

@@ -70,6 +70,9 @@ class Bucket:
         self._fs: Any = file_system
         self._path = path.rstrip("/")
 
+    def __str__(self) -> str:
+        return masked(self.url)
+
     def folder(self, name: str) -> "Bucket":
         """A folder below this one."""
         return Bucket(f"{self.url}/{name}", self._key)

@@ -69,6 +69,9 @@ class LocalPlace:
     folder: Path
     key: str = "output"
 
+    def __str__(self) -> str:
+        return str(self.folder)
+
     def write(self, name: str, content: bytes) -> None:
         """Replaces a file atomically."""
         path = self.folder / name
@@ -126,3 +129,16 @@ def place_at(output: str, key: str = "output") -> Place:
     if is_remote(output):
         return Bucket(output, key)
     return LocalPlace(folder=Path(output.removeprefix("file://")).expanduser().resolve(), key=key)
+
+
+def place_of_runs(output_dir: str, group: str) -> Place:
+    """The place with the runs of a recipe, for the files beside them.
+
+    Args:
+        output_dir: a path or a URL.
+        group: the recipe's folder there.
+
+    Raises:
+        ConfigError: if the URL cannot be used.
+    """
+    return place_at(f"{output_dir.rstrip('/')}/{group}", "output_dir")

@@ -21,7 +21,7 @@ from ssl_sec.edges.machine import announce
 from ssl_sec.edges.run.driver import run_training
 from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.sweeps import Sweep
-from ssl_sec.edges.storage.files import Place, place_at
+from ssl_sec.edges.storage.files import place_of_runs
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.edges.study.cells import KeptCell, as_csv, figures_of
 from ssl_sec.edges.study.comparison import Comparison
@@ -58,11 +58,13 @@ def run_ablation(cells: Sequence[Cell]) -> str:
         for cell in cells:
             had_begun, begun = names.has(cell), time.monotonic()
             finished = _run(cell, names.of(cell), sweep)
+            if had_begun:
+                sweep.adopt([finished.run_id])
             minutes = math.nan if had_begun else (time.monotonic() - begun) / 60
             results[cell.arm].append(finished.metrics)
             kept.append(_kept(cell, finished, minutes))
     assert finished is not None
-    _place(cells[0].config).write(f"{new_name('ablation')}.csv", as_csv(kept).encode())
+    names.place.write(f"{new_name('ablation')}.csv", as_csv(kept).encode())
     names.remove()
     return "\n".join(["", _table(kept, arms), "", ui_instructions(finished, whole_experiment=True)])
 
@@ -74,6 +76,7 @@ class _Names:
         cells: all runs.
 
     Attributes:
+        place: of the file, beside the runs.
         sweep_path: file with the id of the parent run in MLflow.
 
     Raises:
@@ -85,13 +88,13 @@ class _Names:
         decides = json.dumps([[*cell.key, cell.digest] for cell in cells])
         stem = f".ablation-{hashlib.sha256(decides.encode()).hexdigest()[:12]}"
         self._folder = local_folder(config.output_dir) / config.recipe_name
-        self._place, self._name = _place(config), f"{stem}.json"
+        self.place, self._name = place_of_runs(config.output_dir, config.recipe_name), f"{stem}.json"
         self.sweep_path = self._folder / f"{stem}.mlflow_run_id"
-        self._names: dict[str, str] = json.loads(self._place.read(self._name) or "{}")
+        self._names: dict[str, str] = json.loads(self.place.read(self._name) or "{}")
         if self._names:
             logger.info(
                 "continuing an ablation that was interrupted: %d of %d runs had begun; to start anew, delete %s/%s",
-                *(len(self._names), len(cells), f"{config.output_dir}/{config.recipe_name}", self._name),
+                *(len(self._names), len(cells), self.place, self._name),
             )
 
     def has(self, cell: Cell) -> bool:
@@ -106,12 +109,12 @@ class _Names:
         """
         if not self.has(cell):
             self._names[self._key(cell)] = claim_name(self._folder, run_name_of(cell.config))
-            self._place.write(self._name, json.dumps(self._names).encode())
+            self.place.write(self._name, json.dumps(self._names).encode())
         return self._names[self._key(cell)]
 
     def remove(self) -> None:
         """Removes the files: the same command starts anew."""
-        self._place.remove([self._name])
+        self.place.remove([self._name])
         self.sweep_path.unlink(missing_ok=True)
 
     @staticmethod
@@ -119,21 +122,14 @@ class _Names:
         return f"{cell.arm} {cell.seed}"
 
 
-def _place(config: PretrainConfig) -> Place:
-    """Where the runs are, and beside them the files of the ablation."""
-    return place_at(f"{config.output_dir.rstrip('/')}/{config.recipe_name}", "output_dir")
-
-
 def _run(cell: Cell, name: str, sweep: Sweep) -> Finished:
     tags = {**(cell.config.tracking.tags or {}), "arm": cell.arm}
     parent = sweep.run_id or cell.config.tracking.parent_run
     tracking = replace(cell.config.tracking, parent_run=parent, tags=tags)
     try:
-        finished = run_training(PRETRAIN, replace(cell.config, tracking=tracking, run_name=name, resume="auto"))
+        return run_training(PRETRAIN, replace(cell.config, tracking=tracking, run_name=name, resume="auto"))
     except Stopped as error:
         raise Stopped("stopped; the same command continues the ablation") from error
-    sweep.adopt([finished.run_id])
-    return finished
 
 
 def _kept(cell: Cell, finished: Finished, minutes: float) -> KeptCell:

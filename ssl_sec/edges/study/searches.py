@@ -37,6 +37,11 @@ class KeptTrial:
     space: str
     overrides: tuple[str, ...]
 
+    @property
+    def num_planned(self) -> int:
+        """Trials of its search; those that failed are not kept."""
+        return int(self.space.partition(" ")[0])
+
     @classmethod
     def of(cls, arm: ArmAt, trial: Trial) -> "KeptTrial":
         """What is kept of a trial of an arm's search."""
