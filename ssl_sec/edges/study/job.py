@@ -1,11 +1,13 @@
 """Runs a study: the searches of its arms, then arms times points times seeds, and compares what there is."""
 
 import logging
+import math
 import threading
 import time
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 from matplotlib.figure import Figure
 
@@ -172,10 +174,10 @@ class _Job:
             Task(name=cell.name, arguments=["pretrain", *cell.overrides, *parent], log=self._log(cell.name))
             for cell in left.values()
         ]
-        ended = 0
+        rounds = math.ceil(len(left) / self._study.config.concurrent)
+        ended: list[float] = []
 
         def end(name: str, code: int, minutes: float) -> None:
-            nonlocal ended
             with self._lock:
                 if code != 0:
                     why = last_line(self._log(name)) or f"exit code {code}"
@@ -184,15 +186,15 @@ class _Job:
                     return
                 kept = self._keep(left[name], minutes)
                 self._sweep.record(self._record)
-                ended += 1
-                rest = (time.monotonic() - begun) / ended * (len(left) - ended)
+                ended.append(60 * minutes)
+                rest = max(rounds * mean(ended) - (time.monotonic() - begun), 0)
                 metric = self._study.file.metric
                 shown = (
                     f"{METRICS.get(metric, metric)} {kept.figures[metric]:.4g}" if metric in kept.figures else "ended"
                 )
                 logger.info(
                     "%s (%d of %d): %s, in %.1f min; about %s left",
-                    *(name, done + ended, len(cells), shown, minutes, _in_words(rest)),
+                    *(name, done + len(ended), len(cells), shown, minutes, _in_words(rest)),
                 )
 
         processes = Processes(self._study.config.concurrent)

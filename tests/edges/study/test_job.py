@@ -109,6 +109,15 @@ def test_what_has_run_is_kept_and_compared(made, tmp_path):
     assert {"cells.csv", "cells.md", "plots/cells-forest.png", "plots/cells-curves.png"} <= artifacts
 
 
+@pytest.mark.parametrize(("concurrent", "minutes"), [(1, 6), (2, 3), (3, 3)])
+def test_the_time_left_counts_the_runs_that_run_side_by_side(made, caplog, concurrent, minutes):
+    run, _, _ = made
+    with caplog.at_level("INFO", "ssl_sec"):
+        run(f"concurrent={concurrent}")
+    first = next(text for text in caplog.messages if text.startswith("none-s0 (1 of 4)"))
+    assert first.endswith(f"in 1.5 min; about {minutes} min left")
+
+
 def test_it_continues_where_it_stopped_also_from_its_file_alone(made, tmp_path):
     run, runs, folder = made
     runs.stop_after = 1
