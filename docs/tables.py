@@ -21,7 +21,7 @@ from ssl_sec.edges.composition.compose import experiments, job_of
 from ssl_sec.edges.composition.experiments import Experiment, in_words, load
 from ssl_sec.edges.study.cells import KeptCells
 from ssl_sec.edges.study.comparison import Comparison
-from ssl_sec.edges.study.plan import load_file, points_of
+from ssl_sec.edges.study.plan import load_file, num_comparisons, points_of
 from ssl_sec.edges.study.searches import KeptSearches
 from ssl_sec.edges.study.uploaded import searches_path
 from ssl_sec.edges.tables import in_markdown
@@ -170,7 +170,7 @@ def study_comparison(name: str) -> Comparison:
     points, arms = [point.name for point in points_of(file)], list(file.arms)
     kept = [cell for cell in KeptCells(STUDIES / f"{name}.csv") if cell.point in points and cell.arm in arms]
     kept.sort(key=lambda cell: (points.index(cell.point), arms.index(cell.arm), cell.seed))
-    return Comparison.of(kept, file.metric, file.baseline or arms[0])
+    return Comparison.of(kept, file.metric, file.baseline or arms[0], num_comparisons(file))
 
 
 def study_searches(name: str) -> str:

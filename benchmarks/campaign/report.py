@@ -192,13 +192,14 @@ def study(results: Results) -> str:
         runs = _study_cells(results, encoder)
         arms = [arm for group in FULL.arms for arm in group]
         if runs:
-            compared = Comparison.of(sorted(runs, key=lambda run: (arms.index(run.arm), run.seed)), _TOP1, arms[0])
+            runs.sort(key=lambda run: (arms.index(run.arm), run.seed))
+            compared = Comparison.of(runs, _TOP1, arms[0], (len(arms) - 1) * len(FULL.studied))
             table = in_markdown(*compared.table())
         else:
             table = f"{NOT_YET}."
         names = [f"study-{encoder}-{run.arm}-s{run.seed}" for run in runs]
         parts.append(
-            f"{NETWORKS[encoder]}, 100 epochs, {len(runs)} of {len(arms) * len(FULL.seeds)} runs: "
+            f"{NETWORKS[encoder]}, 100 epochs, {len(runs)} of {len(arms) * len(FULL.study_seeds)} runs: "
             + (f"\n\n{table}\n\nSearched: {_searched(results, encoder, arms)}." if runs else table)
             + f"\n\nHardware: {_hardware(results, names)}."
         )

@@ -13,7 +13,8 @@ class Scale:
         width: multiplies the channels of every network.
         batches: the batch sizes of the speed table.
         rounds: the number of turns of each contender.
-        seeds: the seeds of ResNet-18's runs, and of the study's.
+        seeds: the seeds of ResNet-18's runs.
+        study_seeds: the seeds of the study's runs.
         training: values of every training run.
         tests: the paths that pytest collects.
         rows: the numbers of rows of NT-Xent.
@@ -28,6 +29,7 @@ class Scale:
     batches: tuple[int, ...] = (256, 1024)
     rounds: int = 3
     seeds: tuple[int, ...] = (0, 1, 2)
+    study_seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     training: Mapping[str, Any]
     tests: tuple[str, ...] = ("tests",)
     rows: tuple[int, ...] = (512, 2048, 8192, 32_768, 65_536)
@@ -49,6 +51,7 @@ TINY = Scale(
     batches=(8,),
     rounds=1,
     seeds=(0,),
+    study_seeds=(0,),
     training={
         "epochs": 2,
         "global_batch_size": 40,

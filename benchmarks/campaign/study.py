@@ -26,7 +26,7 @@ def list_study_parts(scale: Scale) -> Iterator[Part]:
             for trial in range(scale.trials):
                 for arm in arms:
                     yield _search_part(scale, f"{encoder}-{arm}", trial)
-            for seed in scale.seeds:
+            for seed in scale.study_seeds:
                 for arm in arms:
                     yield _run_part(scale, f"{encoder}-{arm}", seed)
             if encoder == "resnet18" and arms == scale.arms[0]:

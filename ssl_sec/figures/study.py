@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -33,6 +33,8 @@ class Interval(NamedTuple):
 def forest_figure(points: Mapping[str, Sequence[Interval]], metric: str, baseline: str) -> Figure:
     """Draws a line for each arm: its mean difference from the baseline, the interval, and each pair as a dot.
 
+    The mean of an arm without an interval is hollow.
+
     Args:
         points: name of a point -> differences of its arms; one or more.
         metric: what is compared, with its unit.
@@ -47,14 +49,21 @@ def forest_figure(points: Mapping[str, Sequence[Interval]], metric: str, baselin
         axes.axvline(0, color="0.3", linewidth=1)
         for place, row in enumerate(rows):
             axes.plot(row.pairs, [place] * len(row.pairs), "o", color="0.65", markersize=3.5)
-            half_width = 0.0 if math.isnan(row.half_width) else row.half_width
-            axes.errorbar(row.mean, place, xerr=half_width, fmt="D", color=BLUE, capsize=4, markersize=5)
+            half_width, filled = _interval(row.half_width)
+            axes.errorbar(
+                row.mean, place, xerr=half_width, fmt="D", color=BLUE, capsize=4, markersize=5, fillstyle=filled
+            )
         axes.set_yticks(range(len(rows)), [row.arm for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         if name:
             axes.set_title(name, fontsize=9, loc="left")
     all_axes[-1].set_xlabel(f"{metric}: difference from {baseline}, paired by seed (mean, 95 % interval, each seed)")
     return figure
+
+
+def _interval(half_width: float) -> tuple[float | None, Literal["full", "none"]]:
+    """The bar of an interval and how its marker is filled: without an interval there is no bar, and it is hollow."""
+    return (None, "none") if math.isnan(half_width) else (half_width, "full")
 
 
 class Cause(NamedTuple):
@@ -78,7 +87,8 @@ class Cause(NamedTuple):
 def causes_figure(arms: Sequence[Cause], labels: Mapping[str, str], metric: str, baseline: str) -> Figure:
     """Draws the arms' differences over what they change in the norms and the steps, a panel for each.
 
-    If one of these is the cause of the differences, arms that change it alike lie at one height in its panel.
+    If one of these is the only cause of the differences, arms that change it alike lie at one height in its panel. The
+    marker of an arm without an interval is hollow.
 
     Args:
         arms: one or more; beside them the baseline is drawn, at 1 and 0.
@@ -96,13 +106,14 @@ def causes_figure(arms: Sequence[Cause], labels: Mapping[str, str], metric: str,
         for arm in arms:
             if name not in arm.ratios:
                 continue
-            half_width = 0.0 if math.isnan(arm.half_width) else arm.half_width
+            half_width, filled = _interval(arm.half_width)
             axes.errorbar(
                 arm.ratios[name],
                 arm.difference,
                 yerr=half_width,
                 color=arm_look(names.index(arm.arm))[0],
                 marker=_MARKERS[points.index(arm.point) % len(_MARKERS)],
+                fillstyle=filled,
                 capsize=3,
                 linestyle="none",
                 label=f"{arm.point} {arm.arm}" if len(points) > 1 else arm.arm,

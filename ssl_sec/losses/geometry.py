@@ -5,7 +5,7 @@ d²_ij = ‖f̂_i − f̂_j‖² = 2 − 2 s_ij. A zero row has no direction: it
 identity, so that one dead row can neither yield a NaN nor a gradient without bound.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -50,30 +50,36 @@ def directions(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch d
 
 class _GradScale(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, embeddings: Tensor, power: float) -> Tensor:
+    def forward(ctx: Any, embeddings: Tensor, power: float, by: Literal["rows", "batch"]) -> Tensor:
         ctx.save_for_backward(embeddings)
-        ctx.power = power
+        ctx.power, ctx.by = power, by
         return embeddings.view_as(embeddings)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
         (embeddings,) = ctx.saved_tensors
-        return grad_outputs[0] * norms(embeddings).pow(ctx.power).unsqueeze(1), None
+        lengths = norms(embeddings)
+        factors = (lengths if ctx.by == "rows" else lengths.mean(0, keepdim=True)).pow(ctx.power)
+        return grad_outputs[0] * factors.unsqueeze(1), None, None
 
 
-def grad_scale(embeddings: Float[Tensor, "batch dim"], power: float) -> Float[Tensor, "batch dim"]:
+def grad_scale(
+    embeddings: Float[Tensor, "batch dim"], power: float, by: Literal["rows", "batch"] = "rows"
+) -> Float[Tensor, "batch dim"]:
     """The rows as they are, with gradients ‖f_i‖^p · ∂L/∂f_i (GradScale, Draganov et al. 2025).
 
     An angular loss has gradients that fall with 1 / ‖f‖ (SEC, Prop. 1); p = 1 makes them independent of the norm, and
     with p = 2 the angle by which a step of SGD on a row turns it (SEC, Eq. 6) is.
 
     Args:
-        embeddings: raw rows f_i.
+        embeddings: raw rows f_i of the global batch.
         power: p ≥ 0; 0 changes nothing.
+        by: "rows", or "batch" to take the mean norm of all rows in place of ‖f_i‖: the steps grow with the norms as
+            they do by rows, and the rows keep their weights among each other.
     """
     if power == 0:
         return embeddings
-    scaled = _GradScale.apply(embeddings, power)
+    scaled = _GradScale.apply(embeddings, power, by)
     assert isinstance(scaled, Tensor)
     return scaled
 

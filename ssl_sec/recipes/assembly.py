@@ -111,7 +111,7 @@ def assemble(
                 seed=config.seed,
             )
         )
-    objective = objective_of(loss, config.constraint.build(), eta, made, config.gradient_power)
+    objective = objective_of(loss, config.constraint.build(), eta, made, config.gradient_power, config.gradient_by)
     computation = config.runtime.on(runtime.device)
     model = _to_device(encoder, head, objective, runtime, computation)
     return Recipe(

@@ -161,6 +161,11 @@ class TrainingConfig(RunConfig, is_base=True):
         return 0.0
 
     @property
+    def gradient_by(self) -> Literal["rows", "batch"]:
+        """Whose norms GradScale takes."""
+        return "rows"
+
+    @property
     def initial_cut(self) -> float:
         """By which initial weights are divided."""
         return 1.0

@@ -7,6 +7,7 @@ has further terms and weights (`ssl_sec.losses.generators.base`).
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int64
@@ -57,7 +58,9 @@ class Objective(nn.Module):
         constraint: the norm constraint, or None.
         eta: its weight as a function of the global step.
         transform: generates rows, or None.
-        gradient_power: p of GradScale; see `ssl_sec.losses.geometry.grad_scale`.
+        gradient_power: p of GradScale, for the gradients of the loss and not of the constraint; see
+            `ssl_sec.losses.geometry.grad_scale`.
+        gradient_by: whose norms it takes.
 
     Attributes:
         distortion: how much the agents of classes distort distances, if the loss has agents.
@@ -70,6 +73,7 @@ class Objective(nn.Module):
         eta: Schedule,
         transform: Transform | None = None,
         gradient_power: float = 0.0,
+        gradient_by: Literal["rows", "batch"] = "rows",
     ) -> None:
         super().__init__()
         self.loss = loss
@@ -77,6 +81,7 @@ class Objective(nn.Module):
         self.eta = eta
         self.transform = transform
         self.gradient_power = gradient_power
+        self.gradient_by: Literal["rows", "batch"] = gradient_by
         self.distortion = None if self._agents is None else AgentDistortion()
 
     def forward(
@@ -101,7 +106,9 @@ class Objective(nn.Module):
             targets: a teacher's raw rows of the same views; a loss of predictions needs them.
         """
         own = in_full_precision(embeddings)
-        embeddings, labels = gather_rows(grad_scale(own, self.gradient_power)), gather_rows(labels)
+        rows, labels = gather_rows(own), gather_rows(labels)
+        # What the losses see. The constraint takes the rows themselves: its gradient is not multiplied.
+        embeddings = grad_scale(rows, self.gradient_power, self.gradient_by)
         total = metric_loss = self._on_all_workers(embeddings, labels, targets)
         if self.training:
             self._watch_agents(embeddings.detach(), labels)
@@ -123,7 +130,7 @@ class Objective(nn.Module):
             generated_loss = self._of_generated(generated, classes, embeddings, labels)
             total = total + self.transform.weight * generated_loss
         if self.constraint is not None:
-            constraint = self.constraint(embeddings)
+            constraint = self.constraint(rows)
             # As a tensor: a number that changes with the step would be compiled into the graph.
             weight = constraint.new_full((), self.eta(step)) if eta is None else eta
             total = total + weight * constraint

@@ -17,6 +17,7 @@ def test_every_trial_is_in_the_space_of_its_search_and_every_arm_has_as_many():
     assert {len(each) for each in trials.values()} == {6}
     rates = [trial["optimiser.learning_rate"] for trial in trials["resnet50-sec"]]
     assert min(rates) >= 0.03 and max(rates) <= 0.5 and len(set(rates)) == 6
+    assert max(trial["optimiser.learning_rate"] for trial in trials["resnet18-cut_init"]) <= 0.3
     assert all(0.25 <= trial["grad_scale"] <= 1.5 for trial in trials["resnet18-gradscale"])
 
 

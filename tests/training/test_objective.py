@@ -112,6 +112,29 @@ def test_gradients_are_multiplied_by_a_power_of_the_norm(power):
         assert gradient == pytest.approx([factor * value for value in expected], rel=1e-12)
 
 
+def test_gradients_are_multiplied_by_a_power_of_the_mean_norm():
+    plain, scaled = rows(8, 5).requires_grad_(), rows(8, 5).requires_grad_()
+    labels = torch.arange(4).repeat(2)
+    for embeddings, given in ((plain, 0.0), (scaled, 1.5)):
+        objective = Objective(NTXentLoss(0.2), None, Constant(0.0), gradient_power=given, gradient_by="batch")
+        objective(embeddings, labels, 0).total.backward()
+    mean_norm = sum(math.sqrt(sum(value**2 for value in row)) for row in plain.tolist()) / 8
+    torch.testing.assert_close(scaled.grad, mean_norm**1.5 * plain.grad, rtol=1e-12, atol=0)
+
+
+def test_the_gradient_of_the_constraint_is_not_multiplied():
+    labels = torch.arange(4).repeat(2)
+
+    def gradient(power: float, eta: float):
+        embeddings = rows(8, 5).requires_grad_()
+        objective = Objective(NTXentLoss(0.2), SphericalConstraint(), Constant(eta), gradient_power=power)
+        terms = objective(embeddings, labels, 0)
+        return torch.autograd.grad(terms.total, embeddings)[0]
+
+    constraint = gradient(0.0, 0.7) - gradient(0.0, 0.0)
+    torch.testing.assert_close(gradient(1.5, 0.7), gradient(1.5, 0.0) + constraint, rtol=1e-10, atol=1e-14)
+
+
 def test_with_the_second_power_the_turn_of_a_row_is_the_same_at_any_norm():
     labels = torch.arange(4).repeat(2)
     turns = []
@@ -154,15 +177,18 @@ def network():
     return nn.Sequential(encoder, head).double()
 
 
-GRAD_SCALE = "gradients times the norm"
+GRAD_SCALE, BY_BATCH = "gradients times the norm", "gradients times the mean norm"
 
 
 def trained(constraint):
     """Values, averaged gradients and buffers of some steps on this worker's rows, views of images in other hands."""
     plain = globalise_batch_norm(network())
     model = average_gradients(plain, torch.device("cpu"))
-    power = 1.5 if constraint == GRAD_SCALE else 0.0
-    objective = Objective(NTXentLoss(0.2), constraints().get(constraint), Constant(0.7), gradient_power=power)
+    power = 1.5 if constraint in (GRAD_SCALE, BY_BATCH) else 0.0
+    by = "batch" if constraint == BY_BATCH else "rows"
+    objective = Objective(
+        NTXentLoss(0.2), constraints().get(constraint), Constant(0.7), gradient_power=power, gradient_by=by
+    )
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     taken = []
     for step in range(STEPS):
@@ -182,7 +208,7 @@ def trained(constraint):
 
 @pytest.mark.distributed
 @two_and_four
-@pytest.mark.parametrize("constraint", ["none", "sec", "sec_ema", "fixed", GRAD_SCALE])
+@pytest.mark.parametrize("constraint", ["none", "sec", "sec_ema", "fixed", GRAD_SCALE, BY_BATCH])
 def test_workers_equal_one_in_values_gradients_statistics_and_radius(tmp_path, constraint, num_workers):
     whole = trained(constraint)
     totals = [step[0] for step in whole[0]]

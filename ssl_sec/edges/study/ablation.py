@@ -164,5 +164,5 @@ def _table(kept: Sequence[KeptCell], arms: Sequence[str]) -> str:
     if not kept:
         return ""
     baseline = "none" if "none" in arms else arms[0]
-    columns, *rows = Comparison.of(kept, _METRIC, baseline).table()
+    columns, *rows = Comparison.of(kept, _METRIC, baseline, len(arms) - 1).table()
     return in_table(rows, columns)

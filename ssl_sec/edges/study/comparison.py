@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -17,11 +17,13 @@ from ssl_sec.figures.sweeps import Panel, Point, panels_figure
 # What an arm changes in the norms and the steps: figure -> label.
 _CAUSES = {
     "step": "turn of an embedding in a step",
+    "unevenness": "unevenness of turns (deviation / mean)",
     "norm": "mean norm",
     "spread": "spread of norms (deviation / mean)",
 }
 # What a table shows beside the metric that decides.
-_BESIDE = ("probe/top1", "probe/top5", "probe/knn_top1")
+_KNN = "probe/knn_top1"
+_BESIDE = ("probe/top1", "probe/top5", _KNN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,8 @@ class Row:
         arm: its name.
         point: where.
         figures: seed -> metric -> value.
-        difference: from the baseline at this point, with Holm's p over the arms of the point; None for the baseline.
+        difference: from the baseline at this point, its p adjusted for all comparisons of the study; None for the
+            baseline.
     """
 
     arm: str
@@ -53,30 +56,46 @@ class Comparison:
         rows: point by point, with the baseline first.
         metric: that decides.
         baseline: the arm that the others are compared to.
+        family: how many comparisons with the baseline p is adjusted for.
     """
 
     rows: Sequence[Row]
     metric: str
     baseline: str
+    family: int
 
     @classmethod
-    def of(cls, cells: Sequence[KeptCell], metric: str, baseline: str) -> "Comparison":
-        """Compares the cells that there are, in their order."""
+    def of(cls, cells: Sequence[KeptCell], metric: str, baseline: str, family: int) -> "Comparison":
+        """Compares the cells that there are, in their order.
+
+        Args:
+            cells: runs that have ended.
+            metric: that decides.
+            baseline: the arm that the others are compared to.
+            family: how many comparisons with the baseline are planned, over all points: what p is adjusted for.
+        """
         found: dict[str, dict[str, dict[int, Mapping[str, float]]]] = {}
         for cell in cells:
             found.setdefault(cell.point, {}).setdefault(cell.arm, {})[cell.seed] = cell.figures
-        rows: list[Row] = []
-        for point, arms in found.items():
-            values = {
-                arm: {seed: one[metric] for seed, one in runs.items() if metric in one} for arm, runs in arms.items()
-            }
-            others = [arm for arm in arms if arm != baseline]
-            each = {arm: difference(values[arm], values.get(baseline, {})) for arm in others}
-            tested = [arm for arm, one in each.items() if one is not None]
-            holm = dict(zip(tested, adjusted([one for one in each.values() if one is not None]), strict=True))
-            for arm in [*([baseline] if baseline in arms else []), *others]:
-                rows.append(Row(arm=arm, point=point, figures=arms[arm], difference=holm.get(arm)))
-        return cls(rows=rows, metric=metric, baseline=baseline)
+        rows = [
+            Row(arm=arm, point=point, figures=arms[arm], difference=None)
+            for point, arms in found.items()
+            for arm in sorted(arms, key=lambda arm: arm != baseline)
+        ]
+        plain = cls(rows=rows, metric=metric, baseline=baseline, family=family)
+        each = [plain._difference(row, metric) for row in rows]
+        holm = iter(adjusted([one for one in each if one is not None], family))
+        compared = [
+            row if one is None else replace(row, difference=next(holm)) for row, one in zip(rows, each, strict=True)
+        ]
+        return replace(plain, rows=compared)
+
+    def _difference(self, row: Row, metric: str) -> Difference | None:
+        """How a row differs from the baseline at its point; None for the baseline, or without a common seed."""
+        baselines = [one for one in self.rows if one.point == row.point and one.arm == self.baseline]
+        if row.arm == self.baseline or not baselines:
+            return None
+        return difference(row.of(metric), baselines[0].of(metric))
 
     def _compared(self) -> Iterator[tuple[Row, Difference, Row]]:
         """The rows with a difference, that difference, and the baseline's row at their point."""
@@ -91,12 +110,20 @@ class Comparison:
         shown = [self.metric, *(name for name in _BESIDE if name != self.metric)]
         shown = [name for name in shown if any(row.of(name) for row in self.rows)]
         columns = [*(["at"] if with_points else []), "arm", "runs", *(METRICS.get(name, name) for name in shown)]
-        compared = [f"difference from {self.baseline} [95 %]", "p"] if any(map(_compares, self.rows)) else []
-        lines = [[*columns, *compared]]
+        compares = any(row.difference is not None and row.difference.num_pairs > 1 for row in self.rows)
+        beside = [_KNN] if compares and _KNN in shown and self.metric != _KNN else []
+        if compares:
+            columns += [
+                f"difference from {self.baseline} [95 %]",
+                f"p (Holm, {self.family})" if self.family > 1 else "p",
+            ]
+            columns += [f"{METRICS[name].partition(' ')[0]} difference [95 %]" for name in beside]
+        lines = [columns]
         for row in self.rows:
             figures = [mean_and_std(list(row.of(name).values())) for name in shown]
-            ends = _ends(row) if compared else []
-            lines.append([*([row.point] if with_points else []), row.arm, str(len(row.figures)), *figures, *ends])
+            if compares:
+                figures += [*_ends(row), *(str(self._difference(row, name) or "") for name in beside)]
+            lines.append([*([row.point] if with_points else []), row.arm, str(len(row.figures)), *figures])
         return lines
 
     def figures(self) -> dict[str, Figure]:
@@ -174,13 +201,11 @@ def _causes_of(figures: Mapping[str, float]) -> dict[str, float]:
     """What a run's norms and steps were in the mean."""
     found = {"step": "mean/train/step_angle_mean", "norm": "mean/train/norm_mean"}
     causes = {name: figures[metric] for name, metric in found.items() if metric in figures}
+    if "step" in causes and "mean/train/step_angle_std" in figures:
+        causes["unevenness"] = figures["mean/train/step_angle_std"] / causes["step"]
     if "norm" in causes and "mean/train/norm_std" in figures:
         causes["spread"] = figures["mean/train/norm_std"] / causes["norm"]
     return causes
-
-
-def _compares(row: Row) -> bool:
-    return row.difference is not None and row.difference.num_pairs > 1
 
 
 def _ends(row: Row) -> list[str]:

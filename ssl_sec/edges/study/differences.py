@@ -17,7 +17,7 @@ class Difference:
     Attributes:
         mean: of the differences.
         half_width: of the 95 % interval; NaN for one pair.
-        p: of the two-sided t-test that the mean is 0; NaN for one pair. Not adjusted for the number of arms, unless
+        p: of the two-sided t-test that the mean is 0; NaN for one pair. Not adjusted for other comparisons, unless
             `adjusted` made it.
         num_pairs: how many seeds.
     """
@@ -61,12 +61,17 @@ def difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Diffe
     return Difference(mean=mean, half_width=quantile * error, p=p, num_pairs=count)
 
 
-def adjusted(differences: Sequence[Difference]) -> list[Difference]:
-    """The differences with Holm's adjusted p, which hold for all of them together."""
+def adjusted(differences: Sequence[Difference], family: int) -> list[Difference]:
+    """The differences with Holm's adjusted p, which hold for the whole family together.
+
+    Args:
+        differences: those that are known.
+        family: how many differences are planned; those that are not known yet count as if their p were 1.
+    """
     tested = sorted((one.p, place) for place, one in enumerate(differences) if not math.isnan(one.p))
     found = list(differences)
     least = 0.0
     for rank, (p, place) in enumerate(tested):
-        least = max(least, min(1.0, (len(tested) - rank) * p))
+        least = max(least, min(1.0, (family - rank) * p))
         found[place] = replace(found[place], p=least)
     return found

@@ -20,7 +20,7 @@ from ssl_sec.edges.run.sweeps import METRICS, Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.edges.study.cells import KeptCell, KeptCells, figures_of
 from ssl_sec.edges.study.comparison import Comparison, curves_of
-from ssl_sec.edges.study.plan import CELL_TAGS, Cell, Point, Study
+from ssl_sec.edges.study.plan import CELL_TAGS, Cell, Point, Study, num_comparisons
 from ssl_sec.edges.study.processes import Processes, Task
 from ssl_sec.edges.study.searches import KeptSearches, KeptTrial
 from ssl_sec.edges.study.uploaded import JOB, download_figures, searches_path
@@ -228,7 +228,8 @@ class _Job:
         return kept
 
     def _comparison(self) -> Comparison:
-        return Comparison.of(self._kept.of(self._cells()), self._study.file.metric, self._study.baseline)
+        file = self._study.file
+        return Comparison.of(self._kept.of(self._cells()), file.metric, self._study.baseline, num_comparisons(file))
 
     def _upload(self, run: TrackedRun) -> None:
         for path in (self._kept.path, self._searches.path):

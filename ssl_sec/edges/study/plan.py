@@ -289,6 +289,11 @@ def points_of(file: StudyFile) -> list[Point]:
     return points or [Point()]
 
 
+def num_comparisons(file: StudyFile) -> int:
+    """How many differences from the baseline a study has, over all points."""
+    return (len(file.arms) - 1) * len(points_of(file))
+
+
 def _arm_at(arm: str, point: Point, shared: tuple[str, ...], own: Sequence[str], file: StudyFile, path: Path) -> ArmAt:
     each = {text: parsed(understood(text)) for text in own}
     for one in each.values():

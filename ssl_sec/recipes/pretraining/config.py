@@ -55,7 +55,8 @@ class PretrainConfig(TrainingConfig):
         positives: what makes rows positives of each other: "views" of one image, or "classes", which are supervision by
             labels (Khosla et al. 2020).
         grad_scale: p ≥ 0: in the backward pass the gradient of each embedding f is multiplied by ‖f‖^p (GradScale,
-            Draganov et al. 2025); 0 changes nothing.
+            Draganov et al. 2025); 0 changes nothing. The gradient of a constraint is not multiplied.
+        grad_scale_by: the norm of each row, "rows", or the mean norm of the global batch, "batch".
         cut_init: c > 0, by which the initial weights of encoder and head are divided (cut-initialisation, Draganov et
             al. 2025); 1 changes nothing.
     """
@@ -67,6 +68,7 @@ class PretrainConfig(TrainingConfig):
     check_images: CountOrZero = 100_000
     positives: Literal["views", "classes"] = "views"
     grad_scale: Annotated[float, Range(ge=0, le=8)] = 0.0
+    grad_scale_by: Literal["rows", "batch"] = "rows"
     cut_init: Annotated[float, Range(ge=1e-3, le=1e3)] = 1.0
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -81,7 +83,8 @@ class PretrainConfig(TrainingConfig):
     @property
     def name_parts(self) -> tuple[str, ...]:
         """What a generated name of the run says between its encoder and its seed."""
-        power = [f"gradscale{self.grad_scale:g}"] if self.grad_scale else []
+        by = "" if self.grad_scale_by == "rows" else "batch"
+        power = [f"gradscale{by}{self.grad_scale:g}"] if self.grad_scale else []
         cut = [f"cut{self.cut_init:g}"] if self.cut_init != 1 else []
         return (*super().name_parts, *([] if self.positives == "views" else ["supervised"]), *power, *cut)
 
@@ -89,6 +92,11 @@ class PretrainConfig(TrainingConfig):
     def gradient_power(self) -> float:
         """The power p of GradScale."""
         return self.grad_scale
+
+    @property
+    def gradient_by(self) -> Literal["rows", "batch"]:
+        """Whose norms GradScale takes."""
+        return self.grad_scale_by
 
     @property
     def initial_cut(self) -> float:

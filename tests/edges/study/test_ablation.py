@@ -22,11 +22,12 @@ def test_arms_and_seeds_make_one_table(quick, tmp_path: Path):
     table = ablate([*quick, "runtime=local", "data.max_images=400", "arms=[random,sec]", "seeds=[0,1]"])
     lines = table.strip().splitlines()
     assert re.split("  +", lines[0]) == [
-        *("arm", "runs", "probe top-1 %", "probe top-5 %", "kNN top-1 %", "difference from random [95 %]", "p")
+        *("arm", "runs", "probe top-1 %", "probe top-5 %", "kNN top-1 %", "difference from random [95 %]", "p"),
+        "kNN difference [95 %]",
     ]
     assert lines[2].split()[:2] == ["random", "2"]
     assert lines[3].split()[:2] == ["sec", "2"]
-    assert lines[3].count("±") == 3 and lines[3].count("[") == 1
+    assert lines[3].count("±") == 3 and lines[3].count("[") == 2
     assert "ui --backend-store-uri" in table
     (kept,) = (tmp_path / "runs" / "digits").glob("ablation-*.csv")
     cells = KeptCells(kept)

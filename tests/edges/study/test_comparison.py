@@ -18,20 +18,30 @@ def cells(points=("",)):
 
 
 def test_the_baseline_comes_first_and_the_others_are_compared_to_it():
-    made = Comparison.of(cells(), "probe/top1", "none")
+    made = Comparison.of(cells(), "probe/top1", "none", 2)
     assert [row.arm for row in made.rows] == ["none", "sec", "l2reg"]
     columns, none, sec, l2reg = made.table()
     assert columns == [
-        *("arm", "runs", "probe top-1 %", "kNN top-1 %", "difference from none [95 %]", "p"),
+        *("arm", "runs", "probe top-1 %", "kNN top-1 %", "difference from none [95 %]", "p (Holm, 2)"),
+        "kNN difference [95 %]",
     ]
-    assert none == ["none", "3", "53.00 ± 3.00", "40.00 ± 0.00", "", ""]
+    assert none == ["none", "3", "53.00 ± 3.00", "40.00 ± 0.00", "", "", ""]
     assert sec[:5] == ["sec", "3", "54.10 ± 3.10", "40.00 ± 0.00", "+1.10 [+0.85, +1.35]"]
     assert l2reg[4] == "-2.20 [-2.70, -1.70]"
     assert float(sec[5]) == pytest.approx(0.006, abs=1e-3)
+    assert sec[6] == "+0.00 [+0.00, +0.00]"
+
+
+def test_p_is_adjusted_for_the_comparisons_that_are_planned():
+    alone, planned = (Comparison.of(cells(), "probe/top1", "none", family) for family in (2, 12))
+    smallest = [min(row.difference.p for row in made.rows if row.difference) for made in (alone, planned)]
+    assert smallest[1] == pytest.approx(6 * smallest[0])
+    two = [cell for cell in cells() if cell.arm != "l2reg"]
+    assert "p" in Comparison.of(two, "probe/top1", "none", 1).table()[0]
 
 
 def test_a_point_is_compared_within_itself():
-    made = Comparison.of(cells(("temperature=0.1", "temperature=0.5")), "probe/top1", "none")
+    made = Comparison.of(cells(("temperature=0.1", "temperature=0.5")), "probe/top1", "none", 2)
     assert [row[0] for row in made.table()] == ["at", *["temperature=0.1"] * 3, *["temperature=0.5"] * 3]
     metrics = made.metrics()
     assert metrics["study/difference temperature 0.5 sec"] == pytest.approx(1.1)
@@ -48,43 +58,46 @@ def test_a_point_is_compared_within_itself():
 
 def test_causes_are_ratios_to_the_baseline_paired_by_seed():
     def with_causes(arm, seed, norm, deviation, step):
-        figures = {"norm_mean": norm * (1 + seed), "norm_std": deviation * (1 + seed), "step_angle_mean": step}
+        figures = {"norm_mean": norm * (1 + seed), "norm_std": deviation * (1 + seed)}
+        figures |= {"step_angle_mean": step, "step_angle_std": step**2}
         named = {f"mean/train/{name}": value for name, value in figures.items()}
         return kept(arm, "", seed, **{"probe/top1": 50.0 + seed + (arm == "sec"), **named})
 
     runs = [with_causes("none", seed, 8.0, 2.0, 0.1) for seed in (0, 1)]
     runs += [with_causes("sec", seed, 4.0, 0.5, 0.2) for seed in (0, 1)]
-    made = Comparison.of(runs, "probe/top1", "none").causes()
+    made = Comparison.of(runs, "probe/top1", "none", 2).causes()
     places = {}
     for axes in made.axes:
         (arm,) = (line for line in axes.get_lines() if line.get_marker() == "o")
         places[axes.get_xlabel()] = (arm.get_xdata()[0], arm.get_ydata()[0])
     assert places == {
         "turn of an embedding in a step": (pytest.approx(2), 1),
+        "unevenness of turns (deviation / mean)": (pytest.approx(2), 1),
         "mean norm": (pytest.approx(0.5), 1),
         "spread of norms (deviation / mean)": (pytest.approx(0.5), 1),
     }
 
 
 def test_without_norms_there_is_no_figure_of_causes():
-    assert Comparison.of(cells(), "probe/top1", "none").causes() is None
+    assert Comparison.of(cells(), "probe/top1", "none", 2).causes() is None
 
 
 def test_one_seed_has_no_interval_and_its_table_no_column_of_differences():
-    made = Comparison.of([cell for cell in cells() if cell.seed == 0], "probe/top1", "none")
+    made = Comparison.of([cell for cell in cells() if cell.seed == 0], "probe/top1", "none", 2)
     assert made.table()[0] == ["arm", "runs", "probe top-1 %", "kNN top-1 %"]
     assert "study/difference_low sec" not in made.metrics()
-    assert len(made.forest().axes) == 1
+    (axes,) = made.forest().axes
+    assert [line.get_fillstyle() for line in axes.lines if line.get_marker() == "D"] == ["none", "none"]
     assert made.over_values() is None
 
 
 def test_without_the_baseline_there_is_nothing_to_compare():
-    made = Comparison.of([cell for cell in cells() if cell.arm == "sec"], "probe/top1", "none")
+    made = Comparison.of([cell for cell in cells() if cell.arm == "sec"], "probe/top1", "none", 2)
     assert made.rows[0].difference is None and made.forest() is None
 
 
 def test_the_forest_shows_each_pair_and_the_interval():
-    (axes,) = Comparison.of(cells(), "probe/top1", "none").forest().axes
+    (axes,) = Comparison.of(cells(), "probe/top1", "none", 2).forest().axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["sec", "l2reg"]
     pairs = next(line for line in axes.lines if len(line.get_xdata()) == 3)
     assert list(pairs.get_xdata()) == pytest.approx([1.0, 1.1, 1.2])

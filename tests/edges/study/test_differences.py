@@ -42,12 +42,12 @@ def test_equal_differences_have_an_interval_without_width(shift, p):
 def test_p_is_adjusted_by_holm():
     """The example of p = 0.01, 0.04, 0.03, 0.005: 4 x 0.005, 3 x 0.01, 2 x 0.03, and never less than one before."""
     given_p = [0.01, 0.04, math.nan, 0.03, 0.005]
-    found = adjusted([Difference(mean=1.0, half_width=1.0, p=p, num_pairs=2) for p in given_p])
+    found = adjusted([Difference(mean=1.0, half_width=1.0, p=p, num_pairs=2) for p in given_p], 4)
     assert [one.p for one in found] == pytest.approx([0.03, 0.06, math.nan, 0.06, 0.02], nan_ok=True)
 
 
 def test_an_adjusted_p_is_at_most_one():
-    found = adjusted([Difference(mean=1.0, half_width=1.0, p=0.6, num_pairs=2)] * 3)
+    found = adjusted([Difference(mean=1.0, half_width=1.0, p=0.6, num_pairs=2)] * 3, 3)
     assert [one.p for one in found] == [1.0, 1.0, 1.0]
 
 
