@@ -111,9 +111,9 @@ def _compile_objective(setting: Setting, images: ResidentImages, device: torch.d
 
 def _change_optimiser(setting: Setting, images: ResidentImages, device: torch.device) -> Ours:
     ours = _make_uncompiled(setting, images, device)
-    groups = ours.recipe.optimiser.param_groups
-    # On a GPU ours is fused already; there the unfused one is measured.
-    optimiser = torch.optim.SGD(groups, lr=0.0, momentum=groups[0]["momentum"], fused=device.type == "cpu")
+    # On a GPU ours is fused already; there the unfused one is measured. What a group says has precedence.
+    groups = [{**group, "fused": device.type == "cpu"} for group in ours.recipe.optimiser.param_groups]
+    optimiser = torch.optim.SGD(groups, lr=0.0, momentum=groups[0]["momentum"])
     ours.recipe = replace(ours.recipe, optimiser=optimiser)
     return ours
 

@@ -10,13 +10,13 @@ of them on its device, so the views do not depend on the number of workers, and 
 """
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from ssl_sec.compilers import why_no_triton
 from ssl_sec.data.crops import RandomResizedCrop
 from ssl_sec.seeding import derived_seed
 
@@ -206,7 +206,7 @@ def why_not_fused(image_size_px: int, num_channels: int, device: torch.device) -
         return f"the images have {num_channels} channel, and the kernel makes colour images"
     if image_size_px > LARGEST_FUSED_VIEW_PX:
         return f"the views are {image_size_px} pixels wide, and the kernel makes at most {LARGEST_FUSED_VIEW_PX}"
-    return "Triton is not installed" if find_spec("triton") is None else None
+    return why_no_triton()
 
 
 class FlipAugmentation(_GlobalBatchAugmentation):

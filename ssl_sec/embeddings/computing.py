@@ -41,25 +41,25 @@ def embed(
     """
     bounds = [*range(rows.start, rows.stop, batch_size), rows.stop]
     indices = [torch.arange(start, end) for start, end in pairwise(bounds)]
-    kept: list[Tensor] = []
+    is_read: list[Tensor] = []
     found: list[Tensor] = []
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=computation.precision == "bfloat16")
     flow = batches(image_set, indices, device, computation.num_loader_workers)
     for wanted, batch in zip(indices, flow, strict=True):
-        # An image that cannot be read has been replaced by another one.
-        is_read = batch.indices.cpu() == wanted
+        # An image that cannot be read has been replaced by another one. Nothing here waits for a GPU.
+        is_read.append(batch.indices == wanted.to(device, non_blocking=True))
         images = unit_range(batch.images).to(computation.dtype, memory_format=computation.layout)
         with autocast:
             embeddings = network(images).float()
-        kept.append(wanted[is_read])
-        found.append(embeddings[is_read.to(embeddings.device)])
+        found.append(embeddings)
         on_images(len(wanted))
-    chosen = torch.cat(kept)
+    mask = torch.cat(is_read)
+    chosen = torch.arange(rows.start, rows.stop)[mask.cpu()]
     return Rows(
         rows=chosen.numpy(),
         paths=paths(image_set, chosen),
         labels=image_set.labels[chosen].numpy(),
-        embeddings=torch.cat(found).cpu().numpy(),
+        embeddings=torch.cat(found)[mask].cpu().numpy(),
     )
 
 

@@ -315,7 +315,7 @@ class RankedListLoss(Loss):
 
     def compares(self, labels: Labels) -> Bool[Tensor, ""]:
         """Whether there are two rows."""
-        return labels.new_tensor(len(labels) > 1, dtype=torch.bool)
+        return labels.new_full((), len(labels) > 1, dtype=torch.bool)
 
 
 def _weighted_mean(

@@ -290,7 +290,7 @@ class CrossEntropyLoss(Loss):
 
     def compares(self, labels: Labels) -> Bool[Tensor, ""]:
         """Whether there is a row at all."""
-        return torch.tensor(len(labels) > 0, device=labels.device)
+        return labels.new_full((), len(labels) > 0, dtype=torch.bool)
 
     def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
         own = embeddings[anchors], labels[anchors]

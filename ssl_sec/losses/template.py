@@ -52,7 +52,7 @@ class _ClassLoss(Loss):
 
     def compares(self, labels: Labels) -> Bool[Tensor, ""]:
         """Whether there is a row: every class has something to compare it with."""
-        return labels.new_tensor(len(labels) > 0, dtype=torch.bool)
+        return labels.new_full((), len(labels) > 0, dtype=torch.bool)
 
     @abstractmethod
     def _terms_of(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Float[Tensor, " anchors"]:

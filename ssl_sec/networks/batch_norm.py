@@ -41,12 +41,13 @@ class _GlobalBatchNormFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         images, weight, mean, variance, total = ctx.saved_tensors
-        # With given statistics, as in evaluation, the gradients of weight and bias are the two sums.
+        scale = torch.rsqrt(variance + ctx.eps)
+        # With given statistics, as in evaluation, the gradients of weight and bias are the two sums. CUDA's kernel
+        # takes the statistics from where training saves its own.
         _, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-            grad_outputs[0], images, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
+            grad_outputs[0], images, weight, mean, variance, mean, scale, False, ctx.eps, [False, True, True]
         )
         sums = sum_over_workers(torch.stack([grad_bias, grad_weight]))
-        scale = torch.rsqrt(variance + ctx.eps)
         if images.is_cuda:
             return (
                 _gradient_on_gpu(grad_outputs[0], images, weight, mean, scale, sums, total),

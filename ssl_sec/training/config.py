@@ -1,16 +1,14 @@
 """The constraint, the optimisers and the runtime as values of a run."""
 
-import os
-import shutil
 from abc import abstractmethod
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Annotated, Literal
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ssl_sec.compilers import why_no_triton
 from ssl_sec.data.samplers import worker_counts, worker_rows
 from ssl_sec.errors import ConfigError
 from ssl_sec.losses import SphericalConstraint
@@ -177,12 +175,6 @@ class SteppedSGDConfig(_SteppedOptimiserConfig):
 SteppedOptimiserConfig = SteppedAdamConfig | SteppedSGDConfig
 
 
-def can_compile() -> bool:
-    """Whether torch.compile can compile for a GPU here: it needs Triton and a C compiler."""
-    compilers = (os.environ.get("CC"), "cc", "gcc", "clang")
-    return find_spec("triton") is not None and any(shutil.which(name) for name in compilers if name)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _RuntimeConfig(Settings, key="runtime"):
     """How the network computes, wherever it runs.
@@ -192,7 +184,8 @@ class _RuntimeConfig(Settings, key="runtime"):
         precision: of the forward pass; bfloat16 is autocast, float64 is for checks of exactness. None takes bfloat16 on
             GPUs that support it, else float32.
         channels_last: whether activations are in the channels_last layout; None for yes.
-        compile: whether torch.compile compiles the network; None: on GPUs, if Triton and a C compiler are installed.
+        compile: whether torch.compile compiles the network; None: on GPUs, if Triton, a C compiler and Python's
+            headers are installed.
         graphs: whether the launches of a step are recorded once and replayed (CUDA graphs), in pretraining with one
             worker; None: wherever that is possible.
         recompute: whether the backbone's blocks compute their activations again in the backward pass, which takes less
@@ -215,7 +208,7 @@ class _RuntimeConfig(Settings, key="runtime"):
         return Computation(
             precision=self.precision or ("bfloat16" if has_bfloat16 else "float32"),
             channels_last=self.channels_last is not False,
-            compiled=on_gpu and can_compile() if self.compile is None else self.compile,
+            compiled=on_gpu and why_no_triton() is None if self.compile is None else self.compile,
             recomputed=self.recompute,
             num_loader_workers=self.num_loader_workers,
         )

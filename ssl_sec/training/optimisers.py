@@ -72,9 +72,8 @@ def adamw(groups: list[ParameterGroup]) -> Optimizer:
 
 
 def adam(groups: list[ParameterGroup]) -> Optimizer:
-    """Adam, the optimiser of SEC's metric-learning runs; the decay is part of the gradient."""
-    # On a GPU its steps are counted there, so that the host never waits.
-    return Adam(groups, lr=0.0, capturable=_are_on_gpu(groups))
+    """Adam, the optimiser of SEC's metric-learning runs; the decay is part of the gradient. On a GPU in one launch."""
+    return Adam(groups, lr=0.0, fused=_are_on_gpu(groups) or None)
 
 
 def lars(groups: list[ParameterGroup], momentum: float) -> Optimizer:

@@ -93,6 +93,6 @@ def test_it_is_taken_where_it_is_possible_and_refused_where_not():
 
 
 def test_a_machine_without_triton_takes_kornia(monkeypatch):
-    monkeypatch.setattr("ssl_sec.augment.views.find_spec", lambda name: None)
+    monkeypatch.setattr("ssl_sec.compilers.find_spec", lambda name: None)
     assert why_not_fused(32, 3, GPU) == "Triton is not installed"
     assert not isinstance(AugmentConfig().build(32, 3, 0, device=GPU), FusedSimCLRAugmentation)

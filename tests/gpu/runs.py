@@ -26,7 +26,7 @@ def recipe_on(
         precision: of the forward pass.
         fused: whether views are made in one launch; None for wherever that is possible.
         graphs: whether steps are recorded and replayed.
-        optimiser: sgd, lars or adam.
+        optimiser: sgd or lars.
         constraint: sec or sec_ema.
         total_steps: of the run.
     """

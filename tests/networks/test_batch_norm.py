@@ -4,9 +4,10 @@ import pytest
 import timm
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ssl_sec.collectives import rank
-from ssl_sec.networks.batch_norm import GlobalBatchNorm, globalise_batch_norm
+from ssl_sec.networks.batch_norm import GlobalBatchNorm, _GlobalBatchNormFunction, globalise_batch_norm
 from tests.workers import on_workers
 
 CHANNELS = 3
@@ -132,6 +133,24 @@ def test_one_worker_is_torchs_batch_norm_exactly(kind, shape, frozen):
     theirs = steps(with_random_weights(kind(CHANNELS).double()), batches, weights, frozen)
     ours = steps(with_random_weights(GlobalBatchNorm(CHANNELS).double()), batches, weights, frozen)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+class Backwards(TorchDispatchMode):
+    """The arguments of the kernel that sums in the backward pass."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.native_batch_norm_backward.default:
+            self.arguments = args
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_backward_kernel_has_its_statistics_also_where_cuda_reads_them():
+    """Without a gradient of the images CUDA's kernel needs the saved statistics; a CPU's does not read them."""
+    images, weight, bias = rows(8).requires_grad_(), torch.ones(CHANNELS).double(), torch.zeros(CHANNELS).double()
+    outputs, mean, variance, _ = _GlobalBatchNormFunction.apply(images, weight, bias, 1e-5)
+    with Backwards() as kernel:
+        outputs.square().sum().backward()
+    torch.testing.assert_close(kernel.arguments[5:7], (mean, (variance + 1e-5).rsqrt()))
 
 
 def network():

@@ -1,10 +1,11 @@
 """A device that computes on the CPU and counts what a GPU would do: launches, and waits of the host for a value.
 
 Its tensors are wrappers of tensors of the CPU. Every operation that writes values counts as a launch. Waits are copies
-to the CPU that are not `non_blocking`, numbers read out of a tensor, and operations whose result's shape depends on
-values.
+to the CPU and from it that are not `non_blocking`, numbers read out of a tensor, and operations whose result's shape
+depends on values.
 """
 
+import sys
 from collections import Counter
 
 import torch
@@ -68,6 +69,14 @@ class Held(torch.Tensor):
         raise AssertionError(f"{func} outside of a PretendGPU")
 
 
+def _by_kornia():
+    """Whether kornia copies in a way that does not wait on CUDA, the only device where it knows how."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name not in ("_to_device_nonblocking", "_as_tensor_nonblocking"):
+        frame = frame.f_back
+    return frame is not None
+
+
 class PretendGPU(TorchDispatchMode):
     """While it is entered, the device can be used, and is counted.
 
@@ -107,6 +116,8 @@ class PretendGPU(TorchDispatchMode):
                 self.waits[f"{name} by a mask"] += 1
             elif func is aten.copy_.default and not isinstance(args[0], Held):
                 self.waits[name] += 1
+        elif func is aten._to_copy.default and to_device and not kwargs.get("non_blocking", False) and not _by_kornia():
+            self.waits[f"{name} to the device"] += 1
         raw_args = tree_map_only(Held, lambda each: each.raw, (args, kwargs))
         out = func(*raw_args[0], **raw_args[1])
         on_device = to_device or (bool(held) and not to_host)

@@ -36,10 +36,11 @@ def pretraining(optimiser, runtime, images):
     return replace(recipe, observer=Monitor(config, recipe, runtime).online_probe)
 
 
-def metric_learning(optimiser, runtime, images, transform="none"):
+def metric_learning(optimiser, runtime, images, transform="none", loss="triplet"):
     config = test_metric_learning.config(
         runtime=FLOAT32,
         transform={"name": transform},
+        loss={"name": loss},
         optimiser={"name": optimiser, "learning_rate": 0.1, "backbone_learning_rate": 0.1},
         global_batch_size=40,
     )
@@ -62,6 +63,7 @@ CASES = {
     "triplet, adam": (metric_learning, "adam"),
     "hdml, adam": (partial(metric_learning, transform="hdml"), "adam"),
     "dvml, adam": (partial(metric_learning, transform="dvml"), "adam"),
+    "contrastive with sft, adam": (partial(metric_learning, transform="sft", loss="contrastive"), "adam"),
     "agents, sgd": (faces, "sgd_epochs"),
 }
 

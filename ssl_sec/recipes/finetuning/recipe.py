@@ -139,7 +139,8 @@ class BestNetwork:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over a state."""
-        self._weights, self._score, self.epoch = (state_dict[key] for key in ("weights", "score", "epoch"))
+        self._weights = {name: value.cpu() for name, value in state_dict["weights"].items()}
+        self._score, self.epoch = state_dict["score"], state_dict["epoch"]
 
 
 def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:

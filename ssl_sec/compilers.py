@@ -1,0 +1,24 @@
+"""Whether what compiles for a GPU is here."""
+
+import os
+import shutil
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def why_no_triton() -> str | None:
+    """Why Triton's kernels, and with them torch.compile's, cannot run on this machine; None if they can.
+
+    Triton compiles its launcher when a kernel first runs, by $CC, gcc or clang and with Python's headers.
+    """
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    given = os.environ.get("CC")
+    if not any(shutil.which(name) for name in ([given] if given else ["gcc", "clang"])):
+        return f"Triton needs the C compiler CC={given}, which is not found" if given else "Triton needs gcc or clang"
+    scheme = sysconfig.get_default_scheme()
+    headers = sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]
+    if not Path(headers, "Python.h").exists():
+        return f"Triton needs {headers}/Python.h (on Debian: the package python3-dev)"
+    return None

@@ -1,0 +1,50 @@
+"""What Triton needs on a machine is looked for before it is used."""
+
+import shutil
+import sysconfig
+
+import pytest
+
+from ssl_sec import compilers
+from ssl_sec.compilers import why_no_triton
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine with all that Triton needs; its headers and compilers can be taken away."""
+    (tmp_path / "Python.h").touch()
+    found = {"gcc", "clang"}
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(compilers, "find_spec", lambda name: name)
+    monkeypatch.setattr(shutil, "which", lambda name: name if name in found else None)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+    return found
+
+
+def test_a_machine_with_all_of_it(machine):
+    assert why_no_triton() is None
+
+
+def test_either_compiler_will_do_but_not_one_that_triton_does_not_look_for(machine):
+    machine.remove("gcc")
+    assert why_no_triton() is None
+    machine.remove("clang")
+    machine.add("cc")
+    assert why_no_triton() == "Triton needs gcc or clang"
+
+
+def test_the_compiler_that_is_asked_for_is_the_only_one(machine, monkeypatch):
+    monkeypatch.setenv("CC", "icc")
+    assert why_no_triton() == "Triton needs the C compiler CC=icc, which is not found"
+    machine.add("icc")
+    assert why_no_triton() is None
+
+
+def test_pythons_headers(machine, tmp_path):
+    (tmp_path / "Python.h").unlink()
+    assert why_no_triton() == f"Triton needs {tmp_path}/Python.h (on Debian: the package python3-dev)"
+
+
+def test_no_triton(machine, monkeypatch):
+    monkeypatch.setattr(compilers, "find_spec", lambda name: None)
+    assert why_no_triton() == "Triton is not installed"
