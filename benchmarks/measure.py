@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,7 +40,11 @@ def choose_device() -> torch.device:
 
 
 def time_in_turns(
-    functions: Mapping[str, Callable[[], object]], rounds: int, calls: int = 1, warm_up: bool = True
+    functions: Mapping[str, Callable[[], object]],
+    rounds: int,
+    calls: int = 1,
+    warm_up: bool = True,
+    before: Mapping[str, Callable[[], object]] = MappingProxyType({}),
 ) -> dict[str, list[float]]:
     """Measures the seconds per call in each round. In a round each function has one turn, so drift affects all alike.
 
@@ -48,6 +53,7 @@ def time_in_turns(
         rounds: the number of turns of each function.
         calls: the number of calls in one turn.
         warm_up: whether to call each function once before.
+        before: what is called before a function's turn, and not timed.
     """
     if warm_up:
         for function in functions.values():
@@ -55,6 +61,8 @@ def time_in_turns(
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
+            if name in before:
+                before[name]()
             synchronize()
             start = time.perf_counter()
             for _ in range(calls):

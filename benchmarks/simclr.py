@@ -92,6 +92,10 @@ def open_images(data: Mapping[str, Any]) -> ResidentImages:
 class Contender(Protocol):
     """An implementation that takes part; each call continues the training."""
 
+    def ready(self) -> None:
+        """Drops what was prepared while others had their turns."""
+        ...
+
     def steps(self, count: int) -> None:
         """Takes `count` steps."""
         ...
@@ -151,7 +155,12 @@ def make_recipe(
 
 
 class Ours:
-    """The package's training loop."""
+    """The package's training loop.
+
+    Attributes:
+        recipe: what it trains.
+        steps_taken: by all calls.
+    """
 
     def __init__(self, setting: Setting, images: ResidentImages, device: torch.device, **options: Any) -> None:
         if device.type == "cpu":
@@ -160,13 +169,16 @@ class Ours:
             torch.backends.cudnn.benchmark = True  # as in a worker; the peers benefit too
         self.recipe = make_recipe(setting, images, device, **options)
         self._runtime = QuietRuntime(device)
-        self._steps_taken = 0
+        self.steps_taken = 0
         self._take_step: TakeStep | None = None
+
+    def ready(self) -> None:
+        """Does nothing: nothing is prepared ahead of a step."""
 
     def steps(self, count: int) -> None:
         """Takes `count` steps."""
-        first, self._steps_taken = self._steps_taken, self._steps_taken + count
-        recipe = replace(self.recipe, total_steps=self._steps_taken)
+        first, self.steps_taken = self.steps_taken, self.steps_taken + count
+        recipe = replace(self.recipe, total_steps=self.steps_taken)
         cadence = Cadence(log_every_steps=NEVER, save_every_steps=NEVER, monitor_every_steps=NEVER)
         self._take_step = self._take_step or choose_step(self.recipe, self._runtime.device)  # made once
         train(recipe, self._runtime, cadence, lambda _: {}, first, self._take_step)
@@ -196,6 +208,9 @@ class _Peer:
     def loss(self, first: Tensor, second: Tensor) -> Tensor:
         """Computes NT-Xent from the embeddings of both views."""
         raise NotImplementedError
+
+    def ready(self) -> None:
+        """Does nothing, unless views are made ahead."""
 
     def steps(self, count: int) -> None:
         """Takes `count` steps."""
@@ -235,6 +250,11 @@ class Lightly(_Peer):
         while True:
             for first, second in loader:
                 yield first.to(self._device, non_blocking=True), second.to(self._device, non_blocking=True)
+
+    def ready(self) -> None:
+        """Drops the batches that its loader has made ahead, two for each process."""
+        for _ in itertools.islice(self._pairs, 2 * self._num_workers):
+            pass
 
     def loss(self, first: Tensor, second: Tensor) -> Tensor:
         """Computes lightly's NT-Xent."""

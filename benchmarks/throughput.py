@@ -51,8 +51,7 @@ from ssl_sec.training.step import autocast
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Long enough on a GPU that the batches a loader has prefetched do not matter.
-SECONDS_PER_TURN = {"cpu": 8.0, "cuda": 5.0}
+SECONDS_PER_TURN = {"cpu": 8.0, "cuda": 3.0}
 # The steps that compile, start processes and choose algorithms; then those that are timed to choose a turn's length.
 WARM_UP = {"cpu": (1, 1), "cuda": (10, 20)}
 NUM_RANDOM_IMAGES = {"cpu": 10_000, "cuda": 50_000}
@@ -146,6 +145,10 @@ class ContenderProcess:
         self._process.start()
         theirs.close()
 
+    def ready(self) -> None:
+        """As the contender's."""
+        self._call("ready")
+
     def steps(self, count: int) -> None:
         """Takes `count` steps."""
         self._call(count)
@@ -173,7 +176,13 @@ def _serve(connection: Connection, name: str, setting: Setting, images: Resident
     while (request := connection.recv()) is not None:
         try:
             contender = contender or list_contenders(device)[name](setting, images)
-            answer = measure_parts(contender, device) if request == "parts" else contender.steps(request)
+            match request:
+                case "parts":
+                    answer = measure_parts(contender, device)
+                case "ready":
+                    answer = contender.ready()
+                case _:
+                    answer = contender.steps(request)
         except Exception as error:
             answer = error
         connection.send(answer)
@@ -188,6 +197,7 @@ def measure(
     rounds: int,
     names: Collection[str] | None = None,
     separate: bool = False,
+    on_rows: Callable[[list[dict[str, Any]]], object] = lambda rows: None,
 ) -> list[dict[str, Any]]:
     """Measures contenders, which take turns, in one setting.
 
@@ -198,7 +208,9 @@ def measure(
         rounds: the number of turns of each.
         names: the contenders; None for all.
         separate: whether each runs in its own process, as it would in use.
+        on_rows: called with the rows whenever there is more of them.
     """
+    peak = measure_peak_rate(device, setting.precision)
     chosen = {name: make for name, make in list_contenders(device).items() if names is None or name in names}
     running: dict[str, Contender | ContenderProcess] = {}
     counts: dict[str, int] = {}
@@ -228,13 +240,13 @@ def measure(
     turns = {
         name: (lambda name=name: attempt(name, lambda: running[name].steps(counts[name]))) for name in list(running)
     }
-    timings = time_in_turns(turns, rounds, warm_up=False)
+    before = {name: (lambda name=name: attempt(name, lambda: running[name].ready())) for name in turns}
+    timings = time_in_turns(turns, rounds, warm_up=False, before=before)
     seconds = {name: [each / counts[name] for each in timings[name]] for name in running}
-    peak = measure_peak_rate(device, setting.precision)
-    rows: list[dict[str, Any]] = []
-    for name in chosen:
-        row: dict[str, Any] = {**asdict(setting), "contender": name}
-        if contender := running.get(name):
+    rows: list[dict[str, Any]] = [{**asdict(setting), "contender": name} for name in chosen]
+    for row in rows:
+        name = row["contender"]
+        if name in running:
             rates = [setting.batch / each for each in seconds[name]]
             row |= {
                 "images_per_s": statistics.median(rates),
@@ -245,14 +257,21 @@ def measure(
                     if peer in seconds and peer != name
                 },
             }
-            if device.type == "cuda":
+    on_rows(rows)
+    for row in rows:
+        name = row["contender"]
+        if contender := running.get(name):
+            # What a replayed graph holds was allocated when it was recorded: a step allocates nothing.
+            if device.type == "cuda" and not (isinstance(contender, Ours) and contender.recipe.graphed):
                 peak_bytes = attempt(name, lambda contender=contender: measure_peak_memory(lambda: contender.steps(1)))
                 row["peak_mib"] = None if peak_bytes is None else peak_bytes / 2**20
             parts = attempt(name, lambda contender=contender: measure_parts(contender, device))
             if parts is not None:
                 row["mfu"] = row["images_per_s"] * parts["flops_per_image"] / peak
                 row |= parts
-        rows.append(row | ({"error": errors[name]} if name in errors else {}))
+        if name in errors:
+            row["error"] = errors[name]
+        on_rows(rows)
     for contender in running.values():
         contender.close()
     running.clear()
@@ -267,6 +286,7 @@ def choose_steps_per_turn(
     """Chooses the steps of a contender that take the given seconds, by the type of the device."""
     first, timed = WARM_UP[device.type]
     contender.steps(first)
+    contender.ready()
     synchronize()
     start = time.perf_counter()
     contender.steps(timed)
@@ -291,8 +311,15 @@ def measure_parts(contender: Contender | ContenderProcess, device: torch.device)
     return {**parts, "flops_per_image": count_flops_per_image(recipe), "shares": measure_shares(recipe, device)}
 
 
-def count_waits_per_step(contender: Contender, steps: int = 20) -> float:
-    """Counts by torch's warnings how often a step waits for the GPU, without the waits at the end of a call."""
+def count_waits_per_step(contender: Ours) -> float:
+    """Counts by torch's warnings how often a step waits for the GPU, without the waits at the end of a call.
+
+    A report at the end of an epoch waits, too: the steps are of the inside of one.
+    """
+    steps_per_epoch = contender.recipe.sampler.steps_per_epoch
+    steps = max(1, min(10, (steps_per_epoch - 1) // 3))
+    if behind := contender.steps_taken % steps_per_epoch:
+        contender.steps(steps_per_epoch - behind)
 
     def count_waits(count: int) -> int:
         torch.cuda.set_sync_debug_mode("warn")

@@ -5,16 +5,16 @@
     python -m benchmarks.campaign --report <folder>                    # writes its results to the pages
     python -m benchmarks.campaign --pack <folder> --data <Parquet>     # the files for a machine without a network
 
-Does not need Ray, MLflow, Hydra, OmegaConf, git or a network. The order: the tests that need a GPU; the speed of
-pretraining ResNet-50 and ResNet-18, compared with lightly's recipe and a plain loop; the paper's runs on CIFAR-10 with
-their probes, ResNet-50 and then ResNet-18 with three seeds; views, options, growth and evaluation; the study of
-norms, each arm's search before its runs.
+Does not need Ray, MLflow, Hydra, OmegaConf, git or a network. The order: the speed of pretraining ResNet-50 and
+ResNet-18 at batch 256, compared with lightly's recipe and a plain loop; the tests that need a GPU; the paper's runs of
+NT-Xent and SEC on CIFAR-10 with their probes, ResNet-18 with three seeds and then ResNet-50; the speed at batch 1,024;
+the paper's other arms; views, options, growth and evaluation; the study of norms, each arm's search before its runs.
 
 A background process does the work. The command shows its output until the time is up or all parts are done. Another
-call with the same --output follows that process, or continues if it has ended: finished parts are skipped, and a
-training run resumes from its last checkpoint. When the time is up, a training run saves and stops within a minute. The
-folder has results/<part>.json, status.json, log.txt, and the caches of Inductor and Triton; checkpoints are in
---checkpoints.
+call with the same --output follows that process, whose end stays as it was set, or continues for --minutes if it has
+ended: finished parts are skipped, and a training run resumes from its last checkpoint. When the time is up, a training
+run saves and stops within a minute. The folder has results/<part>.json, status.json, log.txt, and the caches of
+Inductor and Triton; checkpoints are in --checkpoints.
 """
 
 import argparse
@@ -70,8 +70,8 @@ def main() -> int:
 def _follow(plan: Plan, options: argparse.Namespace, environment: dict[str, str]) -> int:
     from benchmarks.campaign.running import GRACE_S, follow, has_worker, read_deadline, set_deadline
 
-    if options.minutes is not None or not has_worker(plan.folder):
-        set_deadline(plan.folder, MINUTES if options.minutes is None else options.minutes)
+    if not has_worker(plan.folder):
+        set_deadline(plan.folder, options.minutes)
     until = time.time() + 60 * options.follow if options.follow is not None else read_deadline(plan.folder) + GRACE_S
     code = follow(plan, [sys.executable, "-m", "benchmarks.campaign", *sys.argv[1:], "--work"], environment, until)
     print((plan.folder / "status.json").read_text() if (plan.folder / "status.json").exists() else "")
@@ -99,7 +99,12 @@ def _make_parser() -> argparse.ArgumentParser:
         type=Path,
         help="a folder with train*.parquet and test*.parquet, a folder with a subfolder per class, or a .tar.gz of one",
     )
-    parser.add_argument("--minutes", type=float, help=f"stop the work after this time; default: {MINUTES:g}")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=MINUTES,
+        help=f"stop a worker that this call starts after this time; default: {MINUTES:g}",
+    )
     parser.add_argument("--follow", type=float, metavar="MINUTES", help="how long to show the worker's output")
     parser.add_argument("--checkpoints", type=Path, help="folder of the training runs; default: <output>/runs")
     parser.add_argument("--parts", nargs="+", default=[], metavar="PATTERN", help="run only these parts, as 'speed-*'")

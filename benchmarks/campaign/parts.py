@@ -1,17 +1,19 @@
 """The parts of a campaign: tests, speed, training runs with their probes, and the other benchmarks."""
 
+import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
 
 import torch
 
 from benchmarks import evaluation, growth, measure, options, throughput
+from benchmarks.campaign import outcomes
 from benchmarks.campaign.running import Part
 from benchmarks.campaign.scale import FULL, TINY, Scale
 from benchmarks.campaign.sheet import Plan, Sheet
@@ -20,6 +22,9 @@ from benchmarks.campaign.training import train_and_probe
 from benchmarks.measure import choose_device, describe_environment, describe_error, measure_peak_rate
 from benchmarks.simclr import Setting, draw_images, open_images
 from ssl_sec.data.image_set import ResidentImages
+
+# Of a test, where pytest-timeout is installed: one that hangs costs no more.
+_SECONDS_PER_TEST = 90
 
 # At the larger batch only those that fit into memory together.
 CONTENDERS: Mapping[int, tuple[str, ...] | None] = {
@@ -31,29 +36,37 @@ CONTENDERS: Mapping[int, tuple[str, ...] | None] = {
 def list_parts(plan: Plan) -> list[Part]:
     """Returns all parts, in order."""
     scale = TINY if plan.rehearsal else FULL
-    speed = [
-        Part(
-            name=f"speed-{encoder}-{batch}",
-            limit_s=480,
-            measure=lambda sheet, encoder=encoder, batch=batch: _measure_speed(sheet, scale, encoder, batch),
-        )
-        for batch in scale.batches
-        for encoder in ("resnet50", "resnet18")
-    ]
-    arms = [("resnet50", arm, 0) for arm in ("ntxent", "sec")]
-    arms += [("resnet18", arm, seed) for seed in scale.seeds for arm in ("ntxent", "sec", "sec_ema", "l2reg")]
-    runs = [
-        Part(
-            name=f"train-{encoder}-{arm}-s{seed}",
-            limit_s=3600,
-            measure=lambda sheet, recipe=f"{encoder}-{arm}", seed=seed: train_and_probe(sheet, scale, recipe, seed),
-        )
-        for encoder, arm, seed in arms
-    ]
+
+    def speed(batch: int) -> list[Part]:
+        return [
+            Part(
+                name=f"speed-{encoder}-{batch}",
+                limit_s=480,
+                measure=lambda sheet, encoder=encoder: _measure_speed(sheet, scale, encoder, batch),
+            )
+            for encoder in ("resnet50", "resnet18")
+        ]
+
+    def runs(encoder: str, arms: Sequence[str], seeds: Sequence[int]) -> list[Part]:
+        return [
+            Part(
+                name=f"train-{encoder}-{arm}-s{seed}",
+                limit_s=3600,
+                measure=lambda sheet, recipe=f"{encoder}-{arm}", seed=seed: train_and_probe(sheet, scale, recipe, seed),
+            )
+            for seed in seeds
+            for arm in arms
+        ]
+
+    # What half an hour can show comes first: the speed, the promises, and whether SEC helps a small network.
+    first, *larger = scale.batches
     parts = [
-        Part(name="gpu-tests", limit_s=480, measure=lambda sheet: _run_tests(sheet, scale)),
-        *speed,
-        *runs,
+        *speed(first),
+        Part(name="gpu-tests", limit_s=360, measure=lambda sheet: _run_tests(sheet, scale)),
+        *runs("resnet18", ("ntxent", "sec"), scale.seeds),
+        *runs("resnet50", ("ntxent", "sec"), (0,)),
+        *(part for batch in larger for part in speed(batch)),
+        *runs("resnet18", ("sec_ema", "l2reg"), scale.seeds),
         Part(name="views", limit_s=120, measure=lambda sheet: _measure_views(sheet, scale)),
         Part(name="options", limit_s=480, measure=lambda sheet: _measure_options(sheet, scale)),
         Part(name="growth", limit_s=240, measure=lambda sheet: _measure_growth(sheet, scale)),
@@ -64,30 +77,23 @@ def list_parts(plan: Plan) -> list[Part]:
 
 
 def _run_tests(sheet: Sheet, scale: Scale) -> None:
-    """Runs the tests that need a GPU, by pytest in its own process."""
-    report = sheet.path.with_suffix(".xml")
-    command = ["-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *scale.tests]
-    root = Path(__file__).parents[2]
-    pytest = subprocess.run([sys.executable, *command], cwd=root, capture_output=True, text=True)
-    print(pytest.stdout[-2000:], flush=True)
-    sheet.write(environment=describe_environment(), exit_code=pytest.returncode, **count_outcomes(report))
-    report.unlink(missing_ok=True)
-    if pytest.returncode not in (0, 1, 5):  # 1: tests failed, and are listed; 5: no tests were collected
-        raise RuntimeError((pytest.stdout + pytest.stderr).strip()[-1000:])
-
-
-def count_outcomes(report: Path) -> dict[str, Any]:
-    """Counts the tests of a JUnit file: collected, passed, failed and skipped, the last two with one line of reason."""
-    cases = [*ElementTree.parse(report).iter("testcase")] if report.exists() else []
-    failed: dict[str, str] = {}
-    skipped: dict[str, str] = {}
-    for case in cases:
-        name = f"{case.get('classname')}::{case.get('name')}"
-        for kinds, found in ((("failure", "error"), failed), (("skipped",), skipped)):
-            for outcome in (each for kind in kinds for each in case.findall(kind)):
-                found[name] = (outcome.get("message") or "").strip().partition("\n")[0][:300]
-    passed = len(cases) - len(failed) - len(skipped)
-    return {"collected": len(cases), "passed": passed, "failed": failed, "skipped": skipped}
+    """Runs the tests that need a GPU, by pytest in its own process; the sheet has each outcome as it comes."""
+    path = sheet.path.with_suffix(".jsonl")
+    path.unlink(missing_ok=True)
+    command = ["-m", "pytest", "-m", "gpu", "-v", "-p", "no:cacheprovider", "-p", outcomes.__name__, *scale.tests]
+    if find_spec("pytest_timeout") is not None:
+        command.append(f"--timeout={_SECONDS_PER_TEST}")
+    sheet.write(environment=describe_environment())
+    environment = {**os.environ, outcomes.FILE: str(path)}
+    with subprocess.Popen([sys.executable, *command], cwd=Path(__file__).parents[2], env=environment) as pytest:
+        while (code := pytest.poll()) is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                pytest.wait(5)
+            sheet.write(**outcomes.count_outcomes(path))
+    sheet.write(exit_code=code)
+    path.unlink(missing_ok=True)
+    if code not in (0, 1, 5):  # 1: tests failed, and are listed; 5: no tests were collected
+        raise RuntimeError(f"pytest ended with exit code {code}; its output is in log.txt")
 
 
 def _load_images(plan: Plan, at_least: int) -> ResidentImages:
@@ -118,7 +124,14 @@ def _measure_speed(sheet: Sheet, scale: Scale, encoder: str, batch: int) -> None
     images = _load_images(sheet.plan, batch)
     sheet.write(environment=describe_environment(), images=images.description)
     setting = _make_setting(scale, encoder, batch)
-    sheet.write(rows=throughput.measure(setting, images, choose_device(), scale.rounds, CONTENDERS.get(batch)))
+    throughput.measure(
+        setting,
+        images,
+        choose_device(),
+        scale.rounds,
+        CONTENDERS.get(batch),
+        on_rows=lambda rows: sheet.write(rows=rows),
+    )
 
 
 def _measure_views(sheet: Sheet, scale: Scale) -> None:

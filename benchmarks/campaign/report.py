@@ -39,7 +39,7 @@ def report(folder: Path, root: Path = ROOT, committed: Path = COMMITTED) -> int:
     """Copies a campaign's results into the repository and writes the regions; returns the exit code.
 
     Args:
-        folder: the campaign's folder, or its results.
+        folder: the campaign's folder, or its results; those in the repository write the regions anew.
         root: the repository.
         committed: the folder of the results in the repository.
 
@@ -48,11 +48,12 @@ def report(folder: Path, root: Path = ROOT, committed: Path = COMMITTED) -> int:
     """
     found = folder / "results" if (folder / "results").is_dir() else folder
     results = read(found)
-    if not results:
+    is_committed = found.resolve() == committed.resolve()
+    if not results and not is_committed:
         raise ConfigError(f"--report: {folder} has no results; allowed: the --output of a campaign")
     if any(each.get("rehearsal") for each in results.values()):
         raise ConfigError(f"--report: {folder} is a rehearsal; its figures are not results")
-    if found.resolve() != committed.resolve():
+    if not is_committed:
         committed.mkdir(parents=True, exist_ok=True)
         for name in results:
             shutil.copy(found / f"{name}.json", committed)
@@ -266,9 +267,10 @@ def _tests(results: Results) -> str:
     if "collected" not in found:
         return f"Tests that need a GPU: {found.get('error', NOT_YET)}."
     failed = "".join(f"\n- {name}: {why}" for name, why in found["failed"].items())
+    stopped = f"; {found['error']}" if "error" in found else ""
     return (
         f"Tests that need a GPU: {found['collected']} collected, {found['passed']} passed, "
-        f"{len(found['failed'])} failed, {len(found['skipped'])} skipped.{failed}"
+        f"{len(found['failed'])} failed, {len(found['skipped'])} skipped{stopped}.{failed}"
     )
 
 

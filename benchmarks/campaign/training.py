@@ -100,8 +100,10 @@ def train(
     def write() -> None:
         _write(sheet, train_s=before + (time.monotonic() - begun if is_new else 0.0))
 
-    _run_job("pretrain", config, folder, write)
-    write()
+    try:
+        _run_job("pretrain", config, folder, write)
+    finally:
+        write()
     shutil.rmtree(folder.checkpoints_path, ignore_errors=True)  # the encoder and the figures are kept
     return config
 

@@ -1,6 +1,9 @@
 import json
 import multiprocessing
 import sys
+import time
+import warnings
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -30,6 +33,44 @@ def test_functions_take_turns():
     assert turns == ["a", "b", *"aabb", *"aabb"]
     assert {name: len(taken) for name, taken in seconds.items()} == {"a": 2, "b": 2}
     assert all(taken > 0 for rounds in seconds.values() for taken in rounds)
+
+
+def test_what_is_called_before_a_turn_is_not_timed():
+    order = []
+    seconds = measure.time_in_turns(
+        {"a": lambda: order.append("turn")},
+        2,
+        warm_up=False,
+        before={"a": lambda: time.sleep(0.2) or order.append("-")},
+    )
+    assert order == ["-", "turn", "-", "turn"] and max(seconds["a"]) < 0.2
+
+
+class Waiting:
+    """Waits so often in each step, twice more where an epoch ends, and once at the end of a call."""
+
+    def __init__(self, waits_per_step, steps_per_epoch, steps_taken):
+        self.waits_per_step, self.steps_taken = waits_per_step, steps_taken
+        self.recipe = SimpleNamespace(sampler=SimpleNamespace(steps_per_epoch=steps_per_epoch))
+
+    def steps(self, count):
+        for _ in range(count):
+            self.steps_taken += 1
+            self.wait(self.waits_per_step + 2 * (self.steps_taken % self.recipe.sampler.steps_per_epoch == 0))
+        self.wait(1)
+
+    def wait(self, times):
+        for _ in range(times):
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+
+
+@pytest.mark.filterwarnings("ignore:called a synchronizing")
+@pytest.mark.parametrize("waits_per_step", [0, 3])
+@pytest.mark.parametrize(("steps_per_epoch", "steps_taken"), [(48, 0), (48, 40), (48, 47), (5, 12), (2000, 7)])
+def test_waits_are_counted_inside_an_epoch(waits_per_step, steps_per_epoch, steps_taken, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+    contender = Waiting(waits_per_step, steps_per_epoch, steps_taken)
+    assert throughput.count_waits_per_step(contender) == waits_per_step
 
 
 def test_the_ratio_is_the_median_over_rounds():

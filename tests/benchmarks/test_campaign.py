@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from benchmarks import measure, simclr, throughput
-from benchmarks.campaign import parts, recipes, report, running, training
+from benchmarks.campaign import __main__ as campaign
+from benchmarks.campaign import outcomes, parts, recipes, report, running, training
 from benchmarks.campaign.data import prepare_data
 from benchmarks.campaign.running import Part
 from benchmarks.campaign.sheet import Plan, Sheet
@@ -135,6 +136,17 @@ def test_a_call_starts_a_worker_and_reports_its_death(plan, capsys):
     assert capsys.readouterr().out == "hello\n"
 
 
+def test_a_call_leaves_the_end_of_a_running_worker_as_it_is(plan, monkeypatch, capsys):
+    plan.save()
+    before = running.read_deadline(plan.folder)
+    command = ["campaign", "--rehearse", "--output", str(plan.folder), "--minutes", "99", "--follow", "0"]
+    monkeypatch.setattr(sys, "argv", command)
+    with running.lock_folder(plan.folder):
+        assert campaign.main() == 0
+    assert running.read_deadline(plan.folder) == before
+    assert capsys.readouterr().out.startswith("following the running worker")
+
+
 def test_a_folder_has_one_campaign(plan):
     plan.save()
     plan.save()
@@ -163,10 +175,12 @@ def test_a_stopped_training_run_resumes_from_its_checkpoint_and_is_probed(tmp_pa
     assert states(plan) == {some[0].name: "stopped"} and folder.outcome() == "stopped"
     taken = folder.newest_step()
     assert taken is not None and 0 < taken < 16
+    seconds = Sheet(plan, some[0].name).read()["train_s"]
     running.set_deadline(plan.folder, minutes=10)
     running.work(plan, some)
     found = Sheet(plan, some[0].name).read()
     assert found["state"] == "done", found
+    assert found["train_s"] > seconds > 0
     assert found["steps"] == 16 and len(found["curves"]["rows"]) == 8
     assert 0 <= found["probe/top1"] <= 100 and found["recipe"] == "cifar10_sec_100"
     assert folder.encoder_path.exists() and not folder.checkpoints_path.exists()
@@ -178,6 +192,9 @@ class FakeContender:
 
     def __init__(self, fails_at=None):
         self._fails_at, self._taken = fails_at, 0
+
+    def ready(self):
+        pass
 
     def steps(self, count):
         self._taken += count
@@ -203,7 +220,15 @@ def test_a_contender_that_runs_out_of_memory_does_not_stop_the_others(monkeypatc
     monkeypatch.setitem(throughput.SECONDS_PER_TURN, "cpu", 0.002)
     monkeypatch.setitem(measure.PEAK_SIZES, "cpu", (128, 1))
     setting = simclr.Setting(encoder="resnet18", batch=8, precision="float32", width=0.125)
-    rows = throughput.measure(setting, simclr.draw_images(10, 16), torch.device("cpu"), rounds=2)
+    written = []
+    rows = throughput.measure(
+        setting,
+        simclr.draw_images(10, 16),
+        torch.device("cpu"),
+        rounds=2,
+        on_rows=lambda rows: written.append(json.loads(json.dumps(rows))),
+    )
+    assert "images_per_s" in written[0][0] and written[-1] == rows
     assert [row["contender"] for row in rows] == [*made]
     assert [row.get("error") for row in rows] == [None, "out of memory", "out of memory", None]
     assert [*rows[0]["times_as_fast_as"]] == ["lightly"]
@@ -220,42 +245,80 @@ def test_training_runs_use_the_papers_recipe(tmp_path):
     plan = Plan(output=str(tmp_path), checkpoints=str(tmp_path), data={"name": "folder", "root": "images"})
     values = training.make_run_values(plan, parts.FULL, "resnet50-sec", seed=2)
     values_of_recipe = recipes.load_recipes()["resnet50-sec"]
-    assert values == values_of_recipe | {"seed": 2, "output_dir": str(tmp_path), "data": plan.data}
+    changed = {"seed": 2, "output_dir": str(tmp_path), "data": plan.data, "check_images": 0}
+    assert values == values_of_recipe | changed
     names = [part.name for part in parts.list_parts(plan)]
-    assert names[0] == "gpu-tests" and names[1].startswith("speed-") and len(set(names)) == len(names)
-    assert names[5:9] == [
-        "train-resnet50-ntxent-s0",
-        "train-resnet50-sec-s0",
-        "train-resnet18-ntxent-s0",
-        "train-resnet18-sec-s0",
+    assert len(set(names)) == len(names)
+    assert names[:5] == [
+        *("speed-resnet50-256", "speed-resnet18-256", "gpu-tests"),
+        *("train-resnet18-ntxent-s0", "train-resnet18-sec-s0"),
+    ]
+    assert names[9:13] == [
+        *("train-resnet50-ntxent-s0", "train-resnet50-sec-s0"),
+        *("speed-resnet50-1024", "speed-resnet18-1024"),
     ]
     assert sum(name.startswith("train-resnet18-") for name in names) == 12
     studied = names[names.index("evaluation") + 1 :]
     assert studied[:2] == ["search-resnet18-none-0", "search-resnet18-sec-0"]
-    assert studied[12:19] == [
-        *(f"study-resnet18-{arm}-s{seed}" for seed in (0, 1, 2) for arm in ("none", "sec")),
+    assert studied[12:23] == [
+        *(f"study-resnet18-{arm}-s{seed}" for seed in range(5) for arm in ("none", "sec")),
         "long-resnet18",
     ]
-    assert len(studied) == 2 * 7 * (6 + 3) + 1
+    assert len(studied) == 2 * 7 * (6 + 5) + 1
     with pytest.raises(SystemExit, match="no such part"):
         parts.select_parts(plan, ["sped-*"])
 
 
-def test_outcomes_of_pytest_are_counted(tmp_path):
-    path = tmp_path / "report.xml"
-    path.write_text(
-        '<testsuites><testsuite><testcase classname="a" name="one"/><testcase classname="a" name="two">'
-        '<failure message="assert 1 == 2&#10;more">...</failure></testcase><testcase classname="b" name="three">'
-        '<skipped message="needs Triton"/></testcase><testcase classname="b" name="four"><error message="no module"/>'
-        "</testcase></testsuite></testsuites>"
-    )
-    assert parts.count_outcomes(path) == {
-        "collected": 4,
+TESTS = """
+import os, pytest
+
+def test_one():
+    pass
+
+def test_two():
+    assert 1 == 2, "by design"
+
+@pytest.fixture
+def torn():
+    yield
+    raise OSError("its end")
+
+def test_three(torn):
+    pass
+
+@pytest.mark.skip(reason="needs Triton")
+def test_four():
+    pass
+
+def test_five():
+    os._exit(9)
+"""
+
+
+def test_the_outcomes_of_tests_are_known_also_if_pytest_dies(tmp_path):
+    path = tmp_path / "outcomes.jsonl"
+    (tmp_path / "test_some.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", outcomes.__name__, "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, outcomes.FILE: str(path)}, capture_output=True)
+    assert done.returncode == 9
+    assert outcomes.count_outcomes(path) == {
+        "collected": 5,
         "passed": 1,
-        "failed": {"a::two": "assert 1 == 2", "b::four": "no module"},
-        "skipped": {"b::three": "needs Triton"},
+        "failed": {
+            "test_some.py::test_two": "AssertionError: by design",
+            "test_some.py::test_three": "OSError: its end",
+        },
+        "skipped": {"test_some.py::test_four": "needs Triton"},
     }
-    assert parts.count_outcomes(tmp_path / "none")["collected"] == 0
+    assert outcomes.count_outcomes(tmp_path / "none")["collected"] == 0
+
+
+def test_a_file_that_cannot_be_imported_is_a_failure(tmp_path):
+    path = tmp_path / "outcomes.jsonl"
+    (tmp_path / "test_some.py").write_text("import there_is_no_such_module")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", outcomes.__name__, "--rootdir", str(tmp_path), str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, outcomes.FILE: str(path)}, capture_output=True)
+    assert outcomes.count_outcomes(path)["failed"].keys() == {"test_some.py"}
 
 
 def test_the_regions_match_the_committed_results():
@@ -320,7 +383,7 @@ def test_a_report_copies_the_results_and_fills_the_regions(tmp_path):
     assert "| `cifar10_sec_100` | not yet run | 86.87 | not yet run | not yet run | 0 |" in results
     assert "| NT-Xent + SEC | 81.00 ± 1.00 | 99.00 ± 0.00 | 77.00 ± 0.00 | 3 |" in results
     assert "Hardware: NVIDIA H200, 16 cores, torch 2.11, 2026-12-01, commit abc." in speed and "commit abc." in results
-    assert "| sec | 3 | 87.10 ± 1.10 | 80.00 ± 0.00 | +1.10 [+0.85, +1.35] | 0.003 |" in results
+    assert "| sec | 3 | 87.10 ± 1.10 | 80.00 ± 0.00 | +1.10 [+0.85, +1.35] | 0.033 | +0.00 [+0.00, +0.00] |" in results
     assert "Searched: sec `optimiser.learning_rate=0.1`, `constraint.eta=0.5` (70.00 % of 1 trials)." in results
     assert "above the paper's SEC, 86.87 | none, 88.00, +1.13 |" in results and "| 90.50 in 15 min |" in results
     assert "5 collected, 4 passed, 1 failed, 0 skipped.\n- a::b: why" in log

@@ -9,7 +9,10 @@ import pytest
 
 from tests.gpu.conftest import needs_gpu
 
+# Of embeddings and statistics. Gradients differ more on a GPU, where what is compiled rounds sums in another order: an
+# activation near 0 that falls on the other side of ReLU changes them by its whole share.
 BOUNDS = {"float32": 1e-3, "bfloat16": 5e-2}
+GRADIENT_BOUNDS = {"float32": 1e-2, "bfloat16": 2e-1}
 # One of pairs in tiles, one that sorts, one with centres that move, and a transform.
 OBJECTIVES = ("ntxent", "triplet", "center", "rotate")
 
@@ -18,7 +21,7 @@ def printed(program, device, *arguments):
     """What a program prints of a device; inductor needs a compiler of the machine, which a CPU may lack."""
     backend = "inductor" if device.type == "cuda" else "aot_eager"
     command = [sys.executable, "-W", "ignore", "-m", program, device.type, backend, *arguments]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -32,7 +35,8 @@ def test_a_compiled_network_is_the_eager_one(device):
     for precision, distances in printed("tests.gpu.compiled_network", device).items():
         assert set(distances) == {"embeddings", "gradients", "statistics"}
         for name, distance in distances.items():
-            assert distance < BOUNDS[precision], (precision, name)
+            bounds = GRADIENT_BOUNDS if name == "gradients" and device.type == "cuda" else BOUNDS
+            assert distance < bounds[precision], (precision, name)
 
 
 @pytest.mark.gpu

@@ -32,8 +32,8 @@ def drawn(augment, images, step=3):
 
 
 def bound(size):
-    # kornia solves for its matrix in float32, and noise shows every shift.
-    return 1e-5 if size <= 32 else 1e-4
+    # kornia solves for its matrix in float32, and noise shows every shift; a GPU rounds sums of products once.
+    return 3e-5 if size <= 32 else 1e-4
 
 
 @pytest.mark.parametrize("size", [32, 96])

@@ -110,7 +110,7 @@ def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
     trained = store.probed()
     data = config.data or trained.data
     log_once(runtime, "loading %s and the encoder", data.name)
-    test_set = open_splits(data, config.probe)[1]
+    train_set, test_set = open_splits(data, config.probe)
     if runtime.rank == 0:
         store.describe_data(test_set)
     channels, height, width = test_set.image_shape
@@ -120,7 +120,8 @@ def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
     if config.probe.num_channels is not None or config.probe.image_size_px is not None:
         encoder = Adapted(encoder, size, num_channels)
     encoder.to(runtime.device)
-    findings = linear_evaluation(encoder, data, config.probe, config.runtime.on(runtime.device), runtime)
+    computation = config.runtime.on(runtime.device)
+    findings = _evaluation(encoder, train_set, test_set, config.probe, computation, runtime)
     runtime.report(2 * config.probe.epochs, findings.metrics())
     if runtime.rank == 0:
         confusion = {
@@ -145,9 +146,20 @@ def linear_evaluation(
         computation: how the network computes.
         runtime: this worker's.
     """
+    return _evaluation(encoder, *open_splits(data, config), config, computation, runtime)
+
+
+def _evaluation(
+    encoder: nn.Module,
+    train_set: ImageSet,
+    test_set: ImageSet,
+    config: ProbeConfig,
+    computation: Computation,
+    runtime: Runtime,
+) -> ProbeFindings:
     encoder.eval()
     lay_out(encoder, runtime.device, computation.channels_last)
-    train_set, test_set = (on_device(each, runtime.device) for each in open_splits(data, config))
+    train_set, test_set = (on_device(each, runtime.device) for each in (train_set, test_set))
     for image_set in (train_set, test_set):
         require_labels(image_set, "a linear probe")
     require_same_classes(train_set, test_set, "a probe")
