@@ -61,7 +61,7 @@ def add_grid(axes: Axes) -> None:
 def small_plots(
     count: int, size_inches: tuple[float, float], least_width: float = 0.0, margin: float = 0.0
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of small plots, three in a row.
+    """A figure of small plots, three in a row; four are two by two.
 
     Args:
         count: of the plots.
@@ -69,7 +69,7 @@ def small_plots(
         least_width: of the figure, in inches.
         margin: its height beyond that of the plots, in inches.
     """
-    columns = min(count, 3)
+    columns = 2 if count == 4 else min(count, 3)
     rows = -(-count // columns)
     width, height = size_inches
     figure = Figure(figsize=(max(width * columns, least_width), height * rows + margin), layout="constrained")
