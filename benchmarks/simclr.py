@@ -6,6 +6,7 @@ batched transforms, NT-Xent as the cross-entropy of all cosines. All use SGD wit
 """
 
 import itertools
+import warnings
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.flop_counter import FlopCounterMode
 
 from ssl_sec import collectives
 from ssl_sec.data.config import FolderConfig, ParquetConfig
@@ -185,6 +187,38 @@ class Ours:
 
     def close(self) -> None:
         """Does nothing: there are no processes to end."""
+
+
+def count_waits_per_step(contender: Ours) -> float:
+    """Counts by torch's warnings how often a step waits for the GPU, without the waits at the end of a call.
+
+    A report at the end of an epoch waits, too: the steps are of the inside of one.
+    """
+    steps_per_epoch = contender.recipe.sampler.steps_per_epoch
+    steps = max(1, min(10, (steps_per_epoch - 1) // 3))
+    if behind := contender.steps_taken % steps_per_epoch:
+        contender.steps(steps_per_epoch - behind)
+
+    def count_waits(count: int) -> int:
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                contender.steps(count)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return sum("synchronizing CUDA operation" in str(each.message) for each in caught)
+
+    return (count_waits(2 * steps) - count_waits(steps)) / steps
+
+
+def count_flops_per_image(recipe: Recipe) -> float:
+    """Counts the operations of the forward and backward pass of both views of an image, by torch's counter."""
+    views = torch.zeros(2, *recipe.image_set.image_shape, device=next(recipe.encoder.parameters()).device)
+    with FlopCounterMode(display=False) as counter:
+        recipe.head(recipe.encoder(views)).sum().backward()
+    recipe.optimiser.zero_grad()
+    return counter.get_total_flops()
 
 
 class _Peer:

@@ -18,7 +18,6 @@ import multiprocessing
 import os
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.measure import (
     RESULTS,
@@ -42,7 +40,18 @@ from benchmarks.measure import (
     synchronize,
     time_in_turns,
 )
-from benchmarks.simclr import Contender, Lightly, Ours, Plain, Setting, describe_data, draw_images, open_images
+from benchmarks.simclr import (
+    Contender,
+    Lightly,
+    Ours,
+    Plain,
+    Setting,
+    count_flops_per_image,
+    count_waits_per_step,
+    describe_data,
+    draw_images,
+    open_images,
+)
 from ssl_sec.batch import Batch
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.training.recipe import Recipe
@@ -309,38 +318,6 @@ def measure_parts(contender: Contender | ContenderProcess, device: torch.device)
     recipe = contender.recipe
     parts: dict[str, Any] = {"waits_per_step": count_waits_per_step(contender)} if device.type == "cuda" else {}
     return {**parts, "flops_per_image": count_flops_per_image(recipe), "shares": measure_shares(recipe, device)}
-
-
-def count_waits_per_step(contender: Ours) -> float:
-    """Counts by torch's warnings how often a step waits for the GPU, without the waits at the end of a call.
-
-    A report at the end of an epoch waits, too: the steps are of the inside of one.
-    """
-    steps_per_epoch = contender.recipe.sampler.steps_per_epoch
-    steps = max(1, min(10, (steps_per_epoch - 1) // 3))
-    if behind := contender.steps_taken % steps_per_epoch:
-        contender.steps(steps_per_epoch - behind)
-
-    def count_waits(count: int) -> int:
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                contender.steps(count)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        return sum("synchronizing CUDA operation" in str(each.message) for each in caught)
-
-    return (count_waits(2 * steps) - count_waits(steps)) / steps
-
-
-def count_flops_per_image(recipe: Recipe) -> float:
-    """Counts the operations of the forward and backward pass of both views of an image, by torch's counter."""
-    views = torch.zeros(2, *recipe.image_set.image_shape, device=next(recipe.encoder.parameters()).device)
-    with FlopCounterMode(display=False) as counter:
-        recipe.head(recipe.encoder(views)).sum().backward()
-    recipe.optimiser.zero_grad()
-    return counter.get_total_flops()
 
 
 def measure_shares(recipe: Recipe, device: torch.device, steps: int = 2) -> dict[str, float]:

@@ -70,7 +70,7 @@ class Waiting:
 def test_waits_are_counted_inside_an_epoch(waits_per_step, steps_per_epoch, steps_taken, monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
     contender = Waiting(waits_per_step, steps_per_epoch, steps_taken)
-    assert throughput.count_waits_per_step(contender) == waits_per_step
+    assert simclr.count_waits_per_step(contender) == waits_per_step
 
 
 def test_the_ratio_is_the_median_over_rounds():
@@ -207,7 +207,7 @@ def test_operations_per_image_are_those_of_its_two_views():
     ]
     products = 8 * 3 * 9 * 16**2 + sum(9 * out * inputs * side**2 * count for out, inputs, side, count in stages)
     products += 16 * 8 * 8**2 + 32 * 16 * 4**2 + 64 * 32 * 2**2 + 64 * 64 + 64 * 128
-    counted = throughput.count_flops_per_image(ours.recipe)
+    counted = simclr.count_flops_per_image(ours.recipe)
     # The backward pass takes twice the forward pass, except for the images, which need no gradient.
     assert counted == 2 * (3 * 2 * products - 2 * 8 * 3 * 9 * 16**2)
 
