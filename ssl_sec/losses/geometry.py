@@ -11,6 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+# Whose norms GradScale takes: the rows' own, or the mean of the batch.
+GradScaleBy = Literal["rows", "batch"]
+
 
 def in_full_precision(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
     """The rows in float32, or in float64 if they already are: half precision is for the network only."""
@@ -50,7 +53,7 @@ def directions(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch d
 
 class _GradScale(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, embeddings: Tensor, power: float, by: Literal["rows", "batch"]) -> Tensor:
+    def forward(ctx: Any, embeddings: Tensor, power: float, by: GradScaleBy) -> Tensor:
         ctx.save_for_backward(embeddings)
         ctx.power, ctx.by = power, by
         return embeddings.view_as(embeddings)
@@ -64,7 +67,7 @@ class _GradScale(torch.autograd.Function):
 
 
 def grad_scale(
-    embeddings: Float[Tensor, "batch dim"], power: float, by: Literal["rows", "batch"] = "rows"
+    embeddings: Float[Tensor, "batch dim"], power: float, by: GradScaleBy = "rows"
 ) -> Float[Tensor, "batch dim"]:
     """The rows as they are, with gradients ‖f_i‖^p · ∂L/∂f_i (GradScale, Draganov et al. 2025).
 

@@ -13,6 +13,7 @@ from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.losses import PAIR_LOSSES, Loss
 from ssl_sec.losses.angular import DisjointLoss
 from ssl_sec.losses.config import ClassLossConfig, PairLossConfig, TeacherLossConfig
+from ssl_sec.losses.geometry import GradScaleBy
 from ssl_sec.networks.config import EncoderConfig, HeadConfig
 from ssl_sec.recipes.tracking import OutputDir, TrackingConfig
 from ssl_sec.settings import (
@@ -161,7 +162,7 @@ class TrainingConfig(RunConfig, is_base=True):
         return 0.0
 
     @property
-    def gradient_by(self) -> Literal["rows", "batch"]:
+    def gradient_by(self) -> GradScaleBy:
         """Whose norms GradScale takes."""
         return "rows"
 

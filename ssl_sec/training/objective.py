@@ -7,7 +7,6 @@ has further terms and weights (`ssl_sec.losses.generators.base`).
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int64
@@ -18,7 +17,7 @@ from ssl_sec.losses.agents import AgentDistortion, agent_distortion, agent_disto
 from ssl_sec.losses.base import Loss
 from ssl_sec.losses.contrastive import TeacherLoss
 from ssl_sec.losses.generators.base import GlobalBatch, RowGenerator
-from ssl_sec.losses.geometry import grad_scale, in_full_precision, norms
+from ssl_sec.losses.geometry import GradScaleBy, grad_scale, in_full_precision, norms
 from ssl_sec.losses.spherical import SphericalConstraint
 from ssl_sec.losses.template import AgentLoss
 from ssl_sec.losses.transform import SphericalFeatureTransform
@@ -73,7 +72,7 @@ class Objective(nn.Module):
         eta: Schedule,
         transform: Transform | None = None,
         gradient_power: float = 0.0,
-        gradient_by: Literal["rows", "batch"] = "rows",
+        gradient_by: GradScaleBy = "rows",
     ) -> None:
         super().__init__()
         self.loss = loss
@@ -81,7 +80,7 @@ class Objective(nn.Module):
         self.eta = eta
         self.transform = transform
         self.gradient_power = gradient_power
-        self.gradient_by: Literal["rows", "batch"] = gradient_by
+        self.gradient_by: GradScaleBy = gradient_by
         self.distortion = None if self._agents is None else AgentDistortion()
 
     def forward(

@@ -92,17 +92,21 @@ class Comparison:
 
     def _difference(self, row: Row, metric: str) -> Difference | None:
         """How a row differs from the baseline at its point; None for the baseline, or without a common seed."""
-        baselines = [one for one in self.rows if one.point == row.point and one.arm == self.baseline]
-        if row.arm == self.baseline or not baselines:
+        baseline = self._baseline_of(row)
+        if row.arm == self.baseline or baseline is None:
             return None
-        return difference(row.of(metric), baselines[0].of(metric))
+        return difference(row.of(metric), baseline.of(metric))
+
+    def _baseline_of(self, row: Row) -> Row | None:
+        """The baseline's row at the point of a row."""
+        return next((one for one in self.rows if one.point == row.point and one.arm == self.baseline), None)
 
     def _compared(self) -> Iterator[tuple[Row, Difference, Row]]:
         """The rows with a difference, that difference, and the baseline's row at their point."""
-        baselines = {row.point: row for row in self.rows if row.arm == self.baseline}
         for row in self.rows:
-            if row.difference is not None:
-                yield row, row.difference, baselines[row.point]
+            baseline = self._baseline_of(row)
+            if row.difference is not None and baseline is not None:
+                yield row, row.difference, baseline
 
     def table(self) -> list[list[str]]:
         """Its columns, and a row for each arm at each point."""

@@ -7,6 +7,7 @@ from ssl_sec.augment.config import AugmentConfig
 from ssl_sec.data.config import DataConfig
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.losses.config import PairLossConfig, TeacherLossConfig
+from ssl_sec.losses.geometry import GradScaleBy
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
 from ssl_sec.settings import (
     Count,
@@ -68,7 +69,7 @@ class PretrainConfig(TrainingConfig):
     check_images: CountOrZero = 100_000
     positives: Literal["views", "classes"] = "views"
     grad_scale: Annotated[float, Range(ge=0, le=8)] = 0.0
-    grad_scale_by: Literal["rows", "batch"] = "rows"
+    grad_scale_by: GradScaleBy = "rows"
     cut_init: Annotated[float, Range(ge=1e-3, le=1e3)] = 1.0
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -94,7 +95,7 @@ class PretrainConfig(TrainingConfig):
         return self.grad_scale
 
     @property
-    def gradient_by(self) -> Literal["rows", "batch"]:
+    def gradient_by(self) -> GradScaleBy:
         """Whose norms GradScale takes."""
         return self.grad_scale_by
 
