@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
 from ssl_sec.batch import Batch
-from ssl_sec.data.crops import Crop
+from ssl_sec.data.crops import CentreSquare, Crop
 from ssl_sec.data.decode import OnBadImage, decode_image
 from ssl_sec.errors import DataError, printable
 
@@ -391,10 +391,10 @@ def with_crop(image_set: ImageSet, crop: Crop) -> ImageSet:
     """The same images with another crop: training and evaluation use one set.
 
     Args:
-        image_set: encoded images, with which the result shares the count of bad ones; resident ones have one size and
-            are returned unchanged.
+        image_set: encoded images, with which the result shares the count of bad ones; those of one size, resident or
+            read at `data.image_size_px`, are returned unchanged.
         crop: the new crop of each image.
     """
-    if not isinstance(image_set, EncodedImages):
+    if not isinstance(image_set, EncodedImages) or isinstance(image_set.crop, CentreSquare):
         return image_set
     return replace(image_set, crop=crop, image_shape=(image_set.image_shape[0], crop.size_px, crop.size_px))

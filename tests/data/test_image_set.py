@@ -134,6 +134,11 @@ def test_one_set_is_cropped_for_training_and_for_evaluation(tmp_path):
     assert with_crop(whole, CentreCrop()) is whole
 
 
+def test_images_that_are_read_at_one_size_keep_it(tmp_path):
+    image_set = replace(encoded(tmp_path), crop=CentreSquare(size_px=5), image_shape=(3, 5, 5))
+    assert with_crop(image_set, CentreCrop(short_side_px=7, size_px=6)) is image_set
+
+
 def test_pickling(tmp_path):
     image_set = subset(encoded(tmp_path), torch.tensor([3, 1]))
     assert values(pickle.loads(pickle.dumps(image_set)).read(torch.tensor([0, 1]))) == [3, 1]

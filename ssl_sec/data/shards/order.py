@@ -1,10 +1,11 @@
 r"""Which images are in step t of a set that is read by blocks: a function of (seed, t) alone.
 
-The blocks of a set are put into an order that the seed and the epoch determine; so their N images form a sequence. The
-B rows of a global batch belong to L lanes, B / L rows each. With S = ⌊N / B⌋ steps an epoch, lane l takes the images
-l S B / L, …, (l + 1) S B / L - 1 of the sequence, and windows of R images in a row are shuffled, W = L R images in all
-lanes. L is the largest divisor of B up to 16 for which R is at least the mean size of a block. Windows of different
-lanes end at different steps.
+The blocks of a set are put into an order, and each is read from an image on, that the seed and the epoch determine; so
+its N images form a sequence, and those that no whole batch takes differ between epochs. The B rows of a global batch
+belong to L lanes, B / L rows each. With S = ⌊N / B⌋ steps an epoch, lane l takes the images l S B / L, …,
+(l + 1) S B / L - 1 of the sequence, and windows of R images in a row are shuffled, W = L R images in all lanes. L is
+the largest divisor of B up to 16 for which R is at least the mean size of a block. Windows of different lanes end at
+different steps.
 
 So an image is drawn at most once in an epoch; a worker, whose rows are those of some lanes, reads the blocks of these
 lanes alone, each once, and holds the blocks of a window of each lane; and any step's images are known without those
@@ -23,6 +24,7 @@ from ssl_sec.data.samplers import check_batch_size, permute
 from ssl_sec.seeding import derived_seed
 
 _MOST_LANES = 16
+_MOST_TURNED = 1 << 40  # so that sums stay within int64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,7 +78,8 @@ class BlockShuffledBatches:
         places = torch.cat([self._places(epoch, lane, taken) for lane in range(self.num_lanes)])
         order, ends, starts = _blocks_in_order(self, epoch)
         numbers = torch.searchsorted(ends, places, right=True)
-        within = places - (ends[numbers] - self.sizes[order[numbers]])
+        sizes = self.sizes[order[numbers]]
+        within = (places - ends[numbers] + derived_seed(self.seed, "turn", epoch) % _MOST_TURNED) % sizes
         return starts[order[numbers]] + within
 
     def _places(self, epoch: int, lane: int, rows: range) -> Int64[Tensor, " rows"]:

@@ -194,6 +194,11 @@ def _scan(file: File) -> pa.Table:
             elif extension.lower() == "cls":
                 content = archive.extractfile(member)
                 labels[key] = _label(b"" if content is None else content.read(), f"{path} member {member.name}")
+        opened.seek(archive.offset)  # tarfile takes a header that is cut off for the end
+        if opened.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise DataError(
+                f"{printable(path)}: cut off after {archive.offset:,} bytes: it has no end-of-archive block"
+            )
     if not images:
         raise DataError(f"{printable(path)}: no images; allowed: members named {', '.join(sorted(EXTENSIONS))}")
     names, offsets, sizes = zip(*images.values(), strict=True)

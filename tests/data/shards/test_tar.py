@@ -120,6 +120,17 @@ def test_a_shard_that_is_cut_off_is_named(tmp_path):
     assert line(lambda: opened(tmp_path, path)).startswith(f"{path}: cannot be read: ")
 
 
+def test_a_shard_is_refused_wherever_it_is_cut_off(tmp_path):
+    content = write_tar(tmp_path / "whole.tar", {f"{i}.png": plain(i) for i in range(3)}).read_bytes()
+    end = len(content.rstrip(b"\0")) // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE + tarfile.BLOCKSIZE
+    path = tmp_path / "a.tar"
+    for length in (*range(tarfile.BLOCKSIZE, end, 100), end):
+        path.write_bytes(content[:length])
+        assert "a.tar" in line(lambda: opened(tmp_path, path)), length
+    path.write_bytes(content[: end + tarfile.BLOCKSIZE])
+    assert len(opened(tmp_path, path)) == 3
+
+
 def test_splits_with_classes_of_their_own(tmp_path):
     for name, labels in (("train", (4, 2)), ("test", (7, 9)), ("both", (2, 9))):
         members = {
