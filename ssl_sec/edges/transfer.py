@@ -113,7 +113,7 @@ def _image_shape(config: TransferConfig, found: FoundNetwork) -> tuple[int, int]
         own, height, width = found.folder.data().image_shape
     else:  # a run in MLflow, whose folder may be anywhere
         try:
-            own, height, width = found.config.open_evaluated(found.config.data).image_shape
+            own, height, width = found.config.open_examples(found.config.data).image_shape
         except UserError as error:
             raise ConfigError(
                 "probe.image_size_px, probe.num_channels: found None, must be given, since the images that the run was "

@@ -9,6 +9,7 @@ import torch
 from ssl_sec.data.config import DataConfig
 from ssl_sec.data.crops import Crop
 from ssl_sec.data.image_set import ImageSet
+from ssl_sec.errors import MissingDataError
 from ssl_sec.evaluation.config import ProbeConfig
 from ssl_sec.losses import PAIR_LOSSES, Loss
 from ssl_sec.losses.angular import DisjointLoss
@@ -189,6 +190,13 @@ class TrainingConfig(RunConfig, is_base=True):
     def open_evaluated(self, data: DataConfig) -> ImageSet:
         """The images of a data set, prepared for evaluation."""
         return data.open("test")
+
+    def open_examples(self, data: DataConfig) -> ImageSet:
+        """Images as the network gets them in evaluation: of the training split if there is no test split."""
+        try:
+            return self.open_evaluated(data)
+        except MissingDataError:
+            return data.open("train", self.evaluated_crop)
 
     def tied_to_the_length(self) -> list[str]:
         """The keys whose schedule depends on the length of the run."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from ssl_sec.data.base_config import DataSetConfig
 from ssl_sec.data.config import (
@@ -311,3 +312,15 @@ def test_tags_of_ones_own_have_names_of_their_own():
     for name, allowed in (("job", "another name: job, recipe"), ("mlflow.user", "another name"), ("a=b", "letters")):
         with pytest.raises(ConfigError, match=f"^tracking.tags.{name}: found '{name}', must be {allowed}"):
             from_values(PretrainConfig, {**RUN, "tracking": {"tags": {name: "mine"}}})
+
+
+def test_examples_are_training_images_where_there_are_no_test_images(tmp_path):
+    image = Image.new("L", (12, 10))
+    image.save(tmp_path / "photo.png")
+    run, data = from_values(PretrainConfig, RUN), FolderConfig(root=str(tmp_path), image_size_px=8)
+    examples = run.open_examples(data)
+    assert examples.image_shape == (3, 8, 8) and len(examples) == 1
+    for split in ("train", "test"):
+        (tmp_path / split / "a").mkdir(parents=True)
+        image.save(tmp_path / split / "a" / "photo.png")
+    assert "test" in run.open_examples(data).name

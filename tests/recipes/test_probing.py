@@ -12,7 +12,7 @@ from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import DataError, Stopped
 from ssl_sec.evaluation.classification import logistic
 from ssl_sec.evaluation.classification.calibration import Calibration
-from ssl_sec.evaluation.classification.logistic import LogisticRegression
+from ssl_sec.evaluation.classification.logistic import LogisticRegression, fit_logistic
 from ssl_sec.evaluation.linear_probe import ProbeResult
 from ssl_sec.networks.config import ResNetConfig
 from ssl_sec.recipes.probing import recipe as probing
@@ -250,6 +250,18 @@ def test_transfer_and_corruptions_are_measured_where_they_are_asked_for():
     # Contrast shrinks the digits towards their mean, which a linear probe of pixels cannot bear.
     assert corrupted["probe/corruption/contrast_5_top1"] < plain["probe/top1"] - 5
     assert corrupted["probe/corruption/mean_top1"] < plain["probe/top1"]
+
+
+def test_logistic_regression_has_no_more_labels_than_the_probe(monkeypatch):
+    fitted: list[int] = []
+
+    def noted(train, *arguments, **options):
+        fitted.append(len(train[1]))
+        return fit_logistic(train, *arguments, **options)
+
+    monkeypatch.setattr(logistic, "fit_logistic", noted)
+    probe(config=dataclasses.replace(QUICK, logistic=True, labels_per_class=3))
+    assert set(fitted) == {30}
 
 
 def test_a_number_of_labels_that_a_class_lacks_is_left_out():

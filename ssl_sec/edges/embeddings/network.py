@@ -89,10 +89,12 @@ class NetworkOfRun(TravellingNetwork):
     Attributes:
         job: of the run.
         config: of the run.
+        trained_shape: channels, height and width of the images that it was trained on; None if that is not known.
     """
 
     job: str
     config: TrainingConfig
+    trained_shape: tuple[int, ...] | None = None
 
     @property
     def data(self) -> DataConfig:
@@ -102,12 +104,18 @@ class NetworkOfRun(TravellingNetwork):
     @property
     def image_size_px(self) -> int | None:
         """As the run's data set has it."""
-        return getattr(self.config.data, "image_size_px", None)
+        size_px = getattr(self.config.data, "image_size_px", None)
+        if size_px is None and self.trained_shape is not None and self.config.evaluated_crop != self.crop:
+            return min(self.trained_shape[1:])
+        return size_px
 
     @property
     def crop(self) -> Crop | None:
-        """That of the run's evaluation."""
-        return self.config.evaluated_crop
+        """That of the run's evaluation, if it cropped: images of one size are not."""
+        crop = self.config.evaluated_crop
+        if crop is None or self.trained_shape is None or self.trained_shape[1:] == (crop.size_px, crop.size_px):
+            return crop
+        return None
 
     def _built(self, image_shape: tuple[int, int, int], files: Path) -> nn.Module:
         return load_network(RECIPES[self.job], self.config, image_shape, files).whole
@@ -192,6 +200,7 @@ def found_network_and_origin(config: EmbedConfig) -> tuple[TravellingNetwork, Or
         network = NetworkOfRun(
             job=found.recipe.name,
             config=found.config,
+            trained_shape=found.folder.data().image_shape if found.folder and found.folder.holds_data else None,
             run=found.run_id or found.short_name,
             weights={name: (found.files / name).read_bytes() for name in found.recipe.network_files},
         )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ssl_sec.augment.views import unit_range
 from ssl_sec.data.crops import CentreCrop
-from ssl_sec.data.image_set import ImageSet
+from ssl_sec.data.image_set import EncodedImages, ImageSet
 from ssl_sec.edges.config.export import HUB_SCHEME, ExportConfig
 from ssl_sec.edges.export.folder import ExportFolder
 from ssl_sec.edges.export.model_card import model_card
@@ -90,7 +90,7 @@ def run_export(config: ExportConfig) -> Exported:
         trained = source.config
         destination = _destination(config, source)
         destination.require_replaceable(config.overwrite)
-        image_set = trained.open_evaluated(config.data or trained.data)
+        image_set = trained.open_examples(config.data or trained.data)
         channels, height, width = image_set.image_shape
         network = load_network(source.recipe, trained, image_set.image_shape, source.files)
         exportable = Exportable(
@@ -100,7 +100,7 @@ def run_export(config: ExportConfig) -> Exported:
             head=network.head,
             dim=network.dim,
         )
-        exportable = replace(exportable, record=_network_record(source, exportable))
+        exportable = replace(exportable, record=_network_record(source, exportable, image_set))
         run, probes = _record(source, config)
     images = _some_images(image_set)
     with destination.filled(config.overwrite) as folder:
@@ -136,17 +136,17 @@ def _destination(config: ExportConfig, source: FoundNetwork) -> "ExportFolder | 
     return ExportFolder(folder, hub_name if hub_name and "/" in hub_name else None)
 
 
-def _network_record(source: FoundNetwork, exportable: Exportable) -> Record:
+def _network_record(source: FoundNetwork, exportable: Exportable, image_set: ImageSet) -> Record:
     """How the network of a run is built, without the files that it started from."""
     trained = source.config
     encoder = replace(trained.encoder, weights=None, mean=tuple(exportable.mean), std=tuple(exportable.std))
-    crop = trained.evaluated_crop
+    crop = image_set.crop if isinstance(image_set, EncodedImages) else None
     return Record(
         run=source.run_id or source.short_name,
         encoder=replace(encoder, pretrained=False) if isinstance(encoder, TimmConfig) else encoder,
         head=replace(trained.head, weights=None) if source.recipe.leaves_head else None,
         image_shape=exportable.image_shape,
-        crop=crop if isinstance(crop, CentreCrop) else None,
+        crop=crop if isinstance(crop, CentreCrop) else None,  # others make images of one size
     )
 
 

@@ -143,9 +143,10 @@ def tuned_logistic(
     penalties: Sequence[float] = PENALTIES,
     on_fit: Callable[[int], object] = lambda count: None,
     iterations_per_penalty: int = 100,
+    refit: bool = True,
     **search: int | float,
 ) -> TunedLogisticRegression:
-    """Chooses the penalty with the best score on validation images, the largest of equal ones; then trains on all.
+    """Chooses the penalty with the best score on validation images, the largest of equal ones; then trains to the end.
 
     The penalties are tried from the largest to the smallest, and each search begins where the one before has ended, or
     was cut short by `iterations_per_penalty`, as happens where the minimum is flat, at the smallest penalties.
@@ -158,6 +159,7 @@ def tuned_logistic(
         penalties: λ, one or more, each ≥ 0.
         on_fit: called with the number of penalties tried so far after each.
         iterations_per_penalty: of L-BFGS, while the penalty is chosen; ≥ 1. The default is scikit-learn's.
+        refit: whether the last training is on the validation images, too.
         search: arguments of `fit_logistic`, for the last training `max_iterations` among them.
 
     Raises:
@@ -176,8 +178,8 @@ def tuned_logistic(
             best = penalty, current
         on_fit(len(scores))
     assert best is not None, "one penalty or more"
-    everything = torch.cat([train[0], validation[0]]), torch.cat([train[1], validation[1]])
-    classifier = fit_logistic(everything, num_classes, *best, **search)  # pyright: ignore[reportArgumentType]
+    last = (torch.cat([train[0], validation[0]]), torch.cat([train[1], validation[1]])) if refit else train
+    classifier = fit_logistic(last, num_classes, *best, **search)  # pyright: ignore[reportArgumentType]
     return TunedLogisticRegression(classifier, best[0], scores)
 
 

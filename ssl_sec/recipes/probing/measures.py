@@ -42,7 +42,8 @@ def transfer_metrics(
         count = len(PENALTIES)
         log_once(runtime, "fitting logistic regressions with %d penalties to %s images", count, f"{len(train[1]):,}")
         measure = mean_per_class if config.mean_per_class else top1
-        tuned = tuned_logistic(train, held_out, num_classes, measure, on_fit=_Spaced(runtime))
+        refit = config.labels_per_class is None
+        tuned = tuned_logistic(train, held_out, num_classes, measure, on_fit=_Spaced(runtime), refit=refit)
         logits = tuned.classifier.logits(test[0])
         found["probe/logistic_top1"] = 100 * top1(logits, test[1])
         found["probe/logistic_mean_per_class"] = 100 * mean_per_class(logits, test[1])

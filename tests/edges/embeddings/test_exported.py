@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from ssl_sec.edges.command_line import run_job
@@ -15,10 +16,12 @@ from ssl_sec.edges.config.embed import EmbedConfig
 from ssl_sec.edges.config.export import ExportConfig
 from ssl_sec.edges.embeddings.embed import run_embed
 from ssl_sec.edges.export.export import run_export
-from ssl_sec.edges.run.driver import run_training
+from ssl_sec.edges.run.driver import run_finetuning, run_training
+from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.summary import Finished
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.face.config import FaceConfig
+from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import FACE, PRETRAIN
 from ssl_sec.settings import from_values
@@ -28,7 +31,7 @@ from tests.jobs import embed
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
-    """A scaled ResNet, a model of timm, and a network of faces with its head."""
+    """A scaled ResNet, the same with a classifier, a model of timm, and a network of faces with its head."""
     place = ["runtime=local", f"output_dir={tmp_path_factory.mktemp('runs')}"]
     scaled = [*QUICK, *place, "encoder.mean=[0.3]", "encoder.std=[0.2]", "epochs=0", "run_name=scaled"]
     unscaled = [each for each in QUICK if not each.startswith("encoder.")]
@@ -38,7 +41,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
         name: run_training(PRETRAIN, from_values(PretrainConfig, compose("pretrain", given)))
         for name, given in (("scaled", scaled), ("vit", vit))
     }
-    return {**pretrained, "faces": run_training(FACE, from_values(FaceConfig, compose("face", faces)))}
+    classifier = ["experiment=digits_finetune", f"run={pretrained['scaled'].folder.path}", *place, "epochs=1"]
+    few = ["run_name=classifier", "global_batch_size=32", "tracking.register_model=false"]
+    tuned = run_finetuning(from_values(FinetuneConfig, values_of("finetune", [*classifier, *few])))
+    return {
+        **pretrained,
+        "classifier": tuned,
+        "faces": run_training(FACE, from_values(FaceConfig, compose("face", faces))),
+    }
 
 
 def embeddings(word: str | Path, output: Path, *more: str) -> np.ndarray:
@@ -72,6 +82,22 @@ def test_an_export_embeds_as_its_run(runs, network, form, tmp_path: Path):
     assert "mlflow.parentRunId" not in record.data.tags
     (file,) = (tmp_path / "other").iterdir()
     assert json.loads(pq.read_schema(file).metadata[b"ssl_sec"])["run"] == finished.run_id
+
+
+def test_images_of_other_sizes_get_the_size_of_the_training_images(runs, tmp_path: Path, caplog):
+    """The crop of fine-tuning's evaluation, at 224 pixels, was of no use to images of 8 pixels."""
+    caplog.set_level("INFO", "ssl_sec")
+    (tmp_path / "photos").mkdir()
+    for number, shape in enumerate([(20, 24), (30, 16)]):
+        pixels = np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
+    data = ["data=folder", f"data.root={tmp_path / 'photos'}", "data.num_channels=1", "split=train"]
+    finished = runs["classifier"]
+    folder = export(finished, "safetensors", tmp_path / "export")
+    expected = embeddings(finished.folder.path, tmp_path / "run", *data)
+    found = embeddings(folder, tmp_path / "other", *data)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert caplog.text.count("images of 1 x 8 x 8") == 2
 
 
 def test_a_file_of_this_version_does_not_say_where_its_images_are(runs, tmp_path: Path):

@@ -107,6 +107,10 @@ def test_the_penalty_is_chosen_on_validation_images_and_all_images_are_trained_o
     both = torch.cat([train[0], validation[0]]), torch.cat([train[1], validation[1]])
     whole = fit_logistic(both, NUM_CLASSES, tuned.penalty)
     torch.testing.assert_close(tuned.classifier.weight, whole.weight, rtol=0, atol=1e-3)
+    fewer = tuned_logistic(train, validation, NUM_CLASSES, penalties=penalties, refit=False)
+    assert fewer.penalty == tuned.penalty
+    alone = fit_logistic(train, NUM_CLASSES, fewer.penalty)
+    torch.testing.assert_close(fewer.classifier.weight, alone.weight, rtol=0, atol=1e-3)
 
 
 def test_the_last_training_ends_at_the_minimum_even_where_the_searches_before_were_cut_short():
