@@ -8,6 +8,9 @@ from ssl_sec.data.image_set import ImageSet
 from ssl_sec.errors import ConfigError, DataError, printable
 from ssl_sec.seeding import derived_seed
 
+# Of each class, where there are too many classes to sample all.
+_PER_CLASS = 10
+
 
 def stratified_split(
     labels: Int64[Tensor, " images"], fraction: float, seed: int
@@ -40,11 +43,17 @@ def stratified_split(
 def stratified_sample(labels: Int64[Tensor, " images"], num_images: int, seed: int) -> Int64[Tensor, " chosen"]:
     """About `num_images` images, the same share of every class, drawn by `seed`; all if there are no more.
 
+    Where that is fewer than two of a class in the mean, up to ten images each of some of the classes.
+
     Returns:
         Indices, ascending, on the CPU.
     """
     if len(labels) <= num_images:
         return torch.arange(len(labels))
+    if num_images < 2 * len(labels.unique()):
+        by_class = list(_shuffled_by_class(labels, derived_seed(seed, "some classes")).values())
+        order = torch.randperm(len(by_class), generator=torch.Generator().manual_seed(seed)).tolist()
+        return torch.cat([by_class[number][:_PER_CLASS] for number in order])[:num_images].sort().values
     return stratified_split(labels, num_images / len(labels), seed)[1]
 
 

@@ -13,6 +13,7 @@ the rows that it holds, and a resume reads the rows that it needs, whatever the 
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 import threading
@@ -365,12 +366,12 @@ def score_of(manifest: bytes) -> float | None:
 
 
 def best_of(scores: Mapping[str, float | None]) -> str | None:
-    """The checkpoint with the highest score, the newest if several have it; None if none has a score.
+    """The checkpoint with the highest score, the newest if several have it; None if none has a finite one.
 
     Args:
         scores: name of a checkpoint -> its score.
     """
-    scored = [(score, name) for name, score in scores.items() if score is not None]
+    scored = [(score, name) for name, score in scores.items() if score is not None and math.isfinite(score)]
     return max(scored)[1] if scored else None
 
 

@@ -77,6 +77,16 @@ def test_a_sample_has_the_same_share_of_every_class():
     assert torch.equal(stratified_sample(labels, 100, seed=1), torch.arange(100))
 
 
+def test_a_sample_of_many_classes_has_several_images_of_each_that_it_takes():
+    labels = torch.arange(8000).repeat(20)
+    chosen = stratified_sample(labels, 10_000, seed=0)
+    sizes = labels[chosen].bincount()
+    assert len(chosen) == len(chosen.unique()) == 10_000 and sizes.unique().tolist() == [0, 10]
+    bank, queries = stratified_split(labels[chosen], 0.1, seed=0)
+    assert len(queries) == 1000 and set(labels[chosen][queries].tolist()) <= set(labels[chosen][bank].tolist())
+    assert not torch.equal(stratified_sample(labels, 10_000, seed=1), chosen)
+
+
 @given(
     sizes=st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any),
     share=st.floats(0.001, 1.0),

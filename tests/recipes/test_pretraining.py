@@ -1,6 +1,7 @@
 import logging
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -263,6 +264,14 @@ def test_the_online_probe_is_trained_on_no_query(tmp_path):
     chosen = monitored_images(images, settings.monitor.max_images)
     assert probe.left_out.tolist() == sorted(chosen.indices[chosen.queries].tolist())
     assert len(probe.left_out) == 20
+
+
+def test_images_that_each_have_a_class_of_their_own_are_ranked_without_labels():
+    settings = config(data={"name": "digits"})
+    digits = settings.data.open("train")
+    images = replace(digits, labels=torch.arange(len(digits)), class_names=tuple(map(str, range(len(digits)))))
+    monitor = Monitor(settings, build_recipe(settings, images, FakeRuntime()), FakeRuntime())
+    assert monitor.online_probe is None and set(monitor(1)) == WITHOUT_LABELS
 
 
 def test_alignment_and_uniformity_are_those_of_the_embedded_views(tmp_path):

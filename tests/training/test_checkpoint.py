@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ssl_sec.errors import StorageError
 from ssl_sec.training import checkpoint
-from ssl_sec.training.checkpoint import CheckpointWriter, load_checkpoint, newest_checkpoint, save_checkpoint
+from ssl_sec.training.checkpoint import CheckpointWriter, best_of, load_checkpoint, newest_checkpoint, save_checkpoint
 
 CPU = torch.device("cpu")
 
@@ -296,3 +296,8 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path):
     path = save_checkpoint(tmp_path, 1, {"foreign": Foreign()}, keep_last=1)
     with pytest.raises(Exception, match="weights_only|Unsupported|unsupported"):
         load_checkpoint(path, CPU)
+
+
+def test_a_score_that_is_not_a_number_is_none():
+    assert best_of({"7": float("nan"), "14": 50.0, "21": 40.0}) == "14"
+    assert best_of({"7": float("nan"), "14": None}) is None

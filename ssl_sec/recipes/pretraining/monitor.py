@@ -135,7 +135,7 @@ class Monitor:
         return self._extract(self._own.image_set, self._own.indices)
 
     def _accuracies(self, features: Tensor, labels: Tensor, steps_taken: int) -> dict[str, float]:
-        """Of kNN and a linear probe, in percent; none without labels."""
+        """Of kNN and a linear probe, in percent; none without labels, or if each image has a class of its own."""
         labelled = self._labelled
         if labelled is None:
             return {}
@@ -143,6 +143,8 @@ class Monitor:
             features, labels = self._extract(labelled.image_set, labelled.indices)
         bank, queries = ((features[rows], labels[rows]) for rows in (labelled.bank, labelled.queries))
         num_classes = len(labelled.image_set.class_names)
+        if len(labelled.queries) == 0:  # no class has two images
+            return {}
         found = {"val/knn_top1": 100 * knn_top1(*bank, *queries, num_classes=num_classes, k=self._neighbours)}
         if labelled is not self._own:
             found["val/probe_top1"] = 100 * linear_probe(bank, queries, **self._probe_settings).top1
