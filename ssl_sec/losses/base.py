@@ -20,7 +20,8 @@ class Loss(nn.Module, ABC):
     """A loss on the raw embeddings of the global batch.
 
     It never communicates or waits for a device, and computes in float32 or better, also under autocast. A batch
-    without pairs to compare is an error on the CPU, where the check is free; elsewhere its loss is NaN.
+    without pairs to compare is an error on the CPU, where the check is free; elsewhere, and where it is compiled, its
+    loss is NaN. A loss that is summed in tiles has no second derivative, and says so.
     """
 
     def forward(self, embeddings: Embeddings, labels: Labels, anchors: slice = slice(None)) -> Scalar:
@@ -37,7 +38,8 @@ class Loss(nn.Module, ABC):
         """
         require_labels(type(self).__name__, embeddings, labels)
         with torch.autocast(embeddings.device.type, enabled=False):
-            return self._share(in_full_precision(embeddings), labels, anchors)
+            share = self._share(in_full_precision(embeddings), labels, anchors)
+        return share if can_look(labels) else torch.where(self.compares(labels), share, torch.nan)
 
     def compares(self, labels: Labels) -> Bool[Tensor, ""]:
         """Whether a batch with these labels has something to compare; it waits for no device.

@@ -17,7 +17,8 @@ views of the image of row i:
     BYOL (Grill et al. 2020, Eq. 2):       ℓ_i = (1/|P(i)|) Σ_{p ∈ P(i)} (2 − 2 ⟨q̂_i, k̂_p⟩),
     MoCo v3 (Chen et al. 2021, Alg. 1):    ℓ_i = −(2 T / |P(i)|) Σ_{p ∈ P(i)} log( exp(⟨q̂_i, k̂_p⟩ / T) / Z_i ),
 
-with Z_i = Σ_j exp(⟨q̂_i, k̂_j⟩ / T) over the rows j of all images in other views than i's.
+with Z_i = Σ_j exp(⟨q̂_i, k̂_j⟩ / T) over the rows j of all images in other views than i's. The mean over all rows is half
+of what the papers have, which add the two directions of two views.
 
 Contrastive loss (Hadsell et al. 2006; NormFace, Eq. 7). With d²_ij = ‖f̂_i − f̂_j‖² and margin m,
 

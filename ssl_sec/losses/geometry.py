@@ -31,17 +31,22 @@ class _Directions(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, embeddings: Tensor) -> Tensor:
-        lengths = norms(embeddings).unsqueeze(1)
-        lengths = torch.where(lengths == 0, 1.0, lengths)
-        unit = embeddings / lengths
-        ctx.save_for_backward(unit, lengths)
-        return unit
+        ctx.save_for_backward(embeddings)
+        lengths = _divisors(embeddings)
+        return embeddings / lengths
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
-        unit, lengths = ctx.saved_tensors
+        (embeddings,) = ctx.saved_tensors
+        lengths = _divisors(embeddings)  # again: a second derivative is one by the embeddings
+        unit = embeddings / lengths
         along = (unit * grad_outputs[0]).sum(1, keepdim=True)
-        return torch.addcmul(grad_outputs[0], unit, along, value=-1).div_(lengths)
+        return torch.addcmul(grad_outputs[0], unit, along, value=-1) / lengths
+
+
+def _divisors(embeddings: Tensor) -> Tensor:
+    lengths = norms(embeddings).unsqueeze(1)
+    return torch.where(lengths == 0, 1.0, lengths)
 
 
 def directions(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
@@ -71,7 +76,7 @@ def grad_scale(
 ) -> Float[Tensor, "batch dim"]:
     """The rows as they are, with gradients ‖f_i‖^p · ∂L/∂f_i (GradScale, Draganov et al. 2025).
 
-    An angular loss has gradients that fall with 1 / ‖f‖ (SEC, Prop. 1); p = 1 makes them independent of the norm, and
+    An angular loss has gradients that fall with 1 / ‖f‖ (SEC, Eq. 4); p = 1 makes them independent of the norm, and
     with p = 2 the angle by which a step of SGD on a row turns it (SEC, Eq. 6) is.
 
     Args:

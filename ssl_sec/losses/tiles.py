@@ -79,6 +79,12 @@ def log_sum_exp_of_keys(
     return result
 
 
+def _refuse_second_derivative() -> None:
+    """Raises a RuntimeError in a backward pass that is to be differentiated itself."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise RuntimeError("create_graph=True: found a loss that is summed in tiles, which has no second derivative")
+
+
 class _SymmetricForm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, groups: Tensor | None) -> Tensor:
@@ -92,6 +98,7 @@ class _SymmetricForm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        _refuse_second_derivative()
         rows, sums, groups = ctx.saved_tensors
         weights = grad_outputs[0] / sums
         grad = torch.zeros_like(rows)
@@ -118,6 +125,7 @@ class _RowForm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivative()
         anchors, rows, result, groups, groups_of_rows = ctx.saved_tensors
         grad_anchors = torch.zeros_like(anchors)
         grad = torch.zeros_like(rows) if ctx.needs_input_grad[1] else None
@@ -213,6 +221,7 @@ class _OverTiles(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivative()
         rows, templates, places, own = ctx.saved_tensors
         grad_rows, grad_own = torch.zeros_like(rows), torch.zeros_like(own)
         grad_templates = torch.empty_like(templates)

@@ -21,16 +21,22 @@ def stages_of(backbone: nn.Module) -> list[list[str]]:
     """The names of a backbone's parameters, stage by stage, from the pixels to the features.
 
     Args:
-        backbone: one of ours, or a timm model, whose own grouping is taken.
+        backbone: one of ours, or a timm model, whose own grouping is taken; but norms belong to the stage before them.
     """
+    parameters = dict(backbone.named_parameters())
+    stages: list[list[str]] = []
     if hasattr(backbone, "group_matcher"):
         from timm.models import group_parameters  # timm imports all of its models, which takes seconds
 
         grouped = group_parameters(backbone, backbone.group_matcher(coarse=True))  # pyright: ignore[reportCallIssue]
-        return [list(grouped[number]) for number in sorted(grouped)]
-    stages: list[list[str]] = []
+        for number in sorted(grouped):
+            names = list(grouped[number])
+            if stages and all(parameters[name].ndim <= 1 for name in names):  # a norm of its own after the last block
+                stages[-1] += names
+            else:
+                stages.append(names)
+        return stages
     last = ""
-    parameters = dict(backbone.named_parameters())
     for child, module in backbone.named_children():
         names = [name for name in parameters if name.startswith(f"{child}.")]
         if not names:

@@ -3,7 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssl_sec.losses import angular, base, contrastive, pair, template
 from ssl_sec.losses.classes import classes_of, positive_pairs
+from tests.losses.cases import ALL_LOSSES, DIM, rows
 
 
 @given(labels=st.lists(st.integers(-3, 5), min_size=1, max_size=12))
@@ -30,3 +32,17 @@ def test_positives_share_the_label_and_no_row_is_its_own(anchors):
     numbers = range(5)[anchors]
     assert positive.tolist() == [[labels[a] == labels[b] and a != b for b in range(5)] for a in numbers]
     assert negative.tolist() == [[labels[a] != labels[b] for b in range(5)] for a in numbers]
+
+
+@pytest.mark.parametrize("case", ALL_LOSSES, ids=str)
+@pytest.mark.parametrize("labels", [[0, 0, 1, 1, 2, 2], [0, 0], [0], [1] * 6, [0, 1, 2, 3, 4, 5], [0, 0, 1, 2]])
+def test_a_batch_with_nothing_to_compare_is_nan_where_labels_cannot_be_read(case, labels, monkeypatch):
+    for module in (angular, base, contrastive, pair, template):
+        monkeypatch.setattr(module, "can_look", lambda labels: False)
+    loss, labels = case.build(), torch.tensor(labels)
+    try:
+        value = loss(rows(len(labels), DIM), labels)
+    except ValueError:  # the shapes tell
+        assert not loss.compares(labels)
+    else:
+        assert value.isfinite() == loss.compares(labels)

@@ -13,6 +13,7 @@ from ssl_sec.losses.geometry import (
     turn_tangents,
 )
 from ssl_sec.losses.spherical import spherical_constraint
+from tests.losses import cases
 
 
 def rows(dtype=torch.float64):
@@ -150,3 +151,21 @@ def test_a_zero_row_does_not_turn():
     embeddings = rows()
     embeddings[2] = 0
     assert turn_tangents(embeddings, torch.ones_like(embeddings))[2] == 0
+
+
+@pytest.mark.parametrize("case", cases.ALL_LOSSES, ids=str)
+def test_a_second_derivative_is_right_or_refused(case):
+    loss, labels = case.build(), case.arrange(torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]))
+    embeddings, direction = cases.rows(seed=1).requires_grad_(), cases.rows(seed=2)
+
+    def gradient(at, **options):
+        return torch.autograd.grad(loss(at, labels), at, **options)[0]
+
+    try:
+        first = gradient(embeddings, create_graph=True)
+    except RuntimeError as error:
+        assert "has no second derivative" in str(error) and case.name in {"ntxent", "supcon", "dcl"}
+        return
+    (second,) = torch.autograd.grad((first * direction).sum(), embeddings)
+    before, after = (gradient((embeddings.detach() + step * direction).requires_grad_()) for step in (-1e-6, 1e-6))
+    torch.testing.assert_close(second, (after - before) / 2e-6, rtol=1e-5, atol=1e-7)

@@ -26,6 +26,7 @@ ENCODERS = [
     (LightCNNConfig(width=0.125), 32, 5, "conv5a"),
     (TimmConfig(model="resnet18"), 32, 5, "layer4"),
     (TimmConfig(model="vit_tiny_patch16_224"), 32, 13, "blocks"),
+    (TimmConfig(model="eva02_tiny_patch14_224"), 28, 13, "blocks"),
     (PixelsConfig(), 32, 0, None),
 ]
 
@@ -47,6 +48,8 @@ def test_norms_belong_to_the_stage_before_them():
     stages = stages_of(TimmConfig(model="vit_tiny_patch16_224").build(3, 32).backbone)
     assert {"cls_token", "pos_embed", "patch_embed.proj.weight"} <= set(stages[0])
     assert {"norm.weight", "norm.bias"} < set(stages[-1])
+    stages = stages_of(TimmConfig(model="eva02_tiny_patch14_224").build(3, 28).backbone)
+    assert {"fc_norm.weight", "blocks.11.norm1.weight"} < set(stages[-1])
 
 
 @pytest.mark.parametrize("config", [ResNetConfig(name="resnet18", width=0.125), TimmConfig(model="resnet18")], ids=str)
