@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ssl_sec.collectives import world_size
 from ssl_sec.errors import StorageError
 from ssl_sec.training.class_sharding import HeldRows
 
@@ -105,7 +106,7 @@ def save_checkpoint(
     saved = sorted(path for path in folder.glob("step-*") if path.name <= final.name)
     best = _best(saved)
     # The parts of a later step may be in the course of being written.
-    parts = [path for path in folder.glob(".parts-*") if path.name <= _parts_folder(folder, step).name]
+    parts = [path for path in folder.glob(".parts-*") if path.name < _parts_folder(folder, step + 1).name]
     for old in [*saved[:-keep_last], *folder.glob(".step-*"), *parts]:
         if old != best:
             shutil.rmtree(old, ignore_errors=True)
@@ -275,7 +276,10 @@ def load_checkpoint(path: Path, device: torch.device, held: slice | None = None)
 
 
 def _held_rows(path: Path, held: slice) -> dict[str, Tensor]:
-    """Rows of the sharded tensors, from the parts that hold them."""
+    """Rows of the sharded tensors, from the parts that hold them.
+
+    Old checkpoints may also have parts that another number of workers left, whose rows overlap those of others.
+    """
     pieces: dict[str, list[Tensor]] = {}
     for part in sorted(path.glob(_PARTS)):
         with safe_open(part, framework="pt") as file:  # pyright: ignore[reportUnknownVariableType]
@@ -283,8 +287,9 @@ def _held_rows(path: Path, held: slice) -> dict[str, Tensor]:
             for name in file.keys():  # noqa: SIM118  # it is no mapping
                 rows = file.get_slice(name)
                 last = first + rows.get_shape()[0]
-                if first < held.stop and held.start < last:
-                    pieces.setdefault(name, []).append(rows[max(held.start, first) - first : held.stop - first])
+                following = held.start + sum(map(len, pieces.get(name, [])))
+                if first <= following < min(last, held.stop):
+                    pieces.setdefault(name, []).append(rows[following - first : held.stop - first])
     whole = {name: torch.cat(rows) for name, rows in pieces.items()}
     if not whole or any(len(rows) != held.stop - held.start for rows in whole.values()):
         raise StorageError(f"checkpoint {path}: templates of classes {held.start} to {held.stop - 1} are missing")
@@ -312,7 +317,8 @@ def defect_of(path: Path) -> str | None:
 
 
 def _parts_folder(folder: Path, step: int) -> Path:
-    return folder / f".parts-{step:09d}"
+    """The parts of a step; those that another number of workers has left are never taken for them."""
+    return folder / f".parts-{step:09d}-of-{world_size()}"
 
 
 def file_sha256(path: Path) -> str:

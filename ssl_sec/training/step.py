@@ -290,12 +290,15 @@ def train(
 
 def _save(recipe: Recipe, runtime: Runtime, step: int) -> None:
     """Saves the state after `step`; one that is not finite is never saved."""
-    weights = dict(recipe.model.named_parameters())
+    objective = ((f"objective.{name}", weight) for name, weight in recipe.objective.named_parameters())
+    weights = dict([*recipe.model.named_parameters(), *objective])
     # One transfer for all weights.
     are_finite = torch.stack([weight.isfinite().all() for weight in weights.values()]).cpu().tolist()
-    for name, is_finite in zip(weights, are_finite, strict=True):
-        if not is_finite:
-            raise FloatingPointError(f"{name} is not finite after step {step}")
+    # Sharded templates may be finite on some workers only; all of them name the same weight.
+    found = max((number for number, is_finite in enumerate(are_finite) if not is_finite), default=-1)
+    found = highest_of_workers(found, runtime.device)
+    if found >= 0:
+        raise FloatingPointError(f"{list(weights)[found]} is not finite after step {step}")
     runtime.save(step + 1, recipe.state(step + 1))
 
 

@@ -17,8 +17,9 @@ from ssl_sec.data.class_batches import ClassBatches
 from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import StorageError
 from ssl_sec.losses import tiles
+from ssl_sec.training import checkpoint
 from ssl_sec.training.checkpoint import load_checkpoint, save_checkpoint, save_part, without_held_rows
-from ssl_sec.training.class_sharding import draw_templates, held_templates, template_losses
+from ssl_sec.training.class_sharding import HeldRows, draw_templates, held_templates, template_losses
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.optimisers import parameter_groups, sgd
 from ssl_sec.training.recipe import Recipe
@@ -158,6 +159,42 @@ def test_a_checkpoint_that_lacks_classes_is_refused(tmp_path):
     (path / "rows-000000000000.safetensors").unlink()
     with pytest.raises(StorageError, match=r"rows-000000000000.safetensors is missing"):
         load_checkpoint(path, CPU)
+
+
+def save_parts(folder, monkeypatch, step, num_workers):
+    """As `num_workers` workers do, with other values at every step."""
+    rows = torch.arange(8.0).unsqueeze(1) + 10 * step
+    monkeypatch.setattr(checkpoint, "world_size", lambda: num_workers)
+    for number in range(num_workers):
+        first, last = number * 8 // num_workers, (number + 1) * 8 // num_workers
+        save_part(folder, step, {'["weight"]': HeldRows(rows[first:last], first)})
+    return rows
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (3, 2), (2, 4), (2, 2)])
+def test_parts_that_other_workers_left_are_not_taken(before, after, tmp_path, monkeypatch):
+    """They died before the state was written, and the run goes on with another number of workers."""
+    save_parts(tmp_path, monkeypatch, 1, before)
+    rows = save_parts(tmp_path, monkeypatch, 1, after)
+    path = save_checkpoint(tmp_path, 1, {}, keep_last=1)
+    assert len(list(path.glob("rows-*"))) == after
+    assert torch.equal(load_checkpoint(path, CPU, slice(1, 8))["weight"], rows[1:])
+    save_parts(tmp_path, monkeypatch, 3, after)
+    save_checkpoint(tmp_path, 2, {}, keep_last=1)
+    assert [folder.name for folder in tmp_path.glob(".*")] == [f".parts-000000003-of-{after}"]
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (3, 2), (2, 4), (1, 3)])
+def test_parts_whose_rows_overlap_give_each_row_once(before, after, tmp_path, monkeypatch):
+    """An old checkpoint may also have parts that another number of workers left."""
+    monkeypatch.setattr(checkpoint, "_parts_folder", lambda folder, step: folder / ".parts")
+    save_parts(tmp_path, monkeypatch, 1, before)
+    rows = save_parts(tmp_path, monkeypatch, 1, after)
+    path = save_checkpoint(tmp_path, 1, {}, keep_last=1)
+    for first in range(8):
+        for last in range(first + 1, 9):
+            held = load_checkpoint(path, CPU, slice(first, last))["weight"]
+            assert torch.equal(held, rows[first:last])
 
 
 def test_templates_depend_on_their_class_and_the_seed_alone():

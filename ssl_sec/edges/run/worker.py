@@ -61,16 +61,14 @@ class FolderRuntime:
         self._upload = folder.upload_checkpoints(worker.rank, worker.world_size, keep_last)
         on_written = (lambda checkpoint: None) if self._upload is None else self._upload.offer
         self._writer = CheckpointWriter(folder.checkpoints_path, keep_last, on_written)
-        self._score: tuple[int, float] | None = None
+        self._score: float | None = None  # in the last report; that of an earlier one is another state's
 
     def report(self, step: int, metrics: Mapping[str, float], norms: NormHistogram | None = None) -> None:
         """Adds a record to the run's metrics."""
         if self.rank == 0:
             histogram = {} if norms is None else {"norms": asdict(norms)}
             self._folder.append_record({"step": step, "metrics": dict(metrics), **histogram})
-            score = next((metrics[name] for name in SCORES if name in metrics), None)
-            if score is not None:
-                self._score = step, score
+            self._score = next((metrics[name] for name in SCORES if name in metrics), None)
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Writes a checkpoint: this worker's own part at once, the rest in the background."""
@@ -81,8 +79,7 @@ class FolderRuntime:
                 self._upload.offer_part(step, part)
             wait_for_workers()
         if self.rank == 0:
-            has_score = self._score is not None and self._score[0] == step - 1
-            self._writer.save(step, state, self._score[1] if self._score is not None and has_score else None)
+            self._writer.save(step, state, self._score)
 
     def close(self) -> None:
         """Waits until everything is written, and uploaded."""

@@ -2,8 +2,11 @@ import pytest
 import torch
 
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.run.worker import Worker, work
+from ssl_sec.edges.run.worker import FolderRuntime, Worker, work
 from ssl_sec.errors import ConfigError
+from ssl_sec.training.checkpoint import MANIFEST, score_of
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(("device", "is_tried"), [("cuda", True), ("cpu", False)])
@@ -12,3 +15,17 @@ def test_cudnn_tries_its_algorithms_where_there_is_a_gpu(device, is_tried, tmp_p
     with pytest.raises(ConfigError):  # before anything is computed
         work("pretrain", {"nosuch": 1}, RunFolder(tmp_path), Worker(rank=0, world_size=1, device=torch.device(device)))
     assert torch.backends.cudnn.benchmark == is_tried
+
+
+def test_a_checkpoint_has_the_score_of_its_own_state_and_none_of_one_before(tmp_path):
+    folder = RunFolder(tmp_path)
+    runtime = FolderRuntime(Worker(rank=0, world_size=1, device=CPU), folder, keep_last=3)
+    runtime.report(0, {"val/recall_at_1": 80.0})  # of the network before the first step
+    for step, score in enumerate([None, 72.0, None]):
+        runtime.report(step, {"train/loss": 1.0})
+        if score is not None:
+            runtime.report(step, {"val/recall_at_1": score})
+        runtime.save(step + 1, {"step": step + 1})
+    runtime.close()
+    manifests = [path / MANIFEST for path in sorted(folder.checkpoints_path.iterdir())]
+    assert [score_of(manifest.read_bytes()) for manifest in manifests] == [None, 72.0, None]
