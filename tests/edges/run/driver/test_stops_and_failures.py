@@ -113,6 +113,23 @@ def test_a_run_that_another_process_has_is_refused(quick, tmp_path: Path, monkey
     assert not folder.path.exists()
 
 
+def test_a_probe_that_another_process_runs_is_left_alone_and_an_interrupted_one_starts_again(
+    quick, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setattr(running, "_FREE_WITHIN_S", 0.0)
+    run_training(PRETRAIN, pretrain_config([*quick, "run_name=mine", "probe.enabled=false"]))
+    config = pretrain_config([*quick, "run_name=mine", "probe.enabled=true", "resume=auto"])
+    probe = RunFolder(tmp_path / "runs" / "digits" / "mine-probe")
+    probe.start({})
+    probe.append_record({"step": 0, "metrics": {"probe/loss": 1.0}})
+    with running.running(probe), pytest.raises(ConfigError, match="mine-probe is in use: process "):
+        run_training(PRETRAIN, config)
+    assert len(probe.records()) == 1
+    metrics = run_training(PRETRAIN, config).metrics
+    assert probe.is_complete and probe.last_metrics()["probe/top1"] == metrics["probe/top1"]
+    assert sorted(path.name for path in probe.path.parent.iterdir()) == ["mine", "mine-probe"]
+
+
 @pytest.mark.parametrize("moment", ["while it trains", "while its artifacts are sent"])
 def test_a_run_whose_folder_is_removed_ends_with_one_line_and_is_failed(moment, quick, tmp_path: Path, monkeypatch):
     folder = RunFolder(tmp_path / "runs" / "digits" / "gone")
