@@ -19,6 +19,7 @@ from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.names import new_name, user_tags
 from ssl_sec.edges.folder.stored import open_folder
 from ssl_sec.edges.run.driver import run_probe
+from ssl_sec.edges.run.resuming import is_probed
 from ssl_sec.edges.run.summary import Finished, ui_instructions
 from ssl_sec.edges.run.sweeps import Sweep
 from ssl_sec.edges.storage.files import place_of_runs
@@ -132,14 +133,12 @@ def _sized(data: DataConfig, size: int, channels: int) -> DataConfig:
 def _measured(probe: ProbeJobConfig, group: str, sweep: Sweep) -> Finished:
     """The run of one set; the one that has finished earlier, if there is one."""
     folder = open_folder(local_folder(probe.output_dir) / group / str(probe.run_name))
-    folder.refresh()
-    if folder.is_complete:
+    if is_probed(folder):
         logger.info("%s is finished: taking its results", folder.location)
         sweep.adopt([folder.run_id])
         uri = tracking_uri(probe.tracking, probe.output_dir)
         metrics = folder.last_metrics()
         return Finished(folder=folder, uri=uri, run_id=folder.run_id, experiment_id=None, metrics=metrics)
-    folder.remove()  # an interrupted probe starts again
     return run_probe(probe, sweep.run_id)
 
 

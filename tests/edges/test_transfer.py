@@ -11,8 +11,10 @@ from PIL import Image
 from ssl_sec.edges import transfer as module
 from ssl_sec.edges.command_line import run_job
 from ssl_sec.edges.composition.compose import compose
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.run import running
 from ssl_sec.edges.run.driver import run_training
-from ssl_sec.errors import DataError
+from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
 from ssl_sec.settings import from_values
@@ -48,10 +50,11 @@ def arguments(finished, *more: str) -> list[str]:
 
 def test_sets_of_other_sizes_are_measured_in_one_table_and_only_once(finished, shades, monkeypatch):
     sets = f"sets=[digits,{{name: parquet, train: [{shades}]}}]"
-    measured, probe = [], module.run_probe
+    measured, names, probe = [], [], module.run_probe
 
     def stopped_at_the_second(config, sweep_id):
         measured.append(config.data.title)
+        names.append(config.run_name)
         if measured == ["digits", "shades"]:
             raise DataError("the second set is not there yet")
         return probe(config, sweep_id)
@@ -59,6 +62,12 @@ def test_sets_of_other_sizes_are_measured_in_one_table_and_only_once(finished, s
     monkeypatch.setattr(module, "run_probe", stopped_at_the_second)
     with pytest.raises(DataError, match="not there yet"):
         transfer(arguments(finished, sets, "mean_per_class=[shades]"))
+    monkeypatch.setattr(running, "_FREE_WITHIN_S", 0.0)
+    interrupted = RunFolder(finished.folder.path.with_name(names[-1]))
+    interrupted.start({})
+    with running.running(interrupted), pytest.raises(ConfigError, match="-on-shades-.* is in use: process "):
+        transfer(arguments(finished, sets, "mean_per_class=[shades]"))
+    assert interrupted.holds_run
     table = transfer(arguments(finished, sets, "mean_per_class=[shades]"))
     assert measured == ["digits", "shades", "shades"]
 

@@ -1,5 +1,6 @@
 """What a run's folder keeps as JSON: its identity in MLflow and the description of its data."""
 
+import contextlib
 import json
 import os
 import socket
@@ -12,7 +13,7 @@ from typing import Any
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.masking import HIDDEN
-from ssl_sec.errors import first_line
+from ssl_sec.errors import ConfigError, DataError, StorageError, UserError, first_line
 from ssl_sec.settings import from_values
 
 
@@ -119,6 +120,15 @@ def about_failure(rank: int, error: BaseException) -> dict[str, Any]:
         "error": first_line(error),
         "traceback": "".join(traceback.format_exception(error)),
     }
+
+
+def user_error(described: str) -> UserError | None:
+    """The user error that a run keeps as JSON; None if it cannot be read."""
+    kinds = {kind.exit_code: kind for kind in (ConfigError, DataError, StorageError)}
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        written = json.loads(described)
+        return kinds.get(written["exit_code"], UserError)(written["message"])
+    return None
 
 
 def _now() -> str:

@@ -21,12 +21,12 @@ import torch
 import yaml
 
 from ssl_sec.data.image_set import ImageSet
-from ssl_sec.edges.folder.descriptions import DataDescription, RunIdentity, about_failure, about_worker
+from ssl_sec.edges.folder.descriptions import DataDescription, RunIdentity, about_failure, about_worker, user_error
 from ssl_sec.edges.folder.stored_config import probed_run
-from ssl_sec.edges.folder.text import append_json, json_lines, text_of, write_whole
+from ssl_sec.edges.folder.text import append_json, has_metrics, json_lines, text_of, write_whole, writing
 from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.edges.storage.checkpoints import CheckpointUpload
-from ssl_sec.errors import ConfigError, DataError, StorageError, UserError
+from ssl_sec.errors import ConfigError, StorageError, UserError
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.training.checkpoint import MANIFEST, Found, load_checkpoint, newest_checkpoint, step_of
 from ssl_sec.training.norms import NormHistogram
@@ -70,6 +70,7 @@ class RunFolder:
         self._outcome_path = path / "outcome"
         self._error_path = path / "error.json"
         self._unclosed_path = path / "unclosed"  # exists until the driver has uploaded the results
+        self.initial_path = path / "initial.safetensors"  # of a fine-tuning: the encoder that it starts from
 
         # Of a training, once it has ended.
         self.encoder_path = path / "encoder.safetensors"
@@ -80,9 +81,6 @@ class RunFolder:
         self.norms_path = path / "norms.json"  # histograms of the embeddings' norms
         self._test_sets_folder = path / "test_sets"
         self._watched_folder = path / "watched"
-
-        # Of a fine-tuning, before it.
-        self.initial_path = path / "initial.safetensors"  # the encoder that it starts from
 
         # Of a probe.
         self.probed_config_path = path / "pretrain.yaml"  # of the run that is probed
@@ -136,11 +134,9 @@ class RunFolder:
                 f"run_name: {self.location} already holds a run; allowed: another run_name, or "
                 f"{shlex.quote(f'resume={self.location}')} to resume it"
             )
-        try:
+        with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._write_config(values)
-        except OSError as error:
-            raise StorageError(f"output_dir: {self.path} cannot be written: {error.strerror}") from error
 
     def resume(self, values: Mapping[str, Any]) -> None:
         """Prepares the folder for a resume with these settings.
@@ -148,12 +144,10 @@ class RunFolder:
         Raises:
             StorageError: if it cannot be written.
         """
-        try:
+        with writing(self.path):
             self._write_config(values)
             for left_over in (self.stop_path, self.save_path, self._outcome_path, self._error_path):
                 left_over.unlink(missing_ok=True)
-        except OSError as error:
-            raise StorageError(f"output_dir: {self.path} cannot be written: {error.strerror}") from error
         for defect in self.find_incomplete():
             logger.warning("skipped an incomplete checkpoint: %s", defect)
 
@@ -295,8 +289,9 @@ class RunFolder:
         self.add_worker(about_worker(rank, world_size, node))
 
     def add_worker(self, about: Mapping[str, Any]) -> None:
-        """Logs the start of a worker process."""
-        append_json(self.workers_path, about)
+        """Logs the start of a worker process, unless the folder cannot be written."""
+        with contextlib.suppress(OSError):
+            append_json(self.workers_path, about)
 
     def workers(self) -> list[dict[str, Any]]:
         """The starts of worker processes, oldest first."""
@@ -307,8 +302,9 @@ class RunFolder:
         self.add_failure(about_failure(rank, error))
 
     def add_failure(self, about: Mapping[str, Any]) -> None:
-        """Logs the error of a worker process."""
-        append_json(self.failures_path, about)
+        """Logs the error of a worker process, unless the folder cannot be written."""
+        with contextlib.suppress(OSError):
+            append_json(self.failures_path, about)
 
     def failures(self) -> list[dict[str, Any]]:
         """The errors of workers, oldest first; without those of killed processes."""
@@ -319,19 +315,21 @@ class RunFolder:
         return self.path / f"crash-{rank}.txt"
 
     def log_message(self, level: str, message: str) -> None:
-        """Writes a message for the console of the driver."""
-        self.append_record({"time": time.time(), "message": masked(f"{level}: {message}")})
+        """Writes a message for the console of the driver, unless the folder cannot be written."""
+        with contextlib.suppress(StorageError):
+            self.append_record({"time": time.time(), "message": masked(f"{level}: {message}")})
 
     def append_record(self, record: Mapping[str, Any]) -> None:
         """Adds a line to the metrics.
 
         Raises:
-            StorageError: if the folder was removed.
+            StorageError: if the folder was removed, or cannot be written.
         """
-        try:
-            append_json(self.metrics_path, record)
-        except FileNotFoundError as error:
-            raise self.removal() from error
+        with writing(self.path):
+            try:
+                append_json(self.metrics_path, record)
+            except FileNotFoundError as error:
+                raise self.removal() from error
 
     def is_stop_requested(self) -> bool:
         """Whether a stop is requested."""
@@ -345,7 +343,7 @@ class RunFolder:
 
     def records(self) -> list[dict[str, Any]]:
         """All metrics, without messages."""
-        return [record for record in json_lines(self.metrics_path) if _has_metrics(record)]
+        return [record for record in json_lines(self.metrics_path) if has_metrics(record)]
 
     def messages(self) -> list[tuple[float, str]]:
         """Time and text of all messages."""
@@ -362,12 +360,17 @@ class RunFolder:
     def forget_records_from(self, step: int) -> None:
         """Drops the metrics of steps that will be taken again; messages stay."""
         found = json_lines(self.metrics_path)
-        kept = [record for record in found if not _has_metrics(record) or record["step"] < step]
+        kept = [record for record in found if not has_metrics(record) or record["step"] < step]
         write_whole(self.metrics_path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def write_outcome(self, outcome: str) -> None:
-        """Writes how the workers ended: "finished" or "stopped"."""
-        write_whole(self._outcome_path, outcome)
+        """Writes how the workers ended: "finished" or "stopped".
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        with writing(self.path):
+            write_whole(self._outcome_path, outcome)
 
     def outcome(self) -> str | None:
         """How the workers ended; None if that is not written, or cannot be read."""
@@ -380,20 +383,17 @@ class RunFolder:
         return {"finished": "FINISHED", "stopped": "KILLED"}.get(self.outcome() or "", "FAILED")
 
     def write_error(self, error: UserError) -> None:
-        """Writes a user error, which the driver reports."""
-        write_whole(self._error_path, json.dumps({"message": str(error), "exit_code": error.exit_code}))
+        """Writes a user error, which the driver reports.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        with writing(self.path):
+            write_whole(self._error_path, json.dumps({"message": str(error), "exit_code": error.exit_code}))
 
     def error(self) -> UserError | None:
         """The user error that a worker wrote, if any."""
         if not self._error_path.exists():
             return None
-        kinds = {kind.exit_code: kind for kind in (ConfigError, DataError, StorageError)}
-        try:
-            written = json.loads(text_of(self._error_path))
-            return kinds.get(written["exit_code"], UserError)(written["message"])
-        except (ValueError, KeyError, TypeError):
-            return StorageError(f"{self._error_path} cannot be read: why the run failed is unknown")
-
-
-def _has_metrics(record: Mapping[str, Any]) -> bool:
-    return isinstance(record.get("metrics"), dict) and isinstance(record.get("step"), int)
+        unknown = StorageError(f"{self._error_path} cannot be read: why the run failed is unknown")
+        return user_error(text_of(self._error_path)) or unknown

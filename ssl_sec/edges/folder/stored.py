@@ -5,7 +5,7 @@ import logging
 import shutil
 import uuid
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -61,22 +61,29 @@ class StoredFolder(RunFolder):
             ConfigError: if another process has the lease.
             StorageError: if the storage cannot be used.
         """
+        with self._leased():
+            try:
+                download_run(self._bucket, self.path)
+                self._bucket.clean()
+                self._mirror = self.mirror()
+                try:
+                    yield
+                except BaseException:
+                    with _reported():  # what ended the run matters more
+                        self._mirror.close()
+                    raise
+                self._mirror.close()
+            finally:
+                self._mirror = None
+                self.tidy()
+
+    @contextmanager
+    def _leased(self) -> Iterator[None]:
         lease = Lease(self._bucket, self._stop)
         try:
-            download_run(self._bucket, self.path)
-            self._bucket.clean()
-            self._mirror = self.mirror()
-            try:
-                yield
-            except BaseException:
-                with _reported():  # what ended the run matters more
-                    self._mirror.close()
-                raise
-            self._mirror.close()
+            yield
         finally:
-            self._mirror = None
             lease.release()
-            self.tidy()
 
     def mirror(self, interval_s: float | None = UPLOADS_EVERY_S) -> Mirror:
         """Uploads what changes; see `Mirror`."""
@@ -97,10 +104,12 @@ class StoredFolder(RunFolder):
         """Removes the run, here and in object storage.
 
         Raises:
+            ConfigError: if another process has the lease.
             StorageError: if the storage cannot be used.
         """
-        super().remove()
-        self._bucket.remove([name for name in self._bucket.files() if not name.startswith(".lease")])
+        with self._leased() if self._mirror is None else nullcontext():
+            super().remove()
+            self._bucket.remove([name for name in self._bucket.files() if not name.startswith(".lease")])
 
     def tidy(self) -> None:
         """Removes the checkpoints on this machine, unless they could not be uploaded."""

@@ -4,9 +4,25 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from ssl_sec.errors import StorageError
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Reports that a run's folder cannot be written, as on a full disk.
+
+    Raises:
+        StorageError: if something cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"output_dir: {folder} cannot be written: {error.strerror}") from error
 
 
 def append_json(path: Path, record: Mapping[str, Any]) -> None:
@@ -23,6 +39,11 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
             if isinstance(record := json.loads(line), dict):
                 found.append(record)
     return found
+
+
+def has_metrics(record: Mapping[str, Any]) -> bool:
+    """Whether a line of a run's metrics holds figures; others hold messages."""
+    return isinstance(record.get("metrics"), dict) and isinstance(record.get("step"), int)
 
 
 def text_of(path: Path) -> str:

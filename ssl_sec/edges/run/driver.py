@@ -19,7 +19,7 @@ from ssl_sec.edges.folder.names import CHECKPOINT_TAG, claim_name, run_name_of, 
 from ssl_sec.edges.folder.stored import StoredFolder, open_folder
 from ssl_sec.edges.folder.stored_config import stored_values, training_config, with_credentials
 from ssl_sec.edges.run.execution import Execution
-from ssl_sec.edges.run.resuming import resume_run
+from ssl_sec.edges.run.resuming import is_probed, resume_run
 from ssl_sec.edges.run.running import running
 from ssl_sec.edges.run.signals import stopped_by_signals
 from ssl_sec.edges.run.spec import RunSpec, command_line, replay_command
@@ -110,17 +110,15 @@ def run_training(recipe: RecipeRow, config: TrainingConfig, initial: Path | None
         again = command_line(PROBE.name, "run", trained)
         raise Stopped(f"stopped; {config.run_name} is finished; probe it with: {again}")
     folder = open_folder(finished.folder.path.with_name(f"{config.run_name}-probe"))
-    if config.resume:
-        folder.refresh()
-        if folder.is_complete:
-            return replace(finished, metrics={**finished.metrics, **folder.last_metrics()})
-        folder.remove()  # an interrupted probe starts again
+    if config.resume and is_probed(folder):
+        return replace(finished, metrics={**finished.metrics, **folder.last_metrics()})
     probe = ProbeJobConfig(
         run=trained,
         probe=config.linear_probe,
         runtime=config.runtime,
         output_dir=config.output_dir,
         tracking=config.tracking,
+        run_name=folder.name if config.resume else None,
     )
     probed = _probe(recipe, probe, finished.run_id, finished.folder.path)
     return replace(finished, metrics={**finished.metrics, **probed.metrics})

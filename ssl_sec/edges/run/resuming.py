@@ -1,4 +1,4 @@
-"""Checks whether a run can be resumed with a configuration."""
+"""Checks whether a run can be resumed with a configuration, and whether a probe has to start again."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored_config import stored_values
 from ssl_sec.edges.masking import masked_values
+from ssl_sec.edges.run.running import running
 from ssl_sec.errors import ConfigError
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import RecipeRow
@@ -49,6 +50,21 @@ def resume_run(recipe: RecipeRow, folder: RunFolder, config: TrainingConfig) -> 
         return False
     folder.resume(now)
     return True
+
+
+def is_probed(folder: RunFolder) -> bool:
+    """Whether the probe of a folder is finished; one that was interrupted is removed, since it has no checkpoints.
+
+    Raises:
+        ConfigError: if another process runs it.
+        StorageError: if the storage cannot be used.
+    """
+    with running(folder):
+        folder.refresh()
+        if folder.is_complete:
+            return True
+        folder.remove()
+        return False
 
 
 def require_same_settings(

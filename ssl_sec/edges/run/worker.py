@@ -13,7 +13,7 @@ import torch
 from ssl_sec.collectives import wait_for_workers
 from ssl_sec.edges.folder.folder import SCORES, RunFolder
 from ssl_sec.edges.run.cpu import keep_freed_memory, schedule_as_batch
-from ssl_sec.errors import Stopped, UserError, out_of_memory
+from ssl_sec.errors import Stopped, StorageError, UserError, out_of_memory
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.settings import from_values
 from ssl_sec.training.checkpoint import CheckpointWriter, save_part, without_held_rows
@@ -127,7 +127,7 @@ def work(job: str, values: Mapping[str, Any], folder: RunFolder, worker: Worker)
     except Stopped:
         folder.write_outcome("stopped")
     except UserError as error:
-        with contextlib.suppress(FileNotFoundError):  # the folder was removed
+        with contextlib.suppress(StorageError):  # the folder was removed, or the disk is full
             folder.write_error(error)
         raise  # other workers may wait for this one: the cluster must end them
     except FloatingPointError as error:

@@ -16,6 +16,7 @@ from ssl_sec.training.checkpoint import save_checkpoint
 
 VALUES = {"epochs": 3, "data": {"name": "digits"}, "runtime": {"name": "local"}}
 CPU = torch.device("cpu")
+FULL = Path("/dev/full")
 
 
 @pytest.fixture
@@ -171,6 +172,26 @@ def test_a_folder_that_was_removed_is_named(folder: RunFolder):
     with pytest.raises(StorageError, match="output_dir: .*/recipe/run was removed during the run"):
         folder.append_record({"step": 0, "metrics": {}})
     assert not folder.path.exists()
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="only Linux has a device that is always full")
+def test_a_full_disk_is_one_line_and_what_is_only_logged_is_dropped(folder: RunFolder):
+    for path in (folder.metrics_path, folder.workers_path, folder.failures_path):
+        path.symlink_to(FULL)
+    folder.log_worker(0, 1, "node")
+    folder.log_failure(0, RuntimeError("lost"))
+    folder.log_message("INFO", "hello")
+    with pytest.raises(StorageError, match="output_dir: .*/recipe/run cannot be written: No space left on device"):
+        folder.append_record({"step": 0, "metrics": {}})
+
+
+def test_how_a_run_ended_is_written_or_one_line(folder: RunFolder):
+    for name in ("outcome", "error.json"):
+        (folder.path / name).mkdir()
+    with pytest.raises(StorageError, match="output_dir: .*/recipe/run cannot be written: "):
+        folder.write_outcome("finished")
+    with pytest.raises(StorageError, match="output_dir: .*/recipe/run cannot be written: "):
+        folder.write_error(DataError("x.png: not an image"))
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"])

@@ -5,6 +5,7 @@ import logging
 import shlex
 import shutil
 import signal
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,6 +127,25 @@ def test_a_run_has_one_process_wherever_it_is(stored, s3):
     with pytest.raises(ConfigError, match="digits/taken is in use: process 1 on far runs it"):
         run_training(PRETRAIN, pretrain_config([*stored, "run_name=taken"]))
     assert Bucket(f"{s3}/digits/taken").files().keys() == {".lease"}
+
+
+@pytest.mark.parametrize("holder", ["another machine", "a process that has died"])
+def test_an_interrupted_probe_starts_again_under_its_name_unless_another_process_runs_it(holder, stored, s3):
+    run_training(PRETRAIN, pretrain_config([*stored, "run_name=it"]))
+    host, process = ("far", 1) if holder == "another machine" else (socket.gethostname(), 2**22 + 1)
+    lease = {"token": "", "host": host, "pid": process, "since": "noon", "expires": 4e9}
+    probe = Bucket(f"{s3}/digits/it-probe")
+    probe.write("config.yaml", b"{}")
+    probe.write(".lease", json.dumps(lease).encode())
+    config = pretrain_config([*stored, "run_name=it", "probe.enabled=true", "resume=auto"])
+    if holder == "another machine":
+        with pytest.raises(ConfigError, match="digits/it-probe is in use: process 1 on far runs it"):
+            run_training(PRETRAIN, config)
+        assert probe.files().keys() == {"config.yaml", ".lease"}
+    else:
+        assert "probe/top1" in run_training(PRETRAIN, config).metrics
+        assert "confusion.json" in probe.files() and probe.read(".lease") is None
+    assert {name.partition("/")[0] for name in Bucket(f"{s3}/digits").files()} == {"it", "it-probe"}
 
 
 def test_a_name_that_is_taken_is_refused_and_made_names_are_free(stored, s3):

@@ -1,5 +1,6 @@
 """Runs that are stopped, refused or fail."""
 
+import errno
 import os
 import shlex
 import shutil
@@ -13,6 +14,7 @@ import torch
 from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file
 
+from ssl_sec.edges.folder import folder as folder_module
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.run import running, worker
 from ssl_sec.edges.run.driver import run_training
@@ -113,6 +115,23 @@ def test_a_run_that_another_process_has_is_refused(quick, tmp_path: Path, monkey
     assert not folder.path.exists()
 
 
+def test_a_probe_that_another_process_runs_is_left_alone_and_an_interrupted_one_starts_again(
+    quick, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setattr(running, "_FREE_WITHIN_S", 0.0)
+    run_training(PRETRAIN, pretrain_config([*quick, "run_name=mine", "probe.enabled=false"]))
+    config = pretrain_config([*quick, "run_name=mine", "probe.enabled=true", "resume=auto"])
+    probe = RunFolder(tmp_path / "runs" / "digits" / "mine-probe")
+    probe.start({})
+    probe.append_record({"step": 0, "metrics": {"probe/loss": 1.0}})
+    with running.running(probe), pytest.raises(ConfigError, match="mine-probe is in use: process "):
+        run_training(PRETRAIN, config)
+    assert len(probe.records()) == 1
+    metrics = run_training(PRETRAIN, config).metrics
+    assert probe.is_complete and probe.last_metrics()["probe/top1"] == metrics["probe/top1"]
+    assert sorted(path.name for path in probe.path.parent.iterdir()) == ["mine", "mine-probe"]
+
+
 @pytest.mark.parametrize("moment", ["while it trains", "while its artifacts are sent"])
 def test_a_run_whose_folder_is_removed_ends_with_one_line_and_is_failed(moment, quick, tmp_path: Path, monkeypatch):
     folder = RunFolder(tmp_path / "runs" / "digits" / "gone")
@@ -134,6 +153,27 @@ def test_a_run_whose_folder_is_removed_ends_with_one_line_and_is_failed(moment, 
     assert run.info.status == "FAILED"
     assert "was removed during the run" in run.data.tags["ended"]
     assert not folder.path.exists()
+
+
+def test_a_disk_that_is_full_ends_a_run_with_one_line_and_is_failed(quick, tmp_path: Path, monkeypatch):
+    def until_full(write):
+        def limited(path, content):
+            if len(folder.records()) > 3:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            write(path, content)
+
+        return limited
+
+    folder = RunFolder(tmp_path / "runs" / "digits" / "full")
+    for name in ("append_json", "write_whole"):
+        monkeypatch.setattr(folder_module, name, until_full(getattr(folder_module, name)))
+    config = pretrain_config([*quick, "run_name=full", "log_every_steps=1"])
+    with pytest.raises(StorageError, match="output_dir: .*/digits/full cannot be written: No space left on device"):
+        run_training(PRETRAIN, config)
+    client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    assert run.info.status == "FAILED"
+    assert "No space left on device" in run.data.tags["ended"]
 
 
 def test_a_resume_does_not_mind_what_a_crash_left_of_the_figures(quick, tmp_path: Path, monkeypatch):
