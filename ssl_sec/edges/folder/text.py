@@ -33,8 +33,13 @@ def append_json(path: Path, record: Mapping[str, Any]) -> None:
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a file, one per line; lines that a crash cut off are skipped."""
+    return json_objects(text_of(path))
+
+
+def json_objects(text: str) -> list[dict[str, Any]]:
+    """The objects of whole lines; others, as a crash or two writers at once leave them, are skipped."""
     found: list[dict[str, Any]] = []
-    for line in text_of(path).split("\n")[:-1]:
+    for line in text.split("\n")[:-1]:
         with contextlib.suppress(ValueError):
             if isinstance(record := json.loads(line), dict):
                 found.append(record)

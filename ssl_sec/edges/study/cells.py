@@ -13,6 +13,7 @@ from ssl_sec.edges.folder.text import text_of, write_whole
 from ssl_sec.edges.run.sweeps import METRICS
 from ssl_sec.edges.study.plan import Cell
 from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.locking import locked
 
 # Metrics of a run's end that are kept beside those that arms are compared by.
 _LAST = ("train/loss", "train/metric_loss", "val/rankme", "val/alignment", "val/uniformity")
@@ -39,7 +40,7 @@ class KeptCell:
         point: where; empty for the recipe as it is.
         seed: of the run.
         digest: of its configuration.
-        minutes: that it took, probe included; NaN if that is not known.
+        minutes: that it took, probe included; NaN if that is not known, as of a run that was stopped and continued.
         run_id: in MLflow; empty if it is not known.
         figures: metric -> value; of `mean/<metric>` the mean over the run's reports after the first.
     """
@@ -113,18 +114,25 @@ class KeptCells:
         return kept
 
     def add(self, cell: KeptCell) -> None:
-        """Adds a cell to the file, which is replaced as a whole; any thread may call it.
+        """Adds a cell to the file, which is replaced as a whole; other threads and processes may add theirs at once.
 
         Raises:
+            ConfigError: if it is no such file any more.
             StorageError: if it cannot be written.
         """
         with self._lock:
-            self._cells[cell.key] = cell
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(self.path, as_csv(self._cells.values()))
+                with locked(lock_of(self.path)):
+                    self._cells |= {each.key: each for each in [*_read(self.path), cell]}
+                    write_whole(self.path, as_csv(self._cells.values()))
             except OSError as error:
                 raise StorageError(f"cells: {self.path} cannot be written: {error.strerror}") from error
+
+
+def lock_of(path: Path) -> Path:
+    """The lock of a file that several processes add to."""
+    return path.with_name(f".{path.name}.lock")
 
 
 def as_csv(cells: Iterable[KeptCell]) -> str:

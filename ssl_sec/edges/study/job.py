@@ -174,27 +174,32 @@ class _Job:
             Task(name=cell.name, arguments=["pretrain", *cell.overrides, *parent], log=self._log(cell.name))
             for cell in left.values()
         ]
+        continued = {name for name in left if self._has_begun(name)}
         rounds = math.ceil(len(left) / self._study.config.concurrent)
-        ended: list[float] = []
+        num_ended, whole = done, list[float]()
 
         def end(name: str, code: int, minutes: float) -> None:
+            nonlocal num_ended
             with self._lock:
                 if code != 0:
                     why = last_line(self._log(name)) or f"exit code {code}"
                     self._failures.append(f"{name}: {why}")
                     logger.warning("%s failed: %s", name, why)
                     return
-                kept = self._keep(left[name], minutes)
+                kept = self._keep(left[name], math.nan if name in continued else minutes)
                 self._sweep.record(self._record)
-                ended.append(60 * minutes)
-                rest = max(rounds * mean(ended) - (time.monotonic() - begun), 0)
+                num_ended += 1
+                if name not in continued:
+                    whole.append(60 * minutes)
+                rest = max(rounds * mean(whole) - (time.monotonic() - begun), 0) if whole else None
                 metric = self._study.file.metric
                 shown = (
                     f"{METRICS.get(metric, metric)} {kept.figures[metric]:.4g}" if metric in kept.figures else "ended"
                 )
                 logger.info(
-                    "%s (%d of %d): %s, in %.1f min; about %s left",
-                    *(name, done + len(ended), len(cells), shown, minutes, _in_words(rest)),
+                    "%s (%d of %d): %s, in %.1f min%s",
+                    *(name, num_ended, len(cells), shown, minutes),
+                    "" if rest is None else f"; about {_in_words(rest)} left",
                 )
 
         processes = Processes(self._study.config.concurrent)
@@ -209,6 +214,11 @@ class _Job:
                 f"{len(self._failures)} runs failed; the last: {self._failures[-1]}; their output is in "
                 f"{self._folder / 'logs'}; the same command runs them again"
             )
+
+    def _has_begun(self, name: str) -> bool:
+        folder = open_folder(self._folder / name)
+        folder.refresh()
+        return folder.holds_run
 
     def _log(self, name: str) -> Path:
         return self._folder / "logs" / f"{name}.txt"

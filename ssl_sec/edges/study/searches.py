@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ssl_sec.edges.folder.text import text_of, write_whole
+from ssl_sec.edges.study.cells import lock_of
 from ssl_sec.edges.study.plan import ArmAt
 from ssl_sec.edges.tune.trials import Trial
 from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.locking import locked
 
 _COLUMNS = ("arm", "point", "trial", "metric", "epochs", "space", "overrides")
 
@@ -96,18 +98,22 @@ class KeptSearches:
         Raises:
             StorageError: if the file cannot be written.
         """
-        self._trials = [*self._trials, *trials]
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(lock_of(self.path)):  # another process may search another arm
+                self._trials = [*(one for one in _read(self.path) if (one.arm, one.point) != arm.key), *trials]
+                write_whole(self.path, self._as_csv())
+        except OSError as error:
+            raise StorageError(f"cells: {self.path} cannot be written: {error.strerror}") from error
+
+    def _as_csv(self) -> str:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(_COLUMNS)
         for one in sorted(self._trials, key=lambda one: (one.point, one.arm)):
             values = [one.arm, one.point, one.trial, f"{one.metric:.6g}", one.epochs, one.space]
             writer.writerow([*values, shlex.join(one.overrides)])
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path, text.getvalue())
-        except OSError as error:
-            raise StorageError(f"cells: {self.path} cannot be written: {error.strerror}") from error
+        return text.getvalue()
 
 
 def _space(arm: ArmAt) -> str:

@@ -1,6 +1,5 @@
 """The driver follows the metrics of a run, for the terminal and for MLflow, in a thread of its own."""
 
-import json
 import os
 import sys
 import threading
@@ -12,6 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from tqdm import tqdm
 
+from ssl_sec.edges.folder.text import json_objects
 from ssl_sec.edges.patience import Patience
 
 # {"step": int, "metrics": {name: value}, ...}, or {"time": float, "message": str}.
@@ -67,6 +67,7 @@ class Follower:
         self._patience = patience
         self._must_connect = connects_first
         self._offset = 0
+        self._newest = b""  # the last line before the offset
         self._inode: int | None = None
         self._pending: list[Record] = []
         self._failing = False
@@ -113,21 +114,20 @@ class Follower:
         """The records of new complete lines; all records if a resume has replaced the file."""
         try:
             with self._path.open("rb") as file:
-                about = os.fstat(file.fileno())
-                if about.st_ino != self._inode or about.st_size < self._offset:
-                    self._inode, self._offset = about.st_ino, 0
-                file.seek(self._offset)
+                inode = os.fstat(file.fileno()).st_ino
+                file.seek(self._offset - len(self._newest))
+                # A file that has replaced the other may have its inode, and be longer.
+                if inode != self._inode or file.read(len(self._newest)) != self._newest:
+                    self._inode, self._offset, self._newest = inode, 0, b""
+                    file.seek(0)
                 content = file.read()
         except FileNotFoundError:
             return []
         whole = content[: content.rfind(b"\n") + 1]
-        try:
-            records = [json.loads(line) for line in whole.splitlines()]
-        except ValueError:  # replaced under the same inode, and longer than before
-            self._offset = 0
-            return []
-        self._offset += len(whole)
-        return records
+        if whole:
+            self._offset += len(whole)
+            self._newest = whole[whole.rfind(b"\n", 0, -1) + 1 :]
+        return json_objects(whole.decode(errors="replace"))
 
 
 # How metrics are shown in a line of a log.

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,6 +62,15 @@ def test_a_file_of_something_else_is_refused(tmp_path, text):
     with pytest.raises(ConfigError, match=r"cells: .*cells.csv is not a file of cells .*columns arm, point, seed"):
         KeptCells(path)
     assert path.read_text() == text
+
+
+def test_studies_that_run_at_once_add_to_one_file(tmp_path):
+    """As parts of a study do, by seeds=[0] and seeds=[1]."""
+    path = tmp_path / "cells.csv"
+    one, other = KeptCells(path), KeptCells(path)
+    for number, cells in enumerate([one, other, one]):
+        cells.add(replace(kept(), seed=number))
+    assert [cell.seed for cell in KeptCells(path)] == [0, 1, 2]
 
 
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path):

@@ -1,6 +1,7 @@
 """A study from its command: what is run, kept, compared and recorded in MLflow."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -13,7 +14,9 @@ import mlflow
 import pytest
 from mlflow.entities import Run
 
+from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.study import job
+from ssl_sec.edges.study.cells import KeptCells
 from ssl_sec.edges.tune.trials import Trial
 from ssl_sec.errors import ConfigError, Stopped, UserError
 from tests.edges.conftest import QUICK
@@ -57,7 +60,7 @@ class PretendedRuns:
             top1 = 50 + 3 * seed + (1.0 + 0.1 * seed if is_sec else 0)
             for name, metrics in ((task.name, {"train/norm_mean": 2.0}), (f"{task.name}-probe", {"probe/top1": top1})):
                 folder = self.folder / name
-                folder.mkdir(parents=True)
+                folder.mkdir(parents=True, exist_ok=True)
                 record = {"step": 0, "time": 0.0, "metrics": metrics}
                 (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
             end(task.name, 0, 1.5)
@@ -116,6 +119,16 @@ def test_the_time_left_counts_the_runs_that_run_side_by_side(made, caplog, concu
         run(f"concurrent={concurrent}")
     first = next(text for text in caplog.messages if text.startswith("none-s0 (1 of 4)"))
     assert first.endswith(f"in 1.5 min; about {minutes} min left")
+
+
+def test_the_time_of_a_run_that_had_begun_is_not_known(made, caplog):
+    run, _, folder = made
+    RunFolder(folder / "none-s0").start({})
+    with caplog.at_level("INFO", "ssl_sec"):
+        run()
+    assert [cell.arm for cell in KeptCells(folder / "cells.csv") if math.isnan(cell.minutes)] == ["none"]
+    (first, second) = [text for text in caplog.messages if " of 4): " in text][:2]
+    assert first.startswith("none-s0 (1 of 4)") and first.endswith("in 1.5 min") and "left" in second
 
 
 def test_it_continues_where_it_stopped_also_from_its_file_alone(made, tmp_path):

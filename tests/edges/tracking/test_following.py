@@ -95,6 +95,20 @@ def test_a_place_in_the_middle_of_a_line_is_noticed(tmp_path: Path):
     assert [record["step"] for record in sink.records] == [0, 1234567, 1234568]
 
 
+def test_a_damaged_line_is_skipped(tmp_path: Path):
+    """As two machines leave it that append to one file at once."""
+    path, sink = tmp_path / "metrics.jsonl", Collected(wanted=2)
+    with Follower(path, sink, interval_s=0.01):
+        path.write_text(line(0, a=1) + '{"step": 1, "me{"step": 1, "metrics": {}}\n' + line(2, a=3))
+        assert sink.reached.wait(10)
+        sink.reached.clear()
+        sink.wanted = 3
+        with path.open("a") as file:
+            file.write(line(3, a=4))
+        assert sink.reached.wait(10)
+    assert [record["step"] for record in sink.records] == [0, 2, 3]
+
+
 def test_a_sink_that_is_away_gets_all_when_it_is_back(tmp_path: Path):
     path, sink, told, lost = tmp_path / "metrics.jsonl", Away(outages=3, wanted=2), [], []
     follower = Follower(path, sink, interval_s=0.01, retry_s=0.02, on_error=told.append, on_loss=lost.append)
