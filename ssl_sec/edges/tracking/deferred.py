@@ -47,6 +47,7 @@ class DeferredRun:
         self._monitor: SystemMetricsMonitor | None = None
         self._cluster: str | None = None
         self._connected = threading.Event()
+        self._is_new = False  # this process has created it
         self.run: TrackedRun | None = None
         self.on_run: Callable[[TrackedRun], object] = lambda run: None
         self.on_records: Callable[[TrackedRun], object] = lambda run: None
@@ -81,12 +82,9 @@ class DeferredRun:
         """
         if self.run is None:
             reopened = self._reopen()
-            self.run = reopened or TrackedRun.start(self._identity, self._values)
-            if reopened is None:
-                with contextlib.suppress(FileNotFoundError):  # the folder was removed, which ends the run
-                    self._folder.run_id_path.write_text(self.run.run_id)
+            self.run = reopened or TrackedRun.start(self._identity, self._values, self._keep_id)
             try:
-                if reopened is not None:
+                if reopened is not None and not self._is_new:
                     reopened.log_resume(self._identity.tags)
                 for path in code_files(self._folder.path):
                     self.run.log_file(path)
@@ -95,6 +93,11 @@ class DeferredRun:
             self._connected.set()
             self.on_run(self.run)
         return self.run
+
+    def _keep_id(self, run_id: str) -> None:
+        self._is_new = True
+        with contextlib.suppress(FileNotFoundError):  # the folder was removed, which ends the run
+            self._folder.run_id_path.write_text(run_id)
 
     def _reopen(self) -> TrackedRun | None:
         run_id, uri = self._folder.run_id, self._identity.uri

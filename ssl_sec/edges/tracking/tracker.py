@@ -70,12 +70,19 @@ class TrackedRun:
         self._created_ms: int | None = None
 
     @classmethod
-    def start(cls, identity: RunIdentity, values: Mapping[str, Any]) -> "TrackedRun":
+    def start(
+        cls,
+        identity: RunIdentity,
+        values: Mapping[str, Any],
+        on_created: Callable[[str], object] = lambda run_id: None,
+    ) -> "TrackedRun":
         """Creates a run.
 
         Args:
             identity: of the run.
             values: its parameters.
+            on_created: called with the run's id before the parameters are logged: if the store fails then, the run is
+                reopened, and `log_changes` logs them.
 
         Raises:
             StorageError: if the store cannot be used.
@@ -96,10 +103,10 @@ class TrackedRun:
             tags[MLFLOW_RUN_NOTE] = description(tags)
             tags = {key: value[:_TAG_LIMIT] for key, value in tags.items()}
             run_id = client.create_run(experiment_id, tags=tags, run_name=identity.name).info.run_id
-            parameters = [Param(key, str(value)) for key, value in flattened(masked_values(values)).items()]
-            for start in range(0, len(parameters), _PARAMS_A_CALL):
-                client.log_batch(run_id, params=parameters[start : start + _PARAMS_A_CALL])
-        return cls(client, run_id, experiment_id)
+            on_created(run_id)
+            run = cls(client, run_id, experiment_id)
+            run._log_parameters(flattened(masked_values(values)))
+        return run
 
     @classmethod
     def reopen(cls, uri: str, run_id: str) -> "TrackedRun | None":
@@ -124,11 +131,17 @@ class TrackedRun:
         return tracked
 
     def log_changes(self, values: Mapping[str, Any]) -> None:
-        """Logs the settings that a resume has changed as tags, as parameters cannot change."""
-        parameters = self.client.get_run(self.run_id).data.params
-        for key, value in flattened(masked_values(values)).items():
+        """Logs the settings that a resume has changed as tags, as parameters cannot change; new ones as parameters."""
+        parameters, settings = self.client.get_run(self.run_id).data.params, flattened(masked_values(values))
+        self._log_parameters({key: value for key, value in settings.items() if key not in parameters})
+        for key, value in settings.items():
             if key != "resume" and parameters.get(key, str(value)) != str(value):
                 self.client.set_tag(self.run_id, f"resumed.{key}", str(value))
+
+    def _log_parameters(self, settings: Mapping[str, Any]) -> None:
+        parameters = [Param(key, str(value)) for key, value in settings.items()]
+        for start in range(0, len(parameters), _PARAMS_A_CALL):
+            self.client.log_batch(self.run_id, params=parameters[start : start + _PARAMS_A_CALL])
 
     def __call__(self, records: Sequence[Record]) -> None:
         """Logs the metrics of new steps; after an error, takes the same records again and logs no point twice."""

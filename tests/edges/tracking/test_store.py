@@ -1,8 +1,13 @@
 from pathlib import Path
 
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
 
 from ssl_sec.edges.command_line import run_job
+from ssl_sec.edges.folder.descriptions import RunIdentity
+from ssl_sec.edges.folder.folder import RunFolder
+from ssl_sec.edges.tracking.deferred import DeferredRun
 from ssl_sec.edges.tracking.store import require_store
 from ssl_sec.errors import ConfigError, StorageError
 from tests.jobs import pretrain
@@ -47,3 +52,25 @@ def test_a_folder_is_refused_before_the_run_starts(tmp_path: Path, capsys, monke
     assert told.startswith("error: MLFLOW_TRACKING_URI: found sqlite:") and "which is a folder" in told
     assert "\n" not in told
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_store_that_fails_while_parameters_are_logged_has_one_run(tmp_path: Path, monkeypatch):
+    identity = RunIdentity(uri=f"sqlite:///{tmp_path}/mlflow.db", experiment="e", name="n", tags={})
+    tracking = DeferredRun(identity, {"seed": 3, "epochs": 9}, RunFolder(tmp_path / "run"))
+    (tmp_path / "run").mkdir()
+    log, calls = MlflowClient.log_batch, []
+
+    def fails_twice(*arguments, **more):
+        calls.append(more)
+        if len(calls) < 3:
+            raise MlflowException("not now")
+        log(*arguments, **more)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", fails_twice)
+    for _ in range(2):
+        with pytest.raises((MlflowException, StorageError), match="not now"):
+            tracking([])
+    tracking([])
+    (run,) = MlflowClient(identity.uri).search_runs(["1"])
+    assert run.data.params == {"seed": "3", "epochs": "9"}
+    assert not [tag for tag in run.data.tags if tag.startswith("resumed")]
