@@ -26,7 +26,7 @@ from ssl_sec.edges.submit.orders import Stage
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tracking.store import connect_to_store, tracking_uri
 from ssl_sec.edges.tracking.tracker import JOB_ID_TAG
-from ssl_sec.errors import Stopped, first_line
+from ssl_sec.errors import Stopped, UserError, first_line
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.recipes.tracking import TrackingConfig
 
@@ -41,11 +41,13 @@ class Point:
 
     Attributes:
         name: of its runs.
+        recipe: of its runs.
         swept: the keys that differ between points, with their values here.
         stages: in order.
     """
 
     name: str
+    recipe: str
     swept: tuple[str, ...]
     stages: tuple[Stage, ...]
 
@@ -56,9 +58,9 @@ class Plan:
 
     Attributes:
         name: of the sweep's run in MLflow.
-        recipe: of all runs.
+        recipe: of the sweep's run.
         output_dir: of all runs.
-        tracking: of the sweep's run; its experiment is that of all runs.
+        tracking: of the sweep's run; an experiment that it names is that of all runs.
         parallel: number of chains that run at the same time.
         points: one if it is not a sweep.
     """
@@ -179,21 +181,28 @@ class _Pipeline:
             elif parent.run_id is not None:
                 overrides.append(f"tracking.parent_run={parent.run_id}")
             name = point.name if RECIPES[stage.job].is_training else f"{point.name}-{stage.job}"
-            code = self._stage(job_id, stage.job, tuple(overrides), name, " ".join([*point.swept, stage.job]))
-            run_id, found = self._find_run(job_id)
+            label = " ".join([*point.swept, stage.job])
+            metadata = {"job_name": name, "recipe": point.recipe, "job": stage.job, "parent": self._job_id}
+            try:
+                code = self._stage(job_id, overrides, metadata, label)
+            except UserError as error:  # the other points go on
+                logger.error("%s: %s", label, error)
+                return ChainResult(
+                    code=error.exit_code, state=f"{stage.job} failed: {first_line(error)}", metrics=metrics
+                )
+            run_id, found = self._find_run(job_id, point.recipe)
             metrics |= found
             if code != 0:
                 state = "stopped" if code == Stopped.exit_code else f"{stage.job} failed with exit code {code}"
                 return ChainResult(code=code, state=state, metrics=metrics)
         return ChainResult(code=0, state="succeeded", metrics=metrics)
 
-    def _stage(self, job_id: str, job: str, overrides: tuple[str, ...], name: str, label: str) -> int:
-        metadata = {"job_name": name, "recipe": self._plan.recipe, "job": job, "parent": self._job_id}
+    def _stage(self, job_id: str, overrides: list[str], metadata: dict[str, str], label: str) -> int:
         print(f"{label}: job {job_id}", flush=True)
         with self._lock:
             self._running.add(job_id)
         try:
-            line = entrypoint(job, overrides, sys.executable)
+            line = entrypoint(metadata["job"], overrides, sys.executable)
             self._cluster.submit_beside(line, job_id, metadata, parent=self._job_id)
             if self._stopping.is_set():  # requested while the job was submitted
                 self._cluster.request_stop(job_id)
@@ -204,11 +213,11 @@ class _Pipeline:
         print(f"{label}: {details.status.value.lower()}", flush=True)
         return exit_code(details)
 
-    def _find_run(self, job_id: str) -> tuple[str | None, Mapping[str, float]]:
+    def _find_run(self, job_id: str, recipe: str) -> tuple[str | None, Mapping[str, float]]:
         """The id and the last metrics of a job's run in MLflow."""
         try:
             client = connect_to_store(self._uri)
-            experiment = client.get_experiment_by_name(self._plan.tracking.experiment or self._plan.recipe)
+            experiment = client.get_experiment_by_name(self._plan.tracking.experiment or recipe)
             if experiment is None:
                 return None, {}
             found = client.search_runs([experiment.experiment_id], f"tags.`{JOB_ID_TAG}` = {json.dumps(job_id)}")

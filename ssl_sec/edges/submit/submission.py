@@ -76,6 +76,7 @@ def submit_order(order: Order, cluster: Cluster) -> dict[str, str]:
             points=tuple(
                 Point(
                     name=each.name,
+                    recipe=each.recipe,
                     swept=swept,
                     stages=tuple(
                         replace(stage, overrides=(*with_own, *stage.overrides))

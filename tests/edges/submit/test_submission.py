@@ -243,7 +243,7 @@ def test_a_plan_survives_the_way_to_the_cluster():
         "output_dir": "/shared/runs",
         "tracking": to_values(TrackingConfig(tags={"team": "vision"})),
         "parallel": 2,
-        "points": [{"name": "p", "swept": ["seed=0"], "stages": stages}],
+        "points": [{"name": "p", "recipe": "digits", "swept": ["seed=0"], "stages": stages}],
     }
     plan = from_values(Plan, values)
     assert not plan.is_sweep

@@ -1,0 +1,80 @@
+"""The chains of a sweep, as they run in the cluster; the cluster's jobs are pretended."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from mlflow.tracking import MlflowClient
+from ray.job_submission import JobStatus
+
+from ssl_sec.edges.packaging import JOB_ID_VARIABLE
+from ssl_sec.edges.submit.cluster import Cluster
+from ssl_sec.edges.submit.orders import Order
+from ssl_sec.edges.submit.pipeline import Plan, _Pipeline
+from ssl_sec.edges.submit.submission import submit_order
+from ssl_sec.edges.tracking.store import connect_to_store
+from ssl_sec.edges.tracking.tracker import JOB_ID_TAG
+from ssl_sec.errors import UserError
+from ssl_sec.settings import from_values
+from tests.edges.submit.test_submission import SentJobs
+
+
+class PretendedJobs(Cluster):
+    """A cluster whose jobs have a run in MLflow, and nothing else.
+
+    Attributes:
+        lines: of the jobs that ran.
+        refused: the end of a job's name that is refused.
+    """
+
+    def __init__(self, uri: str, refused: str | None = None) -> None:
+        self.client = connect_to_store(uri)
+        self.lines: list[str] = []
+        self.refused = refused
+
+    def submit_beside(self, line, job_id, metadata, parent) -> None:
+        if self.refused is not None and metadata["job_name"].endswith(self.refused):
+            raise UserError("the cluster refused the job")
+        self.lines.append(line)
+        experiment = self.client.get_experiment_by_name(metadata["recipe"])
+        made = experiment.experiment_id if experiment else self.client.create_experiment(metadata["recipe"])
+        run_id = self.client.create_run(made, tags={JOB_ID_TAG: job_id}).info.run_id
+        self.client.log_metric(run_id, "probe/top1" if metadata["job"] == "probe" else "train/loss", 1.5)
+
+    def follow(self, job_id, write):
+        return SimpleNamespace(status=JobStatus.SUCCEEDED, driver_exit_code=0)
+
+
+@pytest.fixture
+def pipeline(tmp_path, monkeypatch):
+    """Makes the pipeline of a sweep, and its jobs: overrides, the end of the name that is refused -> both."""
+    monkeypatch.delenv(JOB_ID_VARIABLE, raising=False)
+
+    def make(*overrides, refused=None):
+        sent = SentJobs()
+        given = ("epochs=1", f"output_dir={tmp_path}", *overrides)
+        submit_order(Order(job="pretrain", overrides=given, then="probe", name="n"), sent)
+        plan = from_values(Plan, json.loads(sent.sent[0][-1]["plan.json"]))
+        jobs = PretendedJobs(f"sqlite:///{tmp_path}/mlflow.db", refused)
+        return _Pipeline(plan, jobs, "job"), jobs
+
+    return make
+
+
+def test_each_run_of_a_sweep_over_data_sets_is_probed(pipeline, capsys):
+    chains, jobs = pipeline("data=digits,cifar10")
+    assert chains.run() == 0
+    assert len(jobs.lines) == 4 and sum("ssl_sec probe" in line for line in jobs.lines) == 2
+    assert capsys.readouterr().out.count("succeeded") >= 2
+
+
+def test_a_point_that_the_cluster_refuses_leaves_the_others_their_table(pipeline, capsys):
+    chains, jobs = pipeline("experiment=digits", "seed=0,1,2", refused="seed1")
+    assert chains.run() == 1
+    shown = capsys.readouterr().out
+    assert "pretrain failed: the cluster refused the job" in shown
+    assert len(jobs.lines) == 4
+    (sweep,) = MlflowClient(jobs.client.tracking_uri).search_runs(
+        [each.experiment_id for each in jobs.client.search_experiments()], "tags.job = 'sweep'"
+    )
+    assert sweep.info.status == "FAILED" and "refused" in sweep.data.tags["ended"]
