@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -18,13 +19,16 @@ from ssl_sec.data.standard_sets import open_digits
 from ssl_sec.errors import StorageError
 from ssl_sec.losses import tiles
 from ssl_sec.training import checkpoint
+from ssl_sec.training import step as training_module
 from ssl_sec.training.checkpoint import load_checkpoint, save_checkpoint, save_part, without_held_rows
 from ssl_sec.training.class_sharding import HeldRows, draw_templates, held_templates, template_losses
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.optimisers import parameter_groups, sgd
-from ssl_sec.training.recipe import Recipe
+from ssl_sec.training.recipe import Recipe, class_labels_of_views
 from ssl_sec.training.schedules import Constant
+from tests.fakes import FakeRuntime
 from tests.losses.cases import rows
+from tests.training import test_step
 from tests.workers import on_workers, two_and_four
 
 CPU = torch.device("cpu")
@@ -195,6 +199,24 @@ def test_parts_whose_rows_overlap_give_each_row_once(before, after, tmp_path, mo
         for last in range(first + 1, 9):
             held = load_checkpoint(path, CPU, slice(first, last))["weight"]
             assert torch.equal(held, rows[first:last])
+
+
+@pytest.mark.parametrize("spoiled_worker", [0, 1])
+def test_templates_that_are_not_finite_are_never_saved(spoiled_worker, monkeypatch):
+    """They may be those of another worker, whose number is the higher one then."""
+    loss = losses.CosFaceLoss(2, 4)
+    draw_templates(loss, 0, sharded=False)
+    objective = Objective(loss, None, Constant(0.0))
+    training, runtime = test_step.recipe(objective=objective, row_labels=class_labels_of_views), FakeRuntime()
+    names = [*dict(training.model.named_parameters()), "objective.loss.weight"]
+    if spoiled_worker == 0:
+        loss.weight.data[1] = math.nan
+    else:
+        highest = names.index("objective.loss.weight")
+        monkeypatch.setattr(training_module, "highest_of_workers", lambda number, device: max(number, highest))
+    with pytest.raises(FloatingPointError, match=r"^objective\.loss\.weight is not finite after step 3$"):
+        training_module._save(training, runtime, 3)
+    assert runtime.saves == []
 
 
 def test_templates_depend_on_their_class_and_the_seed_alone():

@@ -10,22 +10,14 @@ from ssl_sec.batch import Batch
 from ssl_sec.data.image_set import ResidentImages
 from ssl_sec.data.samplers import ShuffledBatches
 from ssl_sec.errors import Stopped
-from ssl_sec.losses import (
-    CosFaceLoss,
-    MultiSimilarityLoss,
-    NTXentLoss,
-    SphericalConstraint,
-    SphericalFeatureTransform,
-    contrastive,
-)
+from ssl_sec.losses import MultiSimilarityLoss, NTXentLoss, SphericalConstraint, SphericalFeatureTransform, contrastive
 from ssl_sec.networks import Network
 from ssl_sec.training import step as training_module
-from ssl_sec.training.class_sharding import draw_templates
 from ssl_sec.training.objective import Objective
 from ssl_sec.training.optimisers import lars, parameter_groups, sgd
-from ssl_sec.training.recipe import Computation, Recipe, class_labels_of_views, image_labels
+from ssl_sec.training.recipe import Computation, Recipe, image_labels
 from ssl_sec.training.replaying import WARM_UP_CALLS
-from ssl_sec.training.schedules import Constant, Cosine, LinearRamp
+from ssl_sec.training.schedules import Cosine, LinearRamp
 from ssl_sec.training.step import Cadence, autocast, train, train_step
 from tests.fakes import FakeRuntime, assert_identical, loaded
 from tests.training.pretend_graphs import PretendGraphs
@@ -317,26 +309,6 @@ def test_weights_that_are_not_finite_are_never_saved():
     with pytest.raises(FloatingPointError, match=r"^head\.weight is not finite after step 3$"):
         run(training, cadence, runtime)
     assert [step for step, _ in runtime.saves] == [2]
-
-
-@pytest.mark.parametrize("spoiled_worker", [0, 1])
-def test_templates_that_are_not_finite_are_never_saved(spoiled_worker, monkeypatch):
-    """They may be those of another worker, whose number is the higher one then."""
-    loss = CosFaceLoss(2, 4)
-    draw_templates(loss, 0, sharded=False)
-    training, runtime = (
-        recipe(objective=Objective(loss, None, Constant(0.0)), row_labels=class_labels_of_views),
-        FakeRuntime(),
-    )
-    names = [*dict(training.model.named_parameters()), "objective.loss.weight"]
-    if spoiled_worker == 0:
-        loss.weight.data[1] = math.nan
-    else:
-        highest = names.index("objective.loss.weight")
-        monkeypatch.setattr(training_module, "highest_of_workers", lambda number, device: max(number, highest))
-    with pytest.raises(FloatingPointError, match=r"^objective\.loss\.weight is not finite after step 3$"):
-        training_module._save(training, runtime, 3)
-    assert runtime.saves == []
 
 
 def test_views_come_in_the_precision_and_layout_of_the_recipe():
