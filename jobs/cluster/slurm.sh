@@ -39,7 +39,7 @@ request_stop() {
     echo "$(date --iso-8601=seconds) the time limit is near: saving the state and requeueing the job"
     stop_requested=yes
     # The folder is <output_dir>/<recipe>/<run_name>; only the job itself knows its recipe.
-    for run_folder in "$output_dir"/*/"$run_name"; do
+    for run_folder in "$output_dir"/*/"$run_name"{,-probe}; do
         [[ ! -d $run_folder ]] || touch "$run_folder/stop"
     done
 }

@@ -146,7 +146,7 @@ class RunFolder:
         """
         with writing(self.path):
             self._write_config(values)
-            for left_over in (self.stop_path, self.save_path, self._outcome_path, self._error_path):
+            for left_over in (self._outcome_path, self._error_path):
                 left_over.unlink(missing_ok=True)
         for defect in self.find_incomplete():
             logger.warning("skipped an incomplete checkpoint: %s", defect)

@@ -195,7 +195,6 @@ def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> F
             if initial is not None:
                 shutil.copy(initial, folder.initial_path)
         elif not resume_run(recipe, folder, config):
-            folder.stop_path.unlink(missing_ok=True)  # requested after the last step, and obeyed
             logger.info(
                 "%s is finished: there is nothing to resume; if MLflow misses part of it, upload it with: %s",
                 folder.name,
@@ -235,8 +234,11 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
 def _reserved(folder: RunFolder) -> Iterator[RunFolder]:
     """Locks the folder of a run; signals of this process then request a stop."""
     kept = folder.held() if isinstance(folder, StoredFolder) else nullcontext()
-    with running(folder), kept, stopped_by_signals(folder.stop_path):
-        yield folder
+    with running(folder), kept:
+        for request in (folder.stop_path, folder.save_path):  # to an earlier process
+            request.unlink(missing_ok=True)
+        with stopped_by_signals(folder.stop_path):
+            yield folder
 
 
 def _execute(

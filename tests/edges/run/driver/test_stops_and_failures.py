@@ -61,6 +61,29 @@ def test_a_stopped_run_saves_says_killed_and_ends_as_if_it_had_not_stopped(quick
     assert losses == [(p.step, p.value) for p in client.get_metric_history(expected.run_id, "train/loss")]
 
 
+def test_a_request_to_an_earlier_process_is_forgotten_and_one_to_this_is_not(quick, tmp_path: Path, monkeypatch):
+    config = pretrain_config([*quick, "run_name=asked", "resume=auto", "log_every_steps=1"])
+    folder = RunFolder(tmp_path / "runs" / "digits" / "asked")
+    folder.path.mkdir(parents=True)
+    folder.stop_path.touch()
+    report, resume = worker.FolderRuntime.report, RunFolder.resume
+
+    def interrupting(self, step, metrics, norms=None):
+        report(self, step, metrics, norms)
+        if step == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    def interrupted(self, values):
+        signal.raise_signal(signal.SIGTERM)
+        resume(self, values)
+
+    for name, patched, value in (("report", worker.FolderRuntime, interrupting), ("resume", RunFolder, interrupted)):
+        with monkeypatch.context() as patch, pytest.raises(Stopped):
+            patch.setattr(patched, name, value)
+            run_training(PRETRAIN, config)
+        assert 3 <= max(record["step"] for record in folder.records()) <= 5
+
+
 def test_signals_while_a_run_stops_change_nothing(quick, tmp_path: Path, monkeypatch):
     """SIGTERM twice, SIGHUP, and both ends of a terminal's Ctrl-C: at the save, and while MLflow is told."""
 
