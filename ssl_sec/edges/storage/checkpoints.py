@@ -1,7 +1,8 @@
 """Checkpoints in object storage, each whole or absent: its files first, then the manifest with their sizes and hashes.
 
 A checkpoint is written on the machine of its worker and uploaded in the background, at most one at a time: if
-checkpoints come faster than they can be uploaded, those in between are not uploaded.
+checkpoints come faster than they can be uploaded, those in between are not uploaded. If tensors are sharded, worker 0
+asks the others for their parts of those that it uploads.
 """
 
 import contextlib
@@ -26,6 +27,8 @@ WAITING = ".uploads"
 # How long the parts of other workers may take to arrive, and between two looks for them.
 _PARTS_WITHIN_S = 900.0
 _LOOK_EVERY_S = 0.5
+# Between two looks of another worker for what worker 0 asks for.
+_ASKED_EVERY_S = 2.0
 # How long a run waits at its end for storage that is away.
 _END_WITHIN_S = 600.0
 _PAUSE_S = 5.0
@@ -151,7 +154,7 @@ class CheckpointUpload:
             for file in files:
                 _link(file, waiting / file.name)
             self._waiting.append(waiting)
-            # The first may be in the course of being uploaded. Worker 0 waits for the parts of the others.
+            # The first may be in the course of being uploaded. Worker 0 decides, and asks the others for their parts.
             skipped = self._waiting[1:-1] if self._workers.rank == 0 else []
             best = best_of({path.name: score_of((path / MANIFEST).read_bytes()) for path in skipped})
             for path in skipped:
@@ -185,6 +188,8 @@ class CheckpointUpload:
                     return
                 path = self._waiting[0]
             try:
+                if self._workers.rank > 0:
+                    path = self._asked_for()
                 self._upload(path)
             except Exception as error:
                 is_late = self._closed_at is not None and time.monotonic() > self._closed_at + _END_WITHIN_S
@@ -200,6 +205,23 @@ class CheckpointUpload:
                 self._waiting.remove(path)
             shutil.rmtree(path, ignore_errors=True)
 
+    def _asked_for(self) -> Path:
+        """The checkpoint that worker 0 asks for; parts of those before, which it has skipped, are removed."""
+        while True:
+            with self._changed:
+                waiting, closed_at = list(self._waiting), self._closed_at
+            asked = [path for path in waiting if self._bucket.read(self._question(path.name)) is not None]
+            if asked:
+                break
+            if closed_at is not None and time.monotonic() > closed_at + _PARTS_WITHIN_S:
+                raise RefusedError(f"{self._bucket.url}: worker 0 has not asked for it")
+            time.sleep(_ASKED_EVERY_S)
+        with self._changed:
+            for skipped in waiting[: waiting.index(asked[-1])]:
+                self._waiting.remove(skipped)
+                shutil.rmtree(skipped, ignore_errors=True)
+        return asked[-1]
+
     def _upload(self, path: Path) -> None:
         if self._workers.rank > 0:
             (part,) = path.iterdir()
@@ -210,15 +232,21 @@ class CheckpointUpload:
             return
         manifest = json.loads((path / MANIFEST).read_text())
         files: dict[str, Any] = manifest["files"]
+        if len(files) > 1:  # this worker has a part beside the state, so the others have parts, too
+            self._bucket.write(self._question(path.name), b"")
         for name in sorted(files):
             self._bucket.upload(path / name, f"{path.name}/{name}")
-        if len(files) > 1:  # this worker has a part beside the state, so the others have parts, too
+        if len(files) > 1:
             for rank in range(1, self._workers.world_size):
                 note = self._wait_for(self._note(path.name, rank), rank)
                 files[note["name"]] = note["file"]
         self._on_uploaded()
         self._bucket.write(f"{path.name}/{MANIFEST}", json.dumps(manifest).encode())
         self._remove_others(path.name, files)
+
+    def _question(self, checkpoint: str) -> str:
+        """The file by which worker 0 asks for the parts of the others."""
+        return f"{checkpoint}/.asked-{self._workers.start}"
 
     def _note(self, checkpoint: str, rank: int) -> str:
         """The file that says that the part of a worker is whole."""

@@ -124,7 +124,33 @@ def test_an_upload_that_is_refused_or_storage_that_stays_away_ends_the_run(
         uploads.offer(saved(tmp_path / "here", 2))
 
 
-def test_the_parts_of_all_workers_make_one_checkpoint(bucket: Bucket, tmp_path: Path):
+def test_parts_of_checkpoints_that_worker_0_skips_are_not_uploaded(bucket: Bucket, tmp_path: Path, monkeypatch):
+    may_upload, uploaded, upload = threading.Event(), [], Bucket.upload
+
+    def slow(self, path, name):
+        may_upload.wait(30)
+        uploaded.append(name)
+        upload(self, path, name)
+
+    monkeypatch.setattr(Bucket, "upload", slow)
+    monkeypatch.setattr(module, "_ASKED_EVERY_S", 0.01)
+    uploads = [CheckpointUpload(bucket, Workers(rank=rank, world_size=2, start="now"), keep_last=9) for rank in (0, 1)]
+    for step in range(1, 7):
+        rows = {'["templates"]': HeldRows(torch.zeros(3, 2), 0)}, {'["templates"]': HeldRows(torch.ones(3, 2), 3)}
+        uploads[1].offer_part(step, save_part(tmp_path / "1", step, rows[1]))
+        save_part(tmp_path / "0", step, rows[0])
+        uploads[0].offer(save_checkpoint(tmp_path / "0", step, {"num_classes": 6}, keep_last=9))
+    may_upload.set()
+    for each in uploads:
+        each.close()
+    assert whole_checkpoints(bucket.files()) == ["step-000000001", "step-000000006"]
+    parts = [name for name in uploaded if name.endswith("rows-000000000003.safetensors")]
+    assert [name.partition("/")[0] for name in parts] == ["step-000000001", "step-000000006"]
+    assert not list((tmp_path / "1").rglob("*.safetensors"))
+
+
+def test_the_parts_of_all_workers_make_one_checkpoint(bucket: Bucket, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(module, "_ASKED_EVERY_S", 0.01)
     rows = torch.arange(12.0).reshape(6, 2)
     uploads = [CheckpointUpload(bucket, Workers(rank=rank, world_size=2, start="now"), keep_last=1) for rank in (0, 1)]
     bucket.write("step-000000001/.part-before-1", b'{"name": "stale", "file": {}}')  # of a start that crashed
