@@ -9,6 +9,7 @@ import getpass
 import io
 import os
 import resource
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -71,6 +72,21 @@ def require_files_for_ray() -> None:
             f"runtime: found 'ray', but this process may open {found} files (ulimit -n), and Ray needs "
             f"{RAY_NEEDS_FILES} or more; allowed: a higher limit, or runtime=local"
         )
+
+
+def find_cluster() -> str | None:
+    """Finds the Ray cluster that a job on this machine joins; None if the job would start Ray."""
+    if address := os.environ.get("RAY_ADDRESS"):
+        return None if address == "local" else address
+    # `ray start` writes it there; the file outlives a cluster that was killed.
+    temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    try:
+        address = (Path(temporary) / "ray" / "ray_current_cluster").read_text().strip()
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host, int(port)), timeout=2).close()
+    except (OSError, ValueError):
+        return None
+    return address
 
 
 def _can_write(folder: str) -> bool:

@@ -1,10 +1,10 @@
 """Describes what a run runs on."""
 
 import logging
-import os
 
 import torch
 
+from ssl_sec.edges.environment import find_cluster
 from ssl_sec.training.config import LocalConfig, RuntimeConfig
 
 logger = logging.getLogger("ssl_sec")
@@ -37,7 +37,7 @@ def describe_runtime(runtime: RuntimeConfig) -> str:
         count = f"{workers[0]} to {workers[1]}"
     else:
         count = "one for each GPU, or one on CPUs" if workers is None else str(workers)
-    address = runtime.address or os.environ.get("RAY_ADDRESS")
+    address = runtime.address or find_cluster()
     where = f"the Ray cluster at {address}" if address else "Ray on this machine"
     precision = runtime.precision or "bfloat16 on GPUs that have it"
     return f"workers: {count}, on {where}; device: {runtime.device}, {precision}"

@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import shlex
+import socket
 import stat
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from mlflow.tracking import MlflowClient
 from PIL import Image
 
 from ssl_sec.edges.command_line import exit_code_of
-from ssl_sec.edges.environment import RAY_NEEDS_FILES, complete, prepare, require_files_for_ray
+from ssl_sec.edges.environment import RAY_NEEDS_FILES, complete, find_cluster, prepare, require_files_for_ray
 from ssl_sec.errors import ConfigError
 from tests.edges.conftest import QUICK
 
@@ -199,6 +200,20 @@ def test_a_cache_in_a_read_only_home_is_one_line(parquet, tmp_path):
     done = job(*LOCAL, *parquet, f"output_dir={tmp_path}/runs", HOME="/proc")
     assert done.returncode == 3
     assert "error: cache folder /proc/.cache/ssl_sec" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_cluster_that_the_environment_names_comes_first(environment, tmp_path):
+    environment.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        found = {}
+        for name in ("head:6379", "local", ""):
+            environment.setenv("RAY_ADDRESS", name)
+            found[name] = find_cluster()
+        assert found == {"head:6379": "head:6379", "local": None, "": address}
+    assert find_cluster() is None  # the cluster was killed
 
 
 @pytest.mark.slow

@@ -5,8 +5,6 @@ encoder of its run, and its data set unless another is given.
 """
 
 import logging
-import os
-import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -18,6 +16,7 @@ from hydra.core.override_parser.types import Override
 
 from ssl_sec.edges.composition.compose import compose, composed_yaml
 from ssl_sec.edges.composition.options import primary
+from ssl_sec.edges.environment import find_cluster
 from ssl_sec.edges.folder.stored_config import stored_values, with_credentials
 from ssl_sec.edges.masking import HIDDEN
 from ssl_sec.edges.overrides import assigned, parsed
@@ -254,27 +253,11 @@ def _choose_runtime(overrides: Sequence[str]) -> list[str]:
     typed = [override.partition("=")[0] for override in overrides]
     if "runtime" in typed or any(key.removeprefix("runtime.") in only_ray for key in typed if "." in key):
         return []
-    if find_cluster() is not None:
-        why, runtime = f"there is a Ray cluster at {find_cluster()}", "ray"
+    if (cluster := find_cluster()) is not None:
+        why, runtime = f"there is a Ray cluster at {cluster}", "ray"
     elif (num_gpus := torch.cuda.device_count()) > 1:
         why, runtime = f"this machine has {num_gpus} GPUs", "ray"
     else:
         why, runtime = "there is no Ray cluster and at most one GPU", "local"
     logger.info("runtime=%s: %s", runtime, why)
     return [f"runtime={runtime}"]
-
-
-def find_cluster() -> str | None:
-    """Finds the Ray cluster that a job on this machine would join; None if it would start Ray."""
-    if "RAY_ADDRESS" in os.environ:
-        return os.environ["RAY_ADDRESS"]
-    # `ray start` writes it there; the file outlives a cluster that was killed.
-    temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    noted = Path(temporary) / "ray" / "ray_current_cluster"
-    try:
-        address = noted.read_text().strip()
-        host, _, port = address.rpartition(":")
-        socket.create_connection((host, int(port)), timeout=2).close()
-    except (OSError, ValueError):
-        return None
-    return address

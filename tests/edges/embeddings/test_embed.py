@@ -214,7 +214,7 @@ def test_images_that_the_encoder_does_not_take_are_refused_before_anything_is_wr
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_two_workers_of_ray_write_the_files_of_one_process(run: Path, embedded: Path, tmp_path: Path):
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         whole = embed(run, tmp_path / "cluster", "runtime=ray", "runtime.num_workers=2")
         with pytest.raises(DataError, match=r"photos.*1.png: not an image") as refused:

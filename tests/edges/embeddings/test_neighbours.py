@@ -225,7 +225,7 @@ def test_bad_input_is_refused_before_anything_is_written(embedded: Path, tmp_pat
 def test_two_workers_of_ray_write_the_tables_of_one_process(
     embedded: Path, found: tuple[Findings, Path], tmp_path: Path
 ):
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         findings = find(embedded, tmp_path, "k=5", "duplicates_above=0.999", "runtime=ray", "runtime.num_workers=2")
     finally:

@@ -24,7 +24,7 @@ from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from ray.train.v2._internal.execution.context import get_train_context as get_internal_train_context
 
 from ssl_sec.data.samplers import worker_counts, worker_rows
-from ssl_sec.edges.environment import require_files_for_ray
+from ssl_sec.edges.environment import find_cluster, require_files_for_ray
 from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.folder.stored import StoredFolder
 from ssl_sec.edges.patience import Call
@@ -186,26 +186,26 @@ def connect(address: str | None, name: str | None = None) -> None:
     """Joins a cluster, or starts one on this machine; a second call does nothing.
 
     Args:
-        address: of the cluster; None for that of the environment, or a new cluster.
+        address: of the cluster; None for the one that `find_cluster` finds, or a new one.
         name: of this job in Ray's dashboard.
     """
     if ray.is_initialized():
         return
     require_files_for_ray()
-    # Messages of workers come through the run's folder. If we start Ray, its other output stays in its log files; the
-    # output of a cluster is shown, as it may explain why nothing starts.
-    started_here = address is None and "RAY_ADDRESS" not in os.environ
+    address = address or find_cluster()
     logging.getLogger("ray").setLevel(logging.ERROR)
     # Ray gives its workers a low priority, so that they wait for its own services if workers use all cores. It reads
     # this variable when it starts nodes.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    _check_listening(address or os.environ.get("RAY_ADDRESS"))
-    logger.info("starting Ray on this machine" if started_here else "connecting to the Ray cluster")
+    _check_listening(address)
+    logger.info("starting Ray on this machine" if address is None else "connecting to the Ray cluster")
     with _own_signal_handlers():
         ray.init(
-            address=address,
+            address=address or "local",  # without an address Ray also tries clusters that ended, for minutes
             logging_level=logging.ERROR,
-            log_to_driver=not started_here,
+            # Messages of workers come through the run's folder. If we start Ray, its other output stays in its log
+            # files; the output of a cluster is shown, as it may explain why nothing starts.
+            log_to_driver=address is not None,
             job_config=JobConfig(metadata={} if name is None else {"job_name": name}),
         )
 

@@ -39,6 +39,8 @@ def cluster(monkeypatch, tmp_path_factory):
     """One node with one CPU, on which the driver is; the test adds others."""
     monkeypatch.chdir(tmp_path_factory.mktemp("nodes"))
     monkeypatch.setenv("RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", "0.5")
+    # Tests that run at once would join it.
+    monkeypatch.setattr("ray._private.utils.write_ray_address", lambda address: None)
     health = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
     head = {"num_cpus": 1, "include_dashboard": False, "_system_config": health}
     cluster = Cluster(initialize_head=True, head_node_args=head)

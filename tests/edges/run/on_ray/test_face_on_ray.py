@@ -47,7 +47,7 @@ EXACT = "runtime.precision=float64"
 @pytest.fixture(scope="module")
 def cluster():
     """Ray on this machine, with two CPUs whatever it has."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 @pytest.fixture(scope="module")
 def cluster():
     """Ray on this machine, with four CPUs whatever it has."""
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

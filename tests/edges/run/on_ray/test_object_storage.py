@@ -72,6 +72,8 @@ def cluster(storage, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         patch.setenv("SSL_SEC_STAGING", str(root / "first"))
+        # Tests that run at once would join it.
+        patch.setattr("ray._private.utils.write_ray_address", lambda address: None)
         health = {
             "health_check_initial_delay_ms": 0,
             "health_check_period_ms": 500,

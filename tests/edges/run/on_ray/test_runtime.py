@@ -1,6 +1,7 @@
 """Runs on Ray Train: two gloo workers on this machine, one Ray for all tests."""
 
 import signal
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ def cluster():
     """Ray on this machine, with two CPUs whatever it has."""
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
@@ -180,3 +181,21 @@ def test_a_run_has_its_name_in_the_dashboard(monkeypatch):
     monkeypatch.setattr(ray, "init", lambda **options: asked.update(options))
     connect(None, "mine")
     assert asked["job_config"].metadata == {"job_name": "mine"}
+
+
+def test_a_cluster_of_this_machine_is_joined_while_it_runs(monkeypatch, tmp_path):
+    import ray
+
+    asked = {}
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: asked.update(options))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        connect(None)
+        assert (asked["address"], asked["log_to_driver"]) == (address, True)
+    connect(None)  # it was killed
+    assert (asked["address"], asked["log_to_driver"]) == ("local", False)
