@@ -21,6 +21,7 @@ from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, 
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
 # Ray has no public API for what it tells one worker; the tests of preemption notice if this name changes.
+from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
 from ray.train.v2._internal.execution.context import get_train_context as get_internal_train_context
 
 from ssl_sec.data.samplers import worker_counts, worker_rows
@@ -77,7 +78,7 @@ def run_with_ray(spec: RunSpec, tracking: "DeferredRun") -> None:
     num_failures = 0
     record_failures(spec.folder, num_failures)  # those of an earlier process do not count
     while True:
-        with followed_nodes(spec.folder, tracking), followed_figures(spec):
+        with _named_cluster(), followed_nodes(spec.folder, tracking), followed_figures(spec):
             failure = _failure_of(_trainer(spec, options, scaling, num_failures), spec.folder)
         if failure is None:
             return
@@ -217,6 +218,27 @@ def describe_workers(scaling: ScalingConfig) -> str:
     cpus = int(cast(dict[str, float], scaling.resources_per_worker)["CPU"])
     each = f"{cpus} CPU{'s' if cpus > 1 else ''}{' and 1 GPU' if scaling.use_gpu else ''}"
     return f"1 worker with {each}" if count == "1" else f"{count} workers with {each} each"
+
+
+@contextlib.contextmanager
+def _named_cluster() -> Iterator[None]:
+    """Names the cluster that is joined in the environment, which goes to Ray Train's actors, too.
+
+    Its PlacementGroupCleaner asks for the state of the run's controller. Without a name it asks the cluster that was
+    started last on the machine, or the one whose dashboard the environment names, and takes the run's workers away
+    where that does not know the controller.
+    """
+    own = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAY_API_SERVER_ADDRESS": ""}
+    before = {name: os.environ.get(name) for name in own}
+    ENV_VARS_TO_PROPAGATE.update(own)
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -1,9 +1,11 @@
 """Runs on Ray Train: two gloo workers on this machine, one Ray for all tests."""
 
+import os
 import signal
 import socket
 import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -199,3 +201,28 @@ def test_a_cluster_of_this_machine_is_joined_while_it_runs(monkeypatch, tmp_path
         assert (asked["address"], asked["log_to_driver"]) == (address, True)
     connect(None)  # it was killed
     assert (asked["address"], asked["log_to_driver"]) == ("local", False)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_the_state_of_a_run_is_asked_of_its_own_cluster(quick, monkeypatch):
+    """Ray takes the workers away where the dashboard that it asks does not know the run's controller."""
+    import ray
+
+    if ray.is_initialized():
+        ray.shutdown()
+    asked = []
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self):  # noqa: N802
+            asked.append(self.path)
+            self.send_error(500)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever).start()
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{server.server_port}")
+        run_training(PRETRAIN, config_of(*quick, *TWO_WORKERS, "runtime.num_workers=1"))
+        ray.shutdown()
+        server.shutdown()
+    assert not asked
+    assert os.environ["RAY_API_SERVER_ADDRESS"].startswith("http")
