@@ -1,5 +1,7 @@
-"""Tables in plain text."""
+"""Tables in plain text, and what their cells sum up."""
 
+import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +12,13 @@ def in_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """The standard deviation; None of one value, and NaN if one of them is not finite."""
+    if len(values) < 2:
+        return None
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def in_markdown(columns: Sequence[str], *rows: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from ssl_sec.data.image_set import UNLABELLED
 
 # What the embeddings were computed from, in the metadata of each file.
 _ORIGIN = b"ssl_sec"
-_NAME = re.compile(r"(?P<split>[a-z]+)-(?P<part>\d+)-of-(?P<parts>\d+)\.parquet")
+_NAME = re.compile(r"(?P<split>[\w.-]+?)-(?P<part>\d+)-of-(?P<parts>\d+)\.parquet")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

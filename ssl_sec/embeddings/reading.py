@@ -109,7 +109,8 @@ class EmbeddingSet:
         for at, first, file, batch in self._batches(("embedding",), start, len(self) if stop is None else stop):
             values = batch.column("embedding")
             rows = values.flatten().to_numpy(zero_copy_only=False).astype(np.float32)
-            if values.null_count or len(rows) != len(values) * self.dim:
+            is_fixed = pa.types.is_fixed_size_list(values.type)
+            if values.null_count or not (is_fixed or bool((np.diff(values.offsets) == self.dim).all())):
                 raise DataError(f"embeddings: {file.name} has rows without an embedding of {self.dim} numbers")
             block = torch.from_numpy(rows).view(-1, self.dim)
             if not bool((is_finite := block.isfinite().all(dim=1)).all()):

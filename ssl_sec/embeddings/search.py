@@ -1,6 +1,7 @@
 """Exact search by cosine: the nearest neighbours of some embeddings among many, and the pairs above a cosine.
 
-The many are read block by block and are never in memory together; all cosines are computed, in float32.
+The many are read block by block and are never in memory together; all cosines are computed, in float32, and those near
+the least cosine of a pair once more in float64.
 """
 
 from collections.abc import Iterable
@@ -10,10 +11,14 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from ssl_sec.evaluation.arrays import tiles, unit_rows
+from ssl_sec.evaluation.arrays import rounded, tiles, unit_rows
 
 # Queries that are compared with a block at once.
 _TILE_ROWS = 4096
+# By more than this no cosine in float32 is wrong, in thousands of dimensions.
+_ROUNDING = 1e-5
+# Cosines that are computed in float64 at once.
+_ONCE_MORE = 2**14
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,20 +87,39 @@ def search(
         for tile in tiles(len(queries), _TILE_ROWS):
             cosines = queries[tile] @ block.T
             own = torch.arange(start + tile.start, start + tile.stop, device=device).unsqueeze(1) - block_start
-            is_pair = cosines >= pairs_above
+            is_pair = cosines >= pairs_above - _ROUNDING
             if are_among:
                 columns = torch.arange(len(block), device=device)
                 cosines.masked_fill_(columns == own, -torch.inf)
                 is_pair &= columns > own
             if is_pair.any():
                 row, column = is_pair.nonzero(as_tuple=True)
-                pairs.add(row + start + tile.start, column + block_start, cosines[row, column])
+                found = _once_more(cosines[row, column], queries[tile], block, row, column, pairs_above)
+                is_kept = found >= pairs_above
+                row, column = row[is_kept], column[is_kept]
+                pairs.add(row + start + tile.start, column + block_start, found[is_kept])
             nearest = cosines.topk(min(k, len(block)), dim=1)
             both = torch.cat([best[tile], nearest.values], dim=1).topk(k, dim=1)
             where = torch.cat([positions[tile], nearest.indices + block_start], dim=1)
             best[tile], positions[tile] = both.values, where.gather(1, both.indices)
     assert not len(queries) or bool((positions >= 0).all()), "there are fewer rows than neighbours"
     return Neighbours(positions=positions.cpu(), cosines=best.clamp(-1, 1).cpu()), pairs.kept()
+
+
+def _once_more(
+    cosines: Float32[Tensor, " pairs"],
+    queries: Float32[Tensor, "queries dim"],
+    block: Float32[Tensor, "rows dim"],
+    row: Int64[Tensor, " pairs"],
+    column: Int64[Tensor, " pairs"],
+    limit: float,
+) -> Float32[Tensor, " pairs"]:
+    """The cosines, of which those near the limit are computed exactly; with it, equal rows have 1."""
+    near = (cosines < limit + _ROUNDING).nonzero().squeeze(1)
+    for some in near.split(_ONCE_MORE):
+        ours, theirs = (unit_rows(rows.double()) for rows in (queries[row[some]], block[column[some]]))
+        cosines[some] = rounded((ours * theirs).sum(1))
+    return cosines
 
 
 class _KeptPairs:

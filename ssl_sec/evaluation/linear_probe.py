@@ -22,7 +22,7 @@ from torch.nn import functional
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.classification.calibration import Calibration, calibration
 from ssl_sec.evaluation.config import ProbeConfig
-from ssl_sec.evaluation.splits import stratified_split
+from ssl_sec.evaluation.splits import require_held_out, stratified_split
 from ssl_sec.seeding import derived_seed
 from ssl_sec.training.schedules import epochs_at
 
@@ -94,12 +94,13 @@ def linear_probe(
 
     Raises:
         ConfigError: a setting is outside its range.
-        DataError: every classifier diverged.
+        DataError: every classifier diverged, or each class has one training image.
     """
     config = ProbeConfig(**settings)
     features, labels = train
     num_classes = int(torch.cat([labels, test[1].to(labels)]).max()) + 1
     kept, held_out = stratified_split(labels, HELD_OUT_SHARE, seed=config.seed)
+    require_held_out(held_out)
 
     def train_on(images: Tensor, rates: Sequence[float]) -> LinearProbes:
         batches = shuffled(features[images], labels[images], config.batch_size, derived_seed(config.seed, "probe"))

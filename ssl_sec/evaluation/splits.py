@@ -40,6 +40,12 @@ def stratified_split(
     return (~is_held_out).nonzero().squeeze(1), is_held_out.nonzero().squeeze(1)
 
 
+def require_held_out(held_out: Int64[Tensor, " held_out"]) -> None:
+    """Raises a DataError if no image is held out, since each class has one image."""
+    if not len(held_out):
+        raise DataError("found one image of each class, must be two or more of some: a share of the images is held out")
+
+
 def stratified_sample(labels: Int64[Tensor, " images"], num_images: int, seed: int) -> Int64[Tensor, " chosen"]:
     """About `num_images` images, the same share of every class, drawn by `seed`; all if there are no more.
 

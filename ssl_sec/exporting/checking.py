@@ -59,7 +59,7 @@ def check_export(
     if theirs.shape != ours.shape or first.shape != ours[:1].shape:
         shapes = f"of shape {theirs.shape} instead of {ours.shape}"
         raise ConfigError(f"{written} has {exportable.output} {shapes}; {nothing_kept}")
-    difference = float(max(np.abs(theirs - ours).max(), np.abs(first - ours[:1]).max()))
+    difference = float(np.maximum(np.abs(theirs - ours).max(), np.abs(first - ours[:1]).max()))
     if not difference <= allowed:  # true for NaN
         found = f"differs from the trained network by {difference:.3g}, and {allowed:.3g} is allowed"
         raise ConfigError(f"{written} {found}; {nothing_kept}")

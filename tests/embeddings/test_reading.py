@@ -97,6 +97,10 @@ def table(path: Path, **columns: Any) -> Path:
             "found 1 of the 3 files of the train",
         ),
         (
+            lambda folder: [ours(folder / "my-split2-00001-of-00003.parquet", values_of(2))],
+            "found 1 of the 3 files of the my-split2 split",
+        ),
+        (
             lambda folder: [ours(folder / "a.parquet", values_of(2)), ours(folder / "b.parquet", values_of(2, 4))],
             "found 3 numbers in .*a.parquet, 4 in .*b.parquet, must be of one length",
         ),
@@ -127,9 +131,10 @@ def test_a_damaged_file_and_rows_without_numbers_are_named(tmp_path: Path):
     found = read(ours(tmp_path / "nan.parquet", values))
     with pytest.raises(DataError, match=re.escape(f"row {BLOCK_ROWS + 3} of {tmp_path}/nan.parquet is not finite")):
         list(found.blocks())
-    short = read(table(tmp_path / "short.parquet", embedding=[[1.0, 2.0], [1.0]]))
-    with pytest.raises(DataError, match=r"short.parquet has rows without an embedding of 2 numbers"):
-        list(short.blocks())
+    for rows in ([[1.0, 2.0], [1.0]], [[1.0, 2.0], [1.0], [3.0, 4.0, 5.0]]):
+        short = read(table(tmp_path / "short.parquet", embedding=rows))
+        with pytest.raises(DataError, match=r"short.parquet has rows without an embedding of 2 numbers"):
+            list(short.blocks())
 
 
 def test_other_values_have_another_digest(tmp_path: Path):

@@ -85,3 +85,16 @@ def test_a_row_of_zeros_is_as_far_from_all_as_a_perpendicular_one():
     base = torch.cat([torch.zeros(1, 3), torch.eye(3)])
     found, _ = search(base, [(0, base)], k=3, start=0, are_among=True, pairs_above=0.5, max_pairs=1, device=CPU)
     assert found.cosines.tolist() == [[0.0] * 3] * 4
+
+
+@pytest.mark.parametrize("dim", [3, 512])
+def test_equal_rows_are_pairs_at_a_cosine_of_one(dim):
+    """In float32 the cosine of a row with itself is often 0.99999994."""
+    rows = torch.randn(300, dim, generator=torch.Generator().manual_seed(0))
+    both = torch.cat([rows, 3 * rows])
+    blocks = [(0, both[:400]), (400, both[400:])]
+    options = {"k": 1, "start": 0, "max_pairs": 1000, "device": torch.device("cpu")}
+    _, pairs = search(both, blocks, are_among=True, pairs_above=1.0, **options)
+    assert pairs.num_found == 300
+    assert torch.equal((pairs.second - pairs.first), torch.full((300,), 300))
+    assert (pairs.cosines == 1).all()

@@ -3,8 +3,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssl_sec.errors import ConfigError
-from ssl_sec.evaluation.splits import labelled_share, labelled_subset, stratified_sample, stratified_split
+from ssl_sec.errors import ConfigError, DataError
+from ssl_sec.evaluation.splits import (
+    labelled_share,
+    labelled_subset,
+    require_held_out,
+    stratified_sample,
+    stratified_split,
+)
 
 LABELS = torch.tensor([2, 0, 1, 1, 0, 1, 0, 1, 1, 0, 1, 1, 1, 1])  # 4, 9 and 1 of the classes 0, 1 and 2
 
@@ -46,6 +52,13 @@ def test_a_split_does_not_follow_the_order_of_the_images():
 def test_a_fraction_that_leaves_nothing_is_refused(fraction):
     with pytest.raises(ConfigError, match=f"fraction = {fraction}"):
         stratified_split(LABELS, fraction, seed=0)
+
+
+def test_one_image_of_each_class_leaves_none_to_hold_out():
+    _, held_out = stratified_split(torch.arange(7), 0.1, seed=0)
+    with pytest.raises(DataError, match="found one image of each class, must be two or more of some"):
+        require_held_out(held_out)
+    require_held_out(stratified_split(torch.tensor([0, 1, 1]), 0.1, seed=0)[1])
 
 
 def test_a_labelled_subset_has_the_same_number_of_each_class():

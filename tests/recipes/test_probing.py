@@ -297,6 +297,7 @@ def test_images_are_converted_for_the_encoder(channels, height, width, num_chann
         )
         theirs = torchvision.transforms.functional.center_crop(theirs, [12, 12]).clamp(0, 1)
         torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(Adapted(nn.Identity(), None, num_channels)(images), expected)
 
 
 def found(config):

@@ -16,7 +16,8 @@ class TuneConfig(Settings):
             them independently.
         scheduler: asha stops trials that are behind the others after the same epochs (Li et al. 2020, "A System for
             Massively Parallel Hyperparameter Tuning"); none runs all to their end.
-        metric: what is compared; null takes the accuracy of kNN on held-out training images, val/knn_top1.
+        metric: what is compared, one of the monitor's figures; null takes the accuracy of kNN on held-out training
+            images, val/knn_top1.
         mode: whether the largest or the smallest metric is best.
         measurements: times that a trial is measured, evenly over its epochs, unless monitor.every_epochs is given.
         grace_epochs: epochs in which no trial is stopped; null for an eighth of all.

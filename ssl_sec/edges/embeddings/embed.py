@@ -1,12 +1,14 @@
 """Embeds a data set by a trained network, part by part: in this process, or on the workers of a cluster."""
 
-import io
 import logging
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from tqdm import tqdm
@@ -22,14 +24,15 @@ from ssl_sec.edges.embeddings.workers import done_on
 from ssl_sec.edges.masking import masked_values
 from ssl_sec.edges.run.signals import interruptible
 from ssl_sec.edges.run.sweeps import JobRun
-from ssl_sec.edges.storage.files import place_at
+from ssl_sec.edges.storage.files import Place, place_at
 from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.embeddings.computing import embed
 from ssl_sec.embeddings.parts import Plan, encoded, origin_of, stem_of
-from ssl_sec.errors import ConfigError, StorageError, out_of_memory
+from ssl_sec.errors import ConfigError, StorageError, first_line, out_of_memory
 from ssl_sec.networks.convolutions import lay_out
 from ssl_sec.recipes.assembly import in_words
 from ssl_sec.settings import to_values
+from ssl_sec.training.config import LocalConfig, RuntimeConfig
 
 logger = logging.getLogger("ssl_sec")
 
@@ -96,7 +99,8 @@ def run_embed(config: EmbedConfig) -> Embedded:
     dim = _dim(network, image_set)
     plan = Plan(split=config.split, num_images=len(image_set), rows_per_part=config.rows_per_part)
     work = replace(work, plan=plan, origin=_origin(config, network, data, image_set, dim))
-    present = _present(work)
+    present, precision = _present(work)
+    work = replace(work, precision=precision)
     waiting = [part for part in range(plan.num_parts) if part not in present]
     progress = _Progress(num_images=sum(len(plan.rows(part)) for part in waiting), num_files=len(waiting))
     if present:
@@ -188,6 +192,7 @@ class EmbeddingWork:
         data: the set.
         plan: of its parts.
         origin: what the embeddings are computed from.
+        precision: of the files that exist; None if there are none.
     """
 
     config: EmbedConfig
@@ -195,6 +200,7 @@ class EmbeddingWork:
     data: DataConfig
     plan: Plan = field(default_factory=lambda: Plan(split="", num_images=0, rows_per_part=1))
     origin: Mapping[str, Any] = field(default_factory=dict)
+    precision: str | None = None
 
     def open(self) -> ImageSet:
         """The images, cut as the run's evaluation cuts them."""
@@ -208,9 +214,18 @@ class EmbeddingWork:
         Args:
             device: of this process.
             on_images: called with the number of images after each forward pass.
+
+        Raises:
+            ConfigError: if the files that exist are of another precision.
         """
         image_set = self.open()
         computation = self.config.runtime.on(device)
+        if self.precision not in (None, computation.precision):
+            raise ConfigError(
+                f"output: {self.config.output} holds embeddings in {self.precision}, and {computation.precision} is "
+                f"asked for; allowed: another folder, or runtime.precision={self.precision}"
+            )
+        origin = {**self.origin, "precision": computation.precision}
         network = self.network.load(image_set.image_shape).to(device, computation.dtype)
         lay_out(network, device, computation.channels_last)
         place = place_at(self.config.output)
@@ -218,7 +233,7 @@ class EmbeddingWork:
         def do(part: int) -> int:
             rows = self.plan.rows(part)
             found = embed(network, image_set, rows, device, computation, self.config.batch_size, on_images)
-            place.write(self.plan.name(part), encoded(found, image_set.class_names, self.origin))
+            place.write(self.plan.name(part), encoded(found, image_set.class_names, origin))
             return len(found.rows)
 
         return do
@@ -273,16 +288,25 @@ def _origin(
         "image_shape": list(image_set.image_shape),
         "rows_per_part": config.rows_per_part,
         "dim": dim,
-        "precision": config.runtime.precision,
+        "precision": _precision(config.runtime),
     }
 
 
-# Of the origin, what must be equal for two files to belong together.
-_DECIDING = ("weights", "digest", "split", "images", "image_shape", "rows_per_part", "dim", "precision")
+def _precision(runtime: RuntimeConfig) -> str | None:
+    """What the network computes in; None if the workers of a cluster decide."""
+    if isinstance(runtime, LocalConfig):
+        return runtime.on(runtime.resolve_device()).precision
+    return runtime.precision
 
 
-def _present(work: EmbeddingWork) -> set[int]:
-    """The parts that exist.
+# Of the origin, what must be equal for two files to belong together; beside it the precision, which devices decide.
+_DECIDING = ("weights", "digest", "split", "images", "image_shape", "rows_per_part", "dim")
+# Files that are looked at side by side.
+_AT_ONCE = 16
+
+
+def _present(work: EmbeddingWork) -> tuple[set[int], str | None]:
+    """The parts that exist, and their precision; a file that is not whole is computed again.
 
     Raises:
         ConfigError: if the output holds other embeddings of this split.
@@ -290,18 +314,35 @@ def _present(work: EmbeddingWork) -> set[int]:
     """
     place, split = place_at(work.config.output), work.config.split
     names = sorted(name for name in place.files() if stem_of(name) == split)
-    for name in names[:1]:  # the files of one job are alike
-        content = place.read(name)
-        try:
-            found = None if content is None else origin_of(pq.read_schema(io.BytesIO(content)))
-        except (OSError, ValueError) as error:
-            raise StorageError(f"output: {work.config.output}/{name} is not a whole Parquet file") from error
-        other = [key for key in _DECIDING if (found or {}).get(key) != work.origin[key]]
-        if other:
-            before, now = (found or {}).get(other[0]), work.origin[other[0]]
-            raise ConfigError(
-                f"output: {work.config.output} holds other embeddings of the {split} split, with {other[0]} {before} "
-                f"instead of {now}; allowed: another folder"
-            )
     by_name = {work.plan.name(part): part for part in range(work.plan.num_parts)}
-    return {by_name[name] for name in names if name in by_name}
+    found: dict[int, str] = {}
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for name, origin in zip(names, pool.map(partial(_whole, place), names), strict=True):
+            if origin is None:
+                logger.warning("%s/%s is not a whole Parquet file; it is computed again", work.config.output, name)
+                continue
+            other = [key for key in _DECIDING if origin.get(key) != work.origin[key]]
+            if other:
+                before, now = origin.get(other[0]), work.origin[other[0]]
+                raise ConfigError(
+                    f"output: {work.config.output} holds other embeddings of the {split} split, with {other[0]} "
+                    f"{before} instead of {now}; allowed: another folder"
+                )
+            if name in by_name:
+                found[by_name[name]] = origin["precision"]
+    return set(found), next(iter(found.values()), None)
+
+
+def _whole(place: Place, name: str) -> dict[str, Any] | None:
+    """The origin of a file; None if it is not whole, as after a crash of the machine.
+
+    Raises:
+        StorageError: if it cannot be read.
+    """
+    try:
+        with place.open(name) as opened, pq.ParquetFile(opened) as file:
+            return origin_of(file.schema_arrow) or {}
+    except pa.ArrowInvalid:
+        return None
+    except OSError as error:
+        raise StorageError(f"output: {place}/{name} cannot be read: {first_line(error)}") from error

@@ -42,8 +42,8 @@ class TravellingNetwork(ABC):
 
     @property
     def digest(self) -> str:
-        """Sixteen hexadecimal digits that differ for different weights."""
-        digest = hashlib.sha256()
+        """Sixteen hexadecimal digits that differ for networks of different outputs."""
+        digest = hashlib.sha256(self._described)
         for name, content in sorted(self.weights.items()):
             digest.update(name.encode() + hashlib.sha256(content).digest())
         return digest.hexdigest()[:16]
@@ -77,6 +77,11 @@ class TravellingNetwork(ABC):
     @abstractmethod
     def crop(self) -> Crop | None:
         """The crop of evaluated images; None if all have one size."""
+
+    @property
+    def _described(self) -> bytes:
+        """What decides the outputs beside the files."""
+        return b""
 
     @abstractmethod
     def _built(self, image_shape: tuple[int, int, int], files: Path) -> nn.Module: ...
@@ -144,6 +149,11 @@ class NetworkOfExport(TravellingNetwork):
     def crop(self) -> Crop | None:
         """As the export has it."""
         return self.record.crop
+
+    @property
+    def _described(self) -> bytes:
+        """The record, which some formats have in another file."""
+        return self.record.as_json().encode()
 
     def _built(self, image_shape: tuple[int, int, int], files: Path) -> nn.Module:
         channels, height, width = image_shape

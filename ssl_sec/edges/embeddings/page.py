@@ -85,7 +85,7 @@ class _Pictures:
         split, number, path = _key(row, prefix)
         label = row[f"{prefix}label"]
         names = found.class_names
-        name = None if label is None else names[label] if label < len(names) else f"label {label}"
+        name = None if label is None else names[label] if 0 <= label < len(names) else f"label {label}"
         parts = [f"{split} {number}", *([name] if name is not None else [])]
         title = f' title="{escape(path)}"' if path else ""
         caption = f'<br><span class="value">{escape(caption)}</span>' if caption else ""

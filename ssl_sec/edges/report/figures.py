@@ -4,7 +4,6 @@ An arm is a group of runs with the same settings; each seed counts with its newe
 one job, whose recipe says what can be drawn of them.
 """
 
-import math
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ssl_sec.edges.report.files import Report
 from ssl_sec.edges.report.table import remove_probe
+from ssl_sec.edges.tables import deviation
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, newest_of_each_seed
 from ssl_sec.errors import ConfigError
 from ssl_sec.figures.comparing import Comparison
@@ -230,11 +230,8 @@ def _average_curves(histories: Sequence[Points]) -> Curve:
     steps = sorted(set.intersection(*(set(points) for points in by_step)))
     values = [[points[step] for points in by_step] for step in steps]
     means = [statistics.fmean(at_step) for at_step in values]
-    if len(histories) == 1:
-        return Curve(steps, means)
-    finite = [all(map(math.isfinite, at_step)) for at_step in values]
-    deviations = [statistics.stdev(at_step) if ok else math.nan for at_step, ok in zip(values, finite, strict=True)]
-    return Curve(steps, means, deviations)
+    deviations = [spread for at_step in values if (spread := deviation(at_step)) is not None]
+    return Curve(steps, means, deviations or None)
 
 
 def _label_with_seeds(arm: str, count: int) -> str:

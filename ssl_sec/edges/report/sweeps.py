@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ssl_sec.edges.report.files import Report
+from ssl_sec.edges.tables import deviation
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, newest_of_each_seed
 from ssl_sec.errors import ConfigError
 from ssl_sec.figures.sweeps import Panel, Point, panels_figure
@@ -31,8 +32,7 @@ class _Runs:
 
     def point(self, key: str, metric: str) -> Point:
         values = [run.metrics[metric] for run in self.runs]
-        deviation = statistics.stdev(values) if len(values) > 1 else None
-        return Point(float(self.settings[key]), statistics.fmean(values), deviation, len(values))
+        return Point(float(self.settings[key]), statistics.fmean(values), deviation(values), len(values))
 
 
 def make_sweep_report(archive: RunArchive, number: str, recipes: Sequence[str] | None) -> Report:

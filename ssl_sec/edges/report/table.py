@@ -15,7 +15,7 @@ from typing import Any
 from ssl_sec.edges.composition.compose import compose, composed, job_of
 from ssl_sec.edges.report.files import Report, format_markdown
 from ssl_sec.edges.report.pictures import NOT_RUN, draw_table
-from ssl_sec.edges.tables import in_table
+from ssl_sec.edges.tables import deviation, in_table
 from ssl_sec.edges.tracking.comparing import deciding, is_expected
 from ssl_sec.edges.tracking.runs import ArchivedRun, RunArchive, in_order
 from ssl_sec.errors import ConfigError
@@ -324,7 +324,7 @@ def _average(candidates: Sequence[_Candidate], metric: str) -> Measured:
     values = [candidate.run.metrics[metric] for candidate in chosen]
     return Measured(
         mean=statistics.fmean(values),
-        deviation=statistics.stdev(values) if len(values) > 1 else None,
+        deviation=deviation(values),
         seeds=tuple(candidate.pretraining.seed for candidate in chosen),
         run_ids=tuple(candidate.run.run_id for candidate in chosen),
         changes=candidates[0].changes,

@@ -18,7 +18,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.run.running import RunLock, lock_sweep
 from ssl_sec.edges.storage.places import local_folder
-from ssl_sec.edges.tables import in_markdown
+from ssl_sec.edges.tables import deviation, in_markdown
 from ssl_sec.edges.tracking.provenance import code_files, keep_code
 from ssl_sec.edges.tracking.store import is_unknown
 from ssl_sec.edges.tracking.tracker import TrackedRun
@@ -267,8 +267,15 @@ def arms_figure(results: Results) -> Figure | None:
             if not values:
                 continue
             axes.plot(values, [row] * len(values), "o", color=BLUE, alpha=0.5, markersize=6)
-            spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            axes.errorbar(statistics.fmean(values), row, xerr=spread, fmt="D", color=VERMILION, capsize=4, markersize=5)
+            axes.errorbar(
+                statistics.fmean(values),
+                row,
+                xerr=deviation(values) or 0.0,
+                fmt="D",
+                color=VERMILION,
+                capsize=4,
+                markersize=5,
+            )
         axes.set_yticks(range(len(results)), list(results) if place == 0 else [""] * len(results))
         axes.set_ylim(len(results) - 0.5, -0.5)
         axes.set_xlabel(METRICS[name])
@@ -283,8 +290,8 @@ def _sweep_metrics(results: Results) -> Iterator[tuple[str, float]]:
             shown = re.sub(r"[^A-Za-z0-9_. -]+", "_", arm)
             if values:
                 yield f"sweep/{name.replace('/', '_')}_mean {shown}", statistics.fmean(values)
-            if len(values) > 1:
-                yield f"sweep/{name.replace('/', '_')}_std {shown}", statistics.stdev(values)
+            if (spread := deviation(values)) is not None:
+                yield f"sweep/{name.replace('/', '_')}_std {shown}", spread
 
 
 def _known_metrics(results: Results) -> list[str]:
@@ -295,5 +302,5 @@ def mean_and_std(values: Sequence[float]) -> str:
     """For example 80.00 ± 1.50; empty without values."""
     if not values:
         return ""
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.2f}{spread}"
+    spread = deviation(values)
+    return f"{statistics.fmean(values):.2f}{'' if spread is None else f' ± {spread:.2f}'}"

@@ -78,7 +78,10 @@ class LocalPlace:
         temporary = path.with_name(f".{name}.{uuid.uuid4().hex}")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(content)
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())  # or a crash of the machine could leave the name without the content
             os.replace(temporary, path)
         except OSError as error:
             raise StorageError(f"{self.key}: {path} cannot be written: {error.strerror}") from error

@@ -12,7 +12,7 @@ from typing import Any
 from ssl_sec.edges.folder.text import text_of, write_whole
 from ssl_sec.edges.run.sweeps import METRICS
 from ssl_sec.edges.study.plan import Cell
-from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.errors import ConfigError, StorageError, nearest
 from ssl_sec.locking import locked
 
 # Metrics of a run's end that are kept beside those that arms are compared by.
@@ -59,21 +59,30 @@ class KeptCell:
         return self.arm, self.point, self.seed
 
 
-def figures_of(records: Sequence[Mapping[str, Any]], probe: Mapping[str, float]) -> dict[str, float]:
+def figures_of(
+    records: Sequence[Mapping[str, Any]], probe: Mapping[str, float], metric: str | None = None
+) -> dict[str, float]:
     """The figures of a run that are kept.
 
     Args:
         records: its reports, oldest first, with their `metrics`.
         probe: the metrics of its probe.
+        metric: that is kept beside the usual ones.
+
+    Raises:
+        ConfigError: if there is no such metric.
     """
     metrics = [record["metrics"] for record in records]
     last = {name: value for one in metrics for name, value in one.items()}
-    found = {name: last[name] for name in (*METRICS, *_LAST) if name in last}
+    if metric is not None and metric not in {**last, **probe}:
+        raise ConfigError(f"metric: found {metric!r}, which is not measured; {nearest(metric, {**last, **probe})}")
+    decided_by = [] if metric is None else [metric]
+    found = {name: last[name] for name in (*METRICS, *_LAST, *decided_by) if name in last}
     for name in _MEAN:
         values = [one[name] for one in metrics if name in one]
         if values:
             found[f"mean/{name}"] = statistics.fmean(values[1:] or values)
-    return {**found, **{name: probe[name] for name in METRICS if name in probe}}
+    return {**found, **{name: probe[name] for name in (*METRICS, *decided_by) if name in probe}}
 
 
 class KeptCells:

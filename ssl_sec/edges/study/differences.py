@@ -15,9 +15,9 @@ class Difference:
     """The mean of an arm's differences from the baseline over the seeds that both have, with Student's t-interval.
 
     Attributes:
-        mean: of the differences.
-        half_width: of the 95 % interval; NaN for one pair.
-        p: of the two-sided t-test that the mean is 0; NaN for one pair. Not adjusted for other comparisons, unless
+        mean: of the differences; NaN if one of the figures is not finite.
+        half_width: of the 95 % interval; NaN for one pair, and where the mean is.
+        p: of the two-sided t-test that the mean is 0; NaN likewise. Not adjusted for other comparisons, unless
             `adjusted` made it.
         num_pairs: how many seeds.
     """
@@ -53,8 +53,9 @@ def difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Diffe
     if not pairs:
         return None
     mean, count = statistics.fmean(pairs), len(pairs)
-    if count == 1:
-        return Difference(mean=mean, half_width=math.nan, p=math.nan, num_pairs=1)
+    if count == 1 or not math.isfinite(mean):
+        mean = mean if math.isfinite(mean) else math.nan
+        return Difference(mean=mean, half_width=math.nan, p=math.nan, num_pairs=count)
     error = statistics.stdev(pairs) / math.sqrt(count)
     quantile = float(student_t.ppf(0.5 + _CONFIDENCE / 2, count - 1))
     p = float(2 * student_t.sf(abs(mean) / error, count - 1)) if error else float(mean == 0)

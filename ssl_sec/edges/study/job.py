@@ -232,7 +232,7 @@ class _Job:
             digest=cell.digest,
             minutes=minutes,
             run_id=folders[0].run_id or "",
-            figures=figures_of(folders[0].records(), folders[1].last_metrics()),
+            figures=figures_of(folders[0].records(), folders[1].last_metrics(), self._study.file.metric),
         )
         self._kept.add(kept)
         return kept

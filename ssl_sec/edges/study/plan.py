@@ -88,12 +88,8 @@ class Cell:
 
     @cached_property
     def digest(self) -> str:
-        """What decides the result but for the seed and the places of files, in short.
-
-        Settings as by default are left out, so that it stays when a later version has further ones.
-        """
-        found = deciding({key: str(value) for key, value in _changed(self.config)}, PRETRAIN.name)
-        return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12]
+        """What decides the result but for the seed."""
+        return digest_of(self.config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +168,19 @@ class Study:
         ]
 
 
+def digest_of(config: PretrainConfig, **others: Any) -> str:
+    """What decides the results of a configuration, but for the seed and the places of files, in short.
+
+    Settings as by default are left out, so that it stays when a later version has further ones.
+
+    Args:
+        config: the settings.
+        others: that decide, too.
+    """
+    found = deciding({key: str(value) for key, value in _changed(config)}, PRETRAIN.name) | others
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12]
+
+
 def named(*parts: str) -> str:
     """A name for files, of parts that may be empty."""
     return "-".join(re.sub(r"[^\w.]+", "_", part).strip("_") for part in parts if part)
@@ -206,6 +215,7 @@ def read_study(overrides: Sequence[str]) -> Study:
         *([] if "recipe" in typed_keys else [f"recipe={name}"]),
         *([] if "probe.enabled" in typed_keys else ["probe.enabled=true"]),
     )
+    _require_different_names(file, path)
     arms = _chosen_arms(config, file)
     points = _chosen_points(config, file)
     found = [
@@ -257,6 +267,17 @@ def _texts(groups: Any) -> Any:
 
 def _text(value: Any) -> Any:
     return value if isinstance(value, str) else yaml.safe_dump(value).splitlines()[0]
+
+
+def _require_different_names(file: StudyFile, path: Path) -> None:
+    """Raises a ConfigError if two arms, or two values, have one name, by which their runs and figures are found."""
+    for what, names in (("over", [point.label for point in points_of(file)]), ("arms", list(file.arms))):
+        known: dict[str, str] = {}
+        for name in names:
+            if (plain := named(name)) in known:
+                both = f"{known[plain]!r} and {name!r}, whose runs would both be named {plain!r}"
+                raise ConfigError(f"{path}: {what}: found {both}; allowed: names that differ in letters or digits")
+            known[plain] = name
 
 
 def _chosen_arms(config: StudyConfig, file: StudyFile) -> dict[str, tuple[str, ...]]:

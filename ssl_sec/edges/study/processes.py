@@ -82,8 +82,13 @@ class Processes:
             del self._running[process.pid]
             stopped = self.was_stopped and code != 0
             self._num_ended, self._num_failed = self._num_ended + (code == 0), self._num_failed + (code != 0)
-        if not stopped:
+        if stopped:
+            return
+        try:
             end(task.name, code, (time.monotonic() - begun) / 60)
+        except BaseException:
+            self._stop(at_once=False)  # what the others find could not be kept either
+            raise
 
     @property
     def _num_threads(self) -> int:

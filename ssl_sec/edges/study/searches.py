@@ -9,12 +9,14 @@ from pathlib import Path
 
 from ssl_sec.edges.folder.text import text_of, write_whole
 from ssl_sec.edges.study.cells import lock_of
-from ssl_sec.edges.study.plan import ArmAt
+from ssl_sec.edges.study.plan import ArmAt, digest_of
 from ssl_sec.edges.tune.trials import Trial
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.locking import locked
 
-_COLUMNS = ("arm", "point", "trial", "metric", "epochs", "space", "overrides")
+_COLUMNS = ("arm", "point", "trial", "metric", "epochs", "space", "config", "overrides")
+# Keys of a search that decide what it finds, beside its metric, its space and the number of its trials.
+_DECIDING = ("mode", "searcher", "scheduler", "measurements", "grace_epochs", "reduction_factor")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +30,7 @@ class KeptTrial:
         metric: on held-out training images.
         epochs: after which it was measured for the last time.
         space: what was searched, as it was given.
+        digest: of the search beside that; empty in the file of an earlier version.
         overrides: what the trial was given.
     """
 
@@ -37,6 +40,7 @@ class KeptTrial:
     metric: float
     epochs: int
     space: str
+    digest: str
     overrides: tuple[str, ...]
 
     @property
@@ -54,6 +58,7 @@ class KeptTrial:
             metric=trial.metric,
             epochs=trial.epoch,
             space=_space(arm),
+            digest=_digest(arm),
             overrides=tuple(trial.overrides),
         )
 
@@ -81,16 +86,20 @@ class KeptSearches:
         Raises:
             ConfigError: if something else was searched.
         """
-        trials = [one for one in self._trials if (one.arm, one.point) == arm.key]
-        if not trials or arm.search is None:
+        trials, search = [one for one in self._trials if (one.arm, one.point) == arm.key], arm.search
+        if not trials or search is None:
             return None
         if trials[0].space != _space(arm):
             raise ConfigError(
                 f"cells: {self.path} has a search of {arm.name} over {trials[0].space} instead of {_space(arm)}; "
                 "allowed: another file of cells, or that search"
             )
-        largest = arm.search.tune.mode == "max"
-        return (max if largest else min)(trials, key=lambda one: one.metric).overrides
+        if trials[0].digest not in ("", _digest(arm)):
+            raise ConfigError(
+                f"cells: {self.path} has a search of {arm.name} by another metric or with other settings "
+                f"({trials[0].digest} instead of {_digest(arm)}); allowed: another file of cells, or those settings"
+            )
+        return max(trials, key=lambda one: search.goodness(one.metric)).overrides
 
     def add(self, arm: ArmAt, trials: Sequence[KeptTrial]) -> None:
         """Adds the trials of an arm's search, the best first.
@@ -111,7 +120,7 @@ class KeptSearches:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(_COLUMNS)
         for one in sorted(self._trials, key=lambda one: (one.point, one.arm)):
-            values = [one.arm, one.point, one.trial, f"{one.metric:.6g}", one.epochs, one.space]
+            values = [one.arm, one.point, one.trial, f"{one.metric:.6g}", one.epochs, one.space, one.digest]
             writer.writerow([*values, shlex.join(one.overrides)])
         return text.getvalue()
 
@@ -121,6 +130,13 @@ def _space(arm: ArmAt) -> str:
     assert arm.search is not None
     dimensions = [f"{key}={' .. '.join(one.ends)}" for key, one in arm.search.space.items()]
     return f"{arm.search.tune.trials} trials of {', '.join(dimensions)}"
+
+
+def _digest(arm: ArmAt) -> str:
+    """What else decides a search: its metric, and the settings that its trials share."""
+    assert arm.search is not None
+    tune = {key: getattr(arm.search.tune, key) for key in _DECIDING}
+    return digest_of(arm.search.config, metric=arm.search.metric, seed=arm.search.config.seed, **tune)
 
 
 def _read(path: Path) -> list[KeptTrial]:
@@ -133,6 +149,7 @@ def _read(path: Path) -> list[KeptTrial]:
                 metric=float(row["metric"]),
                 epochs=int(row["epochs"]),
                 space=row["space"],
+                digest=row.get("config", ""),
                 overrides=tuple(shlex.split(row["overrides"])),
             )
             for row in csv.DictReader(io.StringIO(text_of(path)))

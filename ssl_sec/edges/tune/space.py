@@ -1,5 +1,6 @@
 """What a search varies: keys whose values are Hydra's sweeps, and the configuration that they change."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -16,6 +17,8 @@ from ssl_sec.settings import from_values
 _SWEEPS = "choice(a,b), interval(0.1,1), tag(log,interval(0.001,1)), int(interval(1,8)) or range(1,8)"
 # Keys that differ in each trial, or by which trials are compared.
 _RESERVED = ("epochs", "output_dir", "recipe", "resume", "run_name")
+# What the figures of the monitor begin with: one of each in every measurement, which trials are compared after.
+_MONITORED = "val/"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,9 +83,15 @@ class Search:
         """What is compared."""
         return self.tune.metric or "val/knn_top1"
 
+    def goodness(self, metric: float) -> float:
+        """A metric such that larger is better; one that is not a number is worse than all others."""
+        if math.isnan(metric):
+            return -math.inf
+        return metric if self.tune.mode == "max" else -metric
+
     def better(self, first: float, second: float) -> float:
         """The better of two metrics."""
-        return max(first, second) if self.tune.mode == "max" else min(first, second)
+        return max(first, second, key=self.goodness)
 
 
 def chosen_overrides(space: Space, values: Mapping[str, Any]) -> list[str]:
@@ -119,6 +128,10 @@ def read_search(overrides: Sequence[str]) -> Search:
         raise ConfigError(
             f"runtime: found {values['runtime']['name']!r}, must be 'local': a trial is one process, and Ray gives it "
             "its share of the cluster (cpus_per_trial, gpus_per_trial)"
+        )
+    if tune.metric is not None and not tune.metric.startswith(_MONITORED):
+        raise ConfigError(
+            f"metric: found {tune.metric!r}, must be a figure that the monitor measures, such as 'val/knn_top1'"
         )
     if not swept:
         raise ConfigError(f"found no key to search, must be one or more, for example '<key>=<{_SWEEPS}>'")

@@ -50,7 +50,7 @@ def table_of(trials: Sequence[Trial], search: Search) -> str:
 
 def best_first(search: Search, trials: Sequence[Trial]) -> list[Trial]:
     """The trials by their metric."""
-    return sorted(trials, key=lambda trial: trial.metric, reverse=search.tune.mode == "max")
+    return sorted(trials, key=lambda trial: search.goodness(trial.metric), reverse=True)
 
 
 def records_of(search: Search, trials: Sequence[Trial]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from ssl_sec.errors import DataError
 from ssl_sec.evaluation.arrays import tiles
 from ssl_sec.seeding import derived_seed
 
-# Similarities that are held at once: 64 MiB in float32.
+# Similarities, and numbers of labelled features, that are held at once: 64 MiB in float32.
 _AT_ONCE = 2**24
 
 # Of the standard normal distribution: 95 % lie within this many standard deviations.
@@ -79,7 +79,8 @@ def few_shot(
     targets = places.masked_fill(classes[places] != test[1].cpu(), -1).to(features.device)
     weights = _weights(test[1].cpu(), per_class).to(features.device)
     accuracies: list[Tensor] = []
-    for some in tiles(num_draws, max(1, _AT_ONCE // (len(queries) * len(classes)))):
+    a_draw = len(classes) * (len(queries) + labels_per_class * features.shape[1])
+    for some in tiles(num_draws, max(1, _AT_ONCE // a_draw)):
         means = features[chosen[some].to(features.device)].mean(2)
         accuracies.append((_is_nearest(queries, targets, means).double() * weights).sum(1))
     each = torch.cat(accuracies).cpu()

@@ -25,7 +25,13 @@ from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.classification.calibration import Calibration, calibration
 from ssl_sec.evaluation.classification.logistic import mean_per_class
 from ssl_sec.evaluation.linear_probe import confusion_of, top_k_accuracy
-from ssl_sec.evaluation.splits import labelled_share, labelled_subset, require_same_classes, stratified_split
+from ssl_sec.evaluation.splits import (
+    labelled_share,
+    labelled_subset,
+    require_held_out,
+    require_same_classes,
+    stratified_split,
+)
 from ssl_sec.networks import Encoder
 from ssl_sec.networks.stages import freeze_all_but
 from ssl_sec.recipes.assembly import RunStore, assemble, extractor, save_network, train_recipe
@@ -198,10 +204,12 @@ def labelled_images(config: FinetuneConfig, train_set: ImageSet) -> LabelledImag
 
     Raises:
         ConfigError: a class has fewer images than labels.
+        DataError: no image can be held out.
     """
     labels, kept, held_out = train_set.labels, torch.arange(len(train_set)), None
     if config.held_out_share > 0:
         kept, held_out = stratified_split(labels, config.held_out_share, config.seed)
+        require_held_out(held_out)
     left = labels.cpu()[kept]
     if config.labels_per_class is not None:
         chosen = labelled_subset(left, config.labels_per_class, config.seed, key="labels_per_class")

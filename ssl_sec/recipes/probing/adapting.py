@@ -17,11 +17,11 @@ class Adapted(nn.Module):
 
     Args:
         encoder: images in [0, 1] -> features.
-        image_size_px: side of the images that it gets.
+        image_size_px: side of the images that it gets; None leaves their size as it is.
         num_channels: of these, 1 or 3.
     """
 
-    def __init__(self, encoder: nn.Module, image_size_px: int, num_channels: int) -> None:
+    def __init__(self, encoder: nn.Module, image_size_px: int | None, num_channels: int) -> None:
         super().__init__()
         self.encoder = encoder
         self.image_size_px = image_size_px
@@ -32,7 +32,7 @@ class Adapted(nn.Module):
         if images.shape[1] != self.num_channels:
             grey = images if images.shape[1] == 1 else _grey(images)
             images = grey.expand(-1, self.num_channels, -1, -1)
-        return self.encoder(_resized(images, self.image_size_px))
+        return self.encoder(images if self.image_size_px is None else _resized(images, self.image_size_px))
 
 
 def _grey(images: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from ssl_sec.evaluation.linear_probe import (
     shuffled,
     train_linear_probes,
 )
-from ssl_sec.evaluation.splits import labelled_subset, require_same_classes, stratified_split
+from ssl_sec.evaluation.splits import labelled_subset, require_held_out, require_same_classes, stratified_split
 from ssl_sec.networks.convolutions import lay_out
 from ssl_sec.recipes.assembly import extractor
 from ssl_sec.recipes.probing.adapting import Adapted
@@ -118,7 +118,7 @@ def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
     weights = replace(trained.encoder, weights=str(store.encoder_path))
     encoder: nn.Module = weights.build(num_channels, size)
     if config.probe.num_channels is not None or config.probe.image_size_px is not None:
-        encoder = Adapted(encoder, size, num_channels)
+        encoder = Adapted(encoder, config.probe.image_size_px, num_channels)
     encoder.to(runtime.device)
     computation = config.runtime.on(runtime.device)
     findings = _evaluation(encoder, train_set, test_set, config.probe, computation, runtime)
@@ -164,6 +164,7 @@ def _evaluation(
         require_labels(image_set, "a linear probe")
     require_same_classes(train_set, test_set, "a probe")
     kept, held_out = stratified_split(train_set.labels, HELD_OUT_SHARE, seed=config.seed)
+    require_held_out(held_out)
     if config.labels_per_class is not None:
         kept = kept[labelled_subset(train_set.labels[kept], config.labels_per_class, seed=config.seed)]
     features_of = extractor(encoder, computation, runtime, batch_size=512)
@@ -208,6 +209,7 @@ def open_splits(data: DataConfig, config: ProbeConfig) -> tuple[ImageSet, ImageS
         return train_set, full.open("test")
     require_labels(train_set, "a test part of every class")
     rest, held_out = stratified_split(train_set.labels, config.test_share, derived_seed(config.seed, "test share"))
+    require_held_out(held_out)
     return subset(train_set, rest, "for training"), subset(train_set, held_out, "held out for the test")
 
 

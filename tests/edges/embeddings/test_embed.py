@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from ssl_sec.edges.config.embed import EmbedConfig
 from ssl_sec.edges.embeddings.embed import Embedded, EmbeddingWork, run_embed
 from ssl_sec.edges.folder.encoder import load_encoder
 from ssl_sec.edges.run.driver import run_training
-from ssl_sec.errors import ConfigError, DataError, Stopped, StorageError
+from ssl_sec.embeddings.parts import origin_of
+from ssl_sec.errors import ConfigError, DataError, Stopped
 from ssl_sec.evaluation.features import extract_features
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.registry import PRETRAIN
@@ -185,10 +187,24 @@ def test_another_split_may_stand_beside_it_and_other_embeddings_may_not(run: Pat
         embed(run, tmp_path, "rows_per_part=50")
 
 
-def test_a_file_that_is_not_whole_is_named(run: Path, tmp_path: Path):
-    (tmp_path / "test-00000-of-00004.parquet").write_bytes(b"PAR1")
-    with pytest.raises(StorageError, match="test-00000-of-00004.parquet is not a whole Parquet file"):
-        embed(run, tmp_path)
+def test_files_that_are_not_whole_are_computed_again(run: Path, embedded: Path, tmp_path: Path, caplog):
+    for path in embedded.iterdir():
+        shutil.copy(path, tmp_path)
+    cut = tmp_path / "test-00001-of-00004.parquet"
+    cut.write_bytes(cut.read_bytes()[:3000])
+    (tmp_path / "test-00002-of-00004.parquet").write_bytes(b"")
+    assert embed(run, tmp_path).num_kept == 2
+    assert caplog.text.count("is not a whole Parquet file; it is computed again") == 2
+    assert all((tmp_path / path.name).read_bytes() == path.read_bytes() for path in embedded.iterdir())
+
+
+def test_files_of_another_precision_are_not_mixed_in(run: Path, tmp_path: Path):
+    embed(run, tmp_path)
+    origin = origin_of(pq.read_schema(tmp_path / "test-00000-of-00004.parquet"))
+    assert origin["precision"] == "float32"
+    (tmp_path / "test-00003-of-00004.parquet").unlink()
+    with pytest.raises(ConfigError, match="holds embeddings in float32, and bfloat16 is asked for; allowed: another"):
+        embed(run, tmp_path, "runtime.precision=bfloat16")
 
 
 def test_images_that_the_encoder_does_not_take_are_refused_before_anything_is_written(run: Path, tmp_path: Path):

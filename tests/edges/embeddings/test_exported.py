@@ -144,3 +144,15 @@ def test_a_folder_that_holds_no_network_is_one_line(name, code, told, tmp_path: 
     assert run_job("embed", embed, given) == code
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith(f"error: {told.format(root=tmp_path)}"), error
+
+
+def test_exports_that_differ_in_the_scale_of_images_alone_are_told_apart(runs, tmp_path: Path):
+    """Their weights are equal: hub's format has the scale in its config.json."""
+    folder = export(runs["scaled"], "hub", tmp_path / "export")
+    embeddings(folder, tmp_path / "output")
+    config = folder / "config.json"
+    values = json.loads(config.read_text())
+    values["ssl_sec"]["encoder"]["mean"] = [0.5]
+    config.write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match="holds other embeddings of the test split, with weights"):
+        embeddings(folder, tmp_path / "output")

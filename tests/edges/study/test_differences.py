@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
+from ssl_sec.edges.run.sweeps import mean_and_std
 from ssl_sec.edges.study.differences import Difference, adjusted, difference
 
 FIGURES = st.dictionaries(st.integers(0, 20), st.floats(0, 100), min_size=3, max_size=12)
@@ -53,3 +54,11 @@ def test_an_adjusted_p_is_at_most_one():
 
 def test_it_is_shown_with_its_interval():
     assert str(Difference(mean=-0.254, half_width=1.0, p=0.5, num_pairs=4)) == "-0.25 [-1.25, +0.75]"
+
+
+@pytest.mark.parametrize("figure", [math.nan, math.inf])
+def test_a_figure_that_is_not_finite_leaves_no_difference(figure):
+    found = difference({0: 1.0, 1: figure, 2: 3.0}, {0: 0.0, 1: 0.0, 2: 0.5})
+    assert (str(found), found.num_pairs) == ("+nan", 3)
+    assert adjusted([found], family=2) == [found]
+    assert mean_and_std([1.0, figure]) == f"{figure:.2f} ± nan"

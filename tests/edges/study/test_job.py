@@ -198,6 +198,17 @@ def test_a_run_that_fails_is_named_after_the_others_have_run(made, tmp_path):
     assert runs.started == ["sec-s0"]
 
 
+def test_what_arms_are_compared_by_is_kept_or_named_after_the_first_run(made, tmp_path):
+    run, runs, folder = made
+    (tmp_path / "mine.yaml").write_text(FILE + "metric: probe/top_1\n")
+    with pytest.raises(ConfigError, match="metric: found 'probe/top_1', which is not measured; .*'probe/top1'"):
+        run()
+    assert len(runs.started) == 1 and not (folder / "cells.csv").exists()
+    (tmp_path / "mine.yaml").write_text(FILE + "metric: train/norm_mean\n")
+    assert "+0.00" in run()
+    assert {kept.figures["train/norm_mean"] for kept in KeptCells(folder / "cells.csv")} == {2.0}
+
+
 def test_runs_of_another_configuration_are_not_mixed_in(made):
     run, runs, _ = made
     run()
@@ -231,12 +242,20 @@ def test_a_search_is_kept_and_its_best_is_what_the_arm_runs_with(made, tmp_path,
     assert runs.started == ["none-s0", "sec-s0"]
     assert searched == [("none-search", parents(tmp_path)[0].info.run_id)]
     text = (folder / "cells-searches.csv").read_text()
-    assert "none,,2,40,8,3 trials of optimiser.learning_rate=0.1 .. 1.0,optimiser.learning_rate=0.2\n" in text
+    kept = "none,,2,40,8,3 trials of optimiser.learning_rate=0.1 .. 1.0,[0-9a-f]{12},optimiser.learning_rate=0.2\n"
+    assert re.search(kept, text)
     run()
     assert len(searched) == 1
     (tmp_path / "mine.yaml").write_text(SEARCHED.replace("interval(0.1,1)", "interval(0.1,2)"))
     with pytest.raises(ConfigError, match=r"searches.csv has a search of none over 3 trials of .*1.0 instead of .*2.0"):
         run()
+    for change in ("search: [trials=3, seed=100, metric=val/uniformity, mode=min]", "search: [trials=3, seed=101]"):
+        (tmp_path / "mine.yaml").write_text(SEARCHED.replace("search: [trials=3, seed=100]", change))
+        with pytest.raises(ConfigError, match="has a search of none by another metric or with other settings"):
+            run()
+    (tmp_path / "mine.yaml").write_text(SEARCHED)
+    (folder / "cells-searches.csv").write_text(re.sub("config,|[0-9a-f]{12},", "", text))  # of an earlier version
+    run()
 
 
 def command(file: Path, *overrides: str) -> list[str]:

@@ -131,6 +131,14 @@ def test_arms_with_sweeps_are_searched_first(file):
         ("arms: {sec: []}\nseeds: [0]\nover: {seed: []}", "mine.yaml: over.seed: found .*, must be one value or more"),
         ("arms: {sec: []}\nseed: [0]", "mine.yaml: .*seed"),
         ("arms: {sec: ['epochs=choice(1,2)']}\nseeds: [0]", "mine.yaml: arms.sec: epochs: found several values"),
+        (
+            "arms: {none: [], a b: [], a_b: []}\nseeds: [0]",
+            "mine.yaml: arms: found 'a b' and 'a_b', .* both be named 'a_b'",
+        ),
+        (
+            "arms: {sec: []}\nseeds: [0]\nover: {epochs: [4, '4+global_batch_size=64']}",
+            "mine.yaml: over: found '4' and '4'",
+        ),
         ("arms: {sec: [}", "study: .*mine.yaml cannot be read"),
         ("[]", "mine.yaml: "),
     ],

@@ -1,8 +1,11 @@
 """What a search varies, out of Hydra's sweeps."""
 
+import math
+
 import pytest
 
 from ssl_sec.edges.tune.space import Choices, Interval, chosen_overrides, read_search
+from ssl_sec.edges.tune.trials import Trial, best_first
 from ssl_sec.errors import ConfigError
 
 DIGITS = ("experiment=digits", "epochs=16")
@@ -67,9 +70,19 @@ def test_what_is_typed_stays():
         (["seed=1,2", "runtime=ray"], "runtime: found 'ray', must be 'local': a trial is one process"),
         (["seed=1,2", "trials=0"], "trials: found 0"),
         (["seed=1,2", "mode=best"], "mode: found 'best'"),
+        (["seed=1,2", "metric=train/loss"], "metric: found 'train/loss', must be a figure that the monitor measures"),
     ],
 )
 def test_a_mistake_is_one_line(overrides: list[str], message: str):
     with pytest.raises(ConfigError, match=message) as error:
         read_search([*DIGITS, *overrides])
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("max", [3.0, 2.0, math.nan]), ("min", [2.0, 3.0, math.nan])])
+def test_a_trial_without_a_number_is_the_worst(mode: str, expected: list[float]):
+    search = read_search([*DIGITS, "seed=1,2", f"mode={mode}"])
+    trials = [Trial(name="t-1", overrides=[], values={}, metric=metric, epoch=1) for metric in (math.nan, 2.0, 3.0)]
+    found = [trial.metric for trial in best_first(search, trials)]
+    assert found[:2] == expected[:2] and math.isnan(found[2])
+    assert search.better(math.nan, 2.0) == search.better(2.0, math.nan) == 2.0
