@@ -4,7 +4,7 @@ FROM python:3.11.15-slim-trixie
 COPY constraints.txt /tmp/constraints.txt
 # psycopg2 is for PostgreSQL, boto3 for the object store, Flask-WTF for MLflow's basic authentication.
 RUN python -m pip install --no-cache-dir --constraint /tmp/constraints.txt \
-        mlflow psycopg2-binary==2.9.13 boto3==1.44.5 Flask-WTF==1.3.0 \
+        mlflow psycopg2-binary boto3 Flask-WTF==1.3.0 \
     && useradd --uid 1000 --create-home mlflow
 USER 1000:1000
 WORKDIR /home/mlflow

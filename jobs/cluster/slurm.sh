@@ -31,20 +31,26 @@ overrides=("$@" "output_dir=$output_dir" "run_name=$run_name" "runtime=ray" "res
 
 # Without a token, anyone who reaches the head's port could run code as this user.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
-[[ -s $RAY_AUTH_TOKEN_PATH ]] || (umask 077 && ray get-auth-token --generate >/dev/null)
+# `ray get-auth-token --generate` refuses to where the variable names a file that does not exist.
+if [[ ! -s $RAY_AUTH_TOKEN_PATH ]]; then
+    (umask 077 && mkdir -p "$(dirname "$RAY_AUTH_TOKEN_PATH")" &&
+        python -c 'import secrets; print(secrets.token_hex(32))' >"$RAY_AUTH_TOKEN_PATH")
+fi
 
 # Stops the run like Ctrl-C: the workers see the file after a step and save, and the job ends with exit code 130.
-# shellcheck disable=SC2329  # the trap calls it
 request_stop() {
-    echo "$(date --iso-8601=seconds) the time limit is near: saving the state and requeueing the job"
-    stop_requested=yes
     # The folder is <output_dir>/<recipe>/<run_name>; only the job itself knows its recipe.
     for run_folder in "$output_dir"/*/"$run_name"{,-probe}; do
         [[ ! -d $run_folder ]] || touch "$run_folder/stop"
     done
 }
+# shellcheck disable=SC2329  # the trap calls it
+on_time_limit() {
+    echo "$(date --iso-8601=seconds) the time limit is near: saving the state and requeueing the job"
+    stop_requested=yes
+}
 stop_requested=""
-trap request_stop USR1
+trap on_time_limit USR1
 
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes%%$'\n'*}
@@ -52,20 +58,36 @@ head=${nodes%%$'\n'*}
 export RAY_worker_niceness=${RAY_worker_niceness:-0}
 export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=${RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT:-300}
 
+# `ray symmetric-run` ends with 0 where its Ray did not start, so the run itself writes how it ended.
+mkdir -p "$output_dir"
+outcome=$output_dir/.$run_name.exit
+rm -f "$outcome"
+# shellcheck disable=SC2016  # the shell on the node expands it
+with_outcome='"${@:2}"; code=$?; echo "$code" >"$1"; exit "$code"'
+
 # In the background, since bash runs traps only between commands or in `wait`.
 srun --kill-on-bad-exit=0 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" ray symmetric-run \
     --address "$head:6379" \
     --min-nodes "$SLURM_JOB_NUM_NODES" \
     --num-cpus "${SLURM_CPUS_PER_TASK:-1}" \
     --num-gpus "${SLURM_GPUS_ON_NODE:-0}" \
-    -- python -m ssl_sec pretrain "${overrides[@]}" &
+    -- bash -c "$with_outcome" run "$outcome" python -m ssl_sec pretrain "${overrides[@]}" &
 step=$!
 code=0
 wait "$step" || code=$?
 if [[ -n $stop_requested ]]; then # the signal ended the first wait, not the step
+    while kill -0 "$step" 2>/dev/null; do # again, for a run or a probe that is still starting
+        request_stop
+        sleep 2
+    done
     code=0
     wait "$step" || code=$?
 fi
+if [[ $code -eq 0 && ! -s $outcome ]]; then
+    echo "Ray did not start, see above: nothing was run"
+    code=1
+fi
+rm -f "$outcome"
 
 if [[ -n $stop_requested && $code -ne 0 ]]; then
     scontrol requeue "$SLURM_JOB_ID"

@@ -313,7 +313,8 @@ def _display(name: str) -> str:
 def title_of_place(location: str) -> str:
     """The last meaningful part of a path or URL, as a name; empty if there is none."""
     is_url = "://" in location
-    path = location.partition("://")[2] if is_url else str(Path(location).expanduser().absolute())
+    # The query of a URL may have its signature.
+    path = re.split(r"[?#]", location.partition("://")[2])[0] if is_url else str(Path(location).expanduser().absolute())
     for part in reversed(path.split("/")):
         bare = re.sub(r"\.(parquet|pq)$|-?\d{5}-of-\d{5}", "", part)
         name = re.sub(r"[^\w.-]+", "-", bare).strip("-._")

@@ -7,7 +7,16 @@ from typing import Any
 
 HIDDEN = "***"
 
-_USERINFO = re.compile(r"(?<=://)[^/@\s'\"]+@")
+# The password of a database may have a slash; in other URIs the path begins there.
+_USERINFO = re.compile(
+    r"((?:postgres(?:ql)?|mysql|mariadb|mssql|oracle)(?:\+\w+)?://(?=[^@\s'\"]+@)|://(?=[^/@\s'\"]+@))[^@\s'\"]+@"
+)
+# In the query of a URL, what lets anyone who has it read the file.
+_SIGNATURE = re.compile(
+    r"([?&](?:sig|signature|access_?token|token|awsaccesskeyid|x-(?:amz|goog)-(?:signature|credential|security-token))=)"
+    r"[^&\s'\"]+",
+    re.IGNORECASE,
+)
 _SECRET_KEY = re.compile(
     r"token|passw(or)?d|passphrase|secret|credential|api_?key|access_?key|private_?key", re.IGNORECASE
 )
@@ -20,8 +29,8 @@ _ASSIGNED = re.compile(
 
 
 def masked(text: str) -> str:
-    """Hides the user names and passwords of URIs in a text."""
-    return _USERINFO.sub(f"{HIDDEN}@", text)
+    """Hides the user names and passwords of URIs in a text, and the signatures of signed URLs."""
+    return _SIGNATURE.sub(rf"\1{HIDDEN}", _USERINFO.sub(rf"\1{HIDDEN}@", text))
 
 
 def masked_command(arguments: Sequence[str]) -> str:

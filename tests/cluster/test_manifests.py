@@ -1,10 +1,8 @@
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import pytest
 import yaml
 
 from ssl_sec.edges.composition.compose import compose
-from ssl_sec.edges.folder.folder import RunFolder
 from ssl_sec.edges.storage.places import STAGING_VARIABLE, is_remote
 from ssl_sec.edges.submit.orders import expand_sweep
 from ssl_sec.recipes.pretraining.config import PretrainConfig
@@ -25,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "jobs" / "cluster"
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 CONSTRAINTS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+IMAGES = ("Dockerfile", "jobs/cluster/mlflow.Dockerfile")
 KUBERNETES = "1.34"
-JOB = 'import sys; from ssl_sec.edges.command_line import run_job; sys.exit(run_job("pretrain", print))'
 CREDENTIAL = re.compile(r"TOKEN$|PASSWORD|SECRET|KEY")
 
 # The fields in KubeRay 1.7.0's CRDs (ray.io/v1): Kubernetes drops other fields silently.
@@ -274,7 +271,7 @@ def with_tools(**more: str) -> dict[str, str]:
     return {**os.environ, "PATH": path, **more}
 
 
-@pytest.mark.parametrize("path", ["Dockerfile", "jobs/cluster/mlflow.Dockerfile"])
+@pytest.mark.parametrize("path", IMAGES)
 def test_a_dockerfile_is_clean_and_does_not_end_as_root(path):
     result = subprocess.run(
         ["hadolint", "--no-color", path], cwd=ROOT, capture_output=True, text=True, env=with_tools()
@@ -288,6 +285,11 @@ def test_the_images_have_the_same_pinned_python():
     (image,) = re.findall(r"^ARG PYTHON_IMAGE=(.*)$", text, re.M)
     assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", image)
     assert re.findall("^FROM (.*)$", (CLUSTER / "mlflow.Dockerfile").read_text(), re.M) == [image]
+
+
+def test_what_the_images_pin_is_what_the_constraints_pin():
+    pinned = re.findall(r"([\w.-]+)==([\w.]+)", "".join((ROOT / path).read_text() for path in IMAGES))
+    assert all(CONSTRAINTS.get(name.lower(), version) == version for name, version in pinned)
 
 
 def test_each_variant_installs_torch_and_torchvision_from_one_index():
@@ -304,95 +306,9 @@ def test_the_build_context_has_only_what_is_copied():
     assert ignore[0] == "*"
     included = {line[1:] for line in ignore if line.startswith("!")}
     copied = set()
-    for path in ("Dockerfile", "jobs/cluster/mlflow.Dockerfile"):
+    for path in IMAGES:
         for sources in re.findall(r"^COPY (.*) \S+$", (ROOT / path).read_text(), re.M):
             copied |= set(sources.split())
     assert copied == included
     assert all((ROOT / each).exists() for each in copied)
     assert {"**/.env*", "**/*.env"} <= set(ignore)
-
-
-def test_the_slurm_script_is_clean():
-    result = subprocess.run(["shellcheck", str(CLUSTER / "slurm.sh")], capture_output=True, text=True, env=with_tools())
-    assert result.returncode == 0, result.stdout
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # Ray's command line imports Ray Serve
-def test_ray_symmetric_run_has_the_options_of_the_slurm_script():
-    from ray.scripts.scripts import start
-    from ray.scripts.symmetric_run import symmetric_run
-
-    text = (CLUSTER / "slurm.sh").read_text().replace("\\\n", " ")
-    (command,) = re.findall(r"ray symmetric-run (.*?) -- python", text)
-    known = {option for each in (start, symmetric_run) for parameter in each.params for option in parameter.opts}
-    used = set(re.findall(r"--[\w-]+", command))
-    assert {"--address", "--min-nodes"} <= used <= known - {"--head", "--node-ip-address", "--port", "--block"}
-
-
-class Slurm:
-    """A fake queue with one job, whose `srun` runs until the stop file exists."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.run = RunFolder(folder / "runs" / "digits" / "slurm-7")
-        self.requeued = folder / "requeued"
-        programs = {
-            # python -m ssl_sec pretrain, without the imports of a run
-            "python": f"shift 3; exec {sys.executable} -c '{JOB}' \"$@\"",
-            "ray": 'echo token >"$RAY_AUTH_TOKEN_PATH"',
-            "scontrol": f'if [ "$1" = show ]; then echo node1; echo node2; else echo "$2" >{self.requeued}; fi',
-            "srun": (
-                f'printf "%s\\n" "$@" >{folder}/srun; mkdir -p {self.run.path}; touch {self.run.config_path}\n'
-                f'[ -z "$OUTCOME" ] || exit "$OUTCOME"\n'
-                f"for _ in $(seq 300); do [ ! -f {self.run.stop_path} ] || exit 130; sleep 0.1; done"
-            ),
-        }
-        (folder / "bin").mkdir()
-        for name, script in programs.items():
-            path = folder / "bin" / name
-            path.write_text(f"#!/bin/sh\n{script}\n")
-            path.chmod(0o755)
-
-    def start(self, outcome: str = "") -> subprocess.Popen:
-        job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2"}
-        environment = {
-            **os.environ,
-            **job,
-            "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "OUTPUT_DIR": str(self.folder / "runs"),
-            "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
-            "OUTCOME": outcome,
-        }
-        return subprocess.Popen(["bash", str(CLUSTER / "slurm.sh"), "experiment=digits"], cwd=ROOT, env=environment)
-
-    def command(self) -> list[str]:
-        words = (self.folder / "srun").read_text().splitlines()
-        return words[words.index("--") + 1 :]
-
-
-def test_a_slurm_job_is_stopped_before_its_time_limit_requeued_and_resumed(tmp_path):
-    slurm = Slurm(tmp_path)
-    job = slurm.start()
-    while not slurm.run.config_path.exists():
-        assert job.poll() is None
-        time.sleep(0.05)
-    job.send_signal(signal.SIGUSR1)
-    assert job.wait(timeout=60) == 130
-    assert slurm.requeued.read_text() == "7\n"
-    first = slurm.command()
-    assert first[:5] == ["python", "-m", "ssl_sec", "pretrain", "experiment=digits"]
-    config = from_values(PretrainConfig, compose("pretrain", first[4:]))
-    assert config.resume == "auto"
-    assert Path(config.output_dir) / config.recipe / str(config.run_name) == slurm.run.path
-
-    slurm.requeued.unlink()
-    assert slurm.start(outcome="0").wait(timeout=60) == 0
-    assert slurm.command() == first
-    assert not slurm.requeued.exists()
-
-
-def test_a_failed_slurm_job_is_not_requeued(tmp_path):
-    slurm = Slurm(tmp_path)
-    assert slurm.start(outcome="3").wait(timeout=60) == 3
-    assert not slurm.requeued.exists()

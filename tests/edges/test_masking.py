@@ -8,6 +8,10 @@ from ssl_sec.edges.masking import masked, masked_code, masked_command, masked_va
     [
         ("postgresql://ada:geheim@host:5432/db", "postgresql://***@host:5432/db"),
         ("see https://token@host/a and s3://k:s@b/c.", "see https://***@host/a and s3://***@b/c."),
+        ("'postgresql+psycopg2://ada:Zx/9+q=@host/db'", "'postgresql+psycopg2://***@host/db'"),
+        ("s3://bucket/a@b/c", "s3://bucket/a@b/c"),
+        ("https://a.b/t.parquet?sv=1&sig=Se%2Bcret&se=2", "https://a.b/t.parquet?sv=1&sig=***&se=2"),
+        ("http://a/b?X-Amz-Signature=f0a&X-Amz-Date=2", "http://a/b?X-Amz-Signature=***&X-Amz-Date=2"),
         ("http://127.0.0.1:5000/#/experiments/1", "http://127.0.0.1:5000/#/experiments/1"),
         ("sqlite:////runs/mlflow.db", "sqlite:////runs/mlflow.db"),
         ("mail ada@host about http://host/x", "mail ada@host about http://host/x"),

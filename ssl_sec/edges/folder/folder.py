@@ -337,9 +337,11 @@ class RunFolder:
 
     def take_save_request(self) -> bool:
         """Whether a checkpoint is requested; the request is then forgotten."""
-        is_requested = self.save_path.exists()
-        self.save_path.unlink(missing_ok=True)
-        return is_requested
+        try:
+            self.save_path.unlink()
+        except FileNotFoundError:
+            return False
+        return True
 
     def records(self) -> list[dict[str, Any]]:
         """All metrics, without messages."""

@@ -54,14 +54,17 @@ class StoredFolder(RunFolder):
         return self._bucket.url
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, *, waits: bool = False) -> Iterator[None]:
         """Takes the lease of the run, downloads it, and uploads what changes until the block ends.
+
+        Args:
+            waits: see `Lease`.
 
         Raises:
             ConfigError: if another process has the lease.
             StorageError: if the storage cannot be used.
         """
-        with self._leased():
+        with self._leased(waits=waits):
             try:
                 download_run(self._bucket, self.path)
                 self._bucket.clean()
@@ -78,8 +81,8 @@ class StoredFolder(RunFolder):
                 self.tidy()
 
     @contextmanager
-    def _leased(self) -> Iterator[None]:
-        lease = Lease(self._bucket, self._stop)
+    def _leased(self, *, waits: bool = False) -> Iterator[None]:
+        lease = Lease(self._bucket, self._stop, waits=waits)
         try:
             yield
         finally:

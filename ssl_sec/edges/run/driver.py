@@ -189,7 +189,9 @@ def _output_dir(config: RunConfig) -> Path:
 
 def _train(recipe: RecipeRow, config: TrainingConfig, initial: Path | None) -> Finished:
     assert config.run_name is not None
-    with _reserved(open_folder(_output_dir(config) / config.recipe_name / config.run_name)) as folder:
+    path = _output_dir(config) / config.recipe_name / config.run_name
+    # What starts jobs again passes resume=auto, maybe before the lease of a killed process has expired.
+    with _reserved(open_folder(path), waits=config.resume == "auto") as folder:
         if not (folder.holds_run if config.resume == "auto" else config.resume):
             folder.start(to_values(config))
             if initial is not None:
@@ -231,9 +233,14 @@ def _probe(recipe: RecipeRow, config: ProbeJobConfig, parent_id: str | None, tra
 
 
 @contextmanager
-def _reserved(folder: RunFolder) -> Iterator[RunFolder]:
-    """Locks the folder of a run; signals of this process then request a stop."""
-    kept = folder.held() if isinstance(folder, StoredFolder) else nullcontext()
+def _reserved(folder: RunFolder, *, waits: bool = False) -> Iterator[RunFolder]:
+    """Locks the folder of a run; signals of this process then request a stop.
+
+    Args:
+        folder: of the run.
+        waits: whether it waits for a lease that a killed process seems to have left.
+    """
+    kept = folder.held(waits=waits) if isinstance(folder, StoredFolder) else nullcontext()
     with running(folder), kept:
         for request in (folder.stop_path, folder.save_path):  # to an earlier process
             request.unlink(missing_ok=True)

@@ -10,9 +10,9 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 import fsspec
 
@@ -34,7 +34,8 @@ _S3_OPTIONS = {
 }
 # Errors that no retry can mend, by their classes in the libraries of the providers, and by what their servers answer.
 _REFUSED = ("credential", "authentication", "profilenotfound", "paramvalidation")
-_FULL = ("quotaexceeded", "insufficientstorage", "insufficient storage", "storagefull", "507")
+_FULL = ("quotaexceeded", "insufficientstorage", "insufficient storage", "storagefull")
+_FULL_STATUS = 507
 
 
 class RefusedError(StorageError):
@@ -230,7 +231,17 @@ def _is_final(error: BaseException) -> bool:
 
 
 def _is_full(error: BaseException) -> bool:
-    return any(word in str(error).lower() for word in _FULL)
+    """Whether the storage is full, by a server's words or status; fsspec may hide it in the cause."""
+    found = (error, *([] if error.__cause__ is None else [error.__cause__]))
+    return any(_status_of(each) == _FULL_STATUS for each in found) or any(word in str(error).lower() for word in _FULL)
+
+
+def _status_of(error: BaseException) -> Any:
+    """The HTTP status of an answer, as the libraries of the providers have it; None if there is none."""
+    answer = getattr(error, "response", None)  # botocore
+    if isinstance(answer, Mapping):
+        return cast("Mapping[str, Any]", answer).get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return next((found for name in ("status", "status_code", "code") if (found := getattr(error, name, None))), None)
 
 
 def _reason(error: BaseException) -> str:

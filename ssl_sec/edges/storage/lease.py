@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ssl_sec.edges.storage.bucket import Bucket
@@ -26,6 +27,8 @@ _LASTS_S = 300.0
 _RENEWED_EVERY_S = 30.0
 # Two processes that take over a lease at once, or whose storage has no conditional writes, see each other after this.
 _SETTLES_S = 2.0
+# Between two looks whether a lease is renewed.
+_LOOKS_EVERY_S = 5.0
 
 
 class Lease:
@@ -34,15 +37,17 @@ class Lease:
     Args:
         bucket: the run's folder.
         on_loss: called if another process has taken the lease over.
+        waits: whether it waits for a lease to expire that is not renewed: its process may have been killed.
 
     Raises:
         ConfigError: if another process has it.
         StorageError: if it cannot be written.
     """
 
-    def __init__(self, bucket: Bucket, on_loss: Callable[[], object]) -> None:
+    def __init__(self, bucket: Bucket, on_loss: Callable[[], object], *, waits: bool = False) -> None:
         self._bucket = bucket
         self._on_loss = on_loss
+        self._waits = waits
         self._token = uuid.uuid4().hex
         self._released = threading.Event()
         self._take()
@@ -58,23 +63,40 @@ class Lease:
                 self._bucket.remove([_NAME])
 
     def _take(self) -> None:
+        self._require_free()  # first, as storage without conditional writes replaces the file of a live process
         if not self._bucket.create(_NAME, self._content()):
-            holder = self._holder()
-            if holder and holder["expires"] > time.time() and not _has_died(holder):
-                raise ConfigError(
-                    f"run_name: {self._bucket.url} is in use: process {holder['pid']} on {holder['host']} runs it "
-                    f"(since {holder['since']}); allowed: another run_name, or waiting for its end (a process that "
-                    f"was killed keeps it for at most {_LASTS_S / 60:g} minutes)"
-                )
+            self._require_free()
             self._bucket.write(_NAME, self._content())
             time.sleep(_SETTLES_S)
         if self._holder().get("token") != self._token:
             raise ConfigError(f"run_name: {self._bucket.url} was started by another process at the same time")
 
+    def _require_free(self) -> None:
+        """Raises a ConfigError if another process has the lease."""
+        first, begun = self._holder(), time.monotonic()
+        holder = first
+        while holder and holder["expires"] > time.time() and not _has_died(holder):
+            if time.monotonic() > begun + _LASTS_S:  # the clock of its machine is ahead
+                return
+            if not self._waits or (holder["token"], holder["expires"]) != (first["token"], first["expires"]):
+                raise ConfigError(
+                    f"run_name: {self._bucket.url} is in use: process {holder['pid']} on {holder['host']} runs it "
+                    f"(since {holder['since']}); allowed: another run_name, or waiting for its end (a process that "
+                    f"was killed keeps it for at most {_LASTS_S / 60:g} minutes)"
+                )
+            if holder is first:
+                logger.info(
+                    "%s is in use by process %s on %s; if that was killed, the run resumes in at most %d s",
+                    *(self._bucket.url, holder["pid"], holder["host"], round(holder["expires"] - time.time())),
+                )
+            time.sleep(_LOOKS_EVERY_S)
+            holder = self._holder()
+
     def _content(self) -> bytes:
         about = {
             "token": self._token,
             "host": socket.gethostname(),
+            "machine": _machine(),
             "pid": os.getpid(),
             "since": time.strftime("%Y-%m-%d %H:%M:%S"),
             "expires": time.time() + _LASTS_S,
@@ -85,7 +107,7 @@ class Lease:
         content = self._bucket.read(_NAME)
         with contextlib.suppress(ValueError, TypeError):
             holder = json.loads(content or b"")
-            return {"expires": 0.0, "host": "?", "pid": 0, "since": "?", **holder}
+            return {"token": "", "expires": 0.0, "host": "?", "machine": None, "pid": 0, "since": "?", **holder}
         return {}
 
     def _renew(self) -> None:
@@ -103,8 +125,8 @@ class Lease:
 
 
 def _has_died(holder: dict[str, Any]) -> bool:
-    """Whether the holder was a process of this machine that no longer exists."""
-    if holder["host"] != socket.gethostname():
+    """Whether the holder was a process that no longer exists, as far as its number says something here."""
+    if holder["machine"] is None or holder["machine"] != _machine():
         return False
     try:
         os.kill(int(holder["pid"]), 0)
@@ -113,3 +135,15 @@ def _has_died(holder: dict[str, Any]) -> bool:
     except OSError:
         return False
     return False
+
+
+def _machine() -> str | None:
+    """What processes have in common that know one another by their numbers; None where that is not known.
+
+    Containers may share a host's name, and have process numbers of their own.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return None

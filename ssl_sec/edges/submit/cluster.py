@@ -87,10 +87,24 @@ class Cluster:
         try:
             yield
         except requests.RequestException as error:
-            raise ConnectionLost(
-                f"the Ray cluster at {self.address} no longer answers ({_reason(error)}); a job may still run: "
-                f"`{command('submit')} list`"
-            ) from error
+            raise self._lost(_reason(error)) from error
+
+    @contextlib.contextmanager
+    def _asked(self) -> Iterator[None]:
+        """Raises a RuntimeError where the cluster does not know the job, and a ConnectionLost for other errors."""
+        with self._connected():
+            try:
+                yield
+            except RuntimeError as error:  # of Ray's client, for any answer but 200
+                if "status code 404" in str(error):
+                    raise
+                raise self._lost(first_line(error)) from error
+
+    def _lost(self, reason: str) -> ConnectionLost:
+        return ConnectionLost(
+            f"the Ray cluster at {self.address} no longer answers ({reason}); a job may still run: "
+            f"`{command('submit')} list`"
+        )
 
     @property
     def address(self) -> str:
@@ -153,7 +167,7 @@ class Cluster:
             ConfigError: if the cluster does not know the job.
         """
         try:
-            with self._connected():
+            with self._asked():
                 return self._client.get_job_info(job_id)
         except RuntimeError as error:
             known = ", ".join(str(job.submission_id) for job in self.jobs()[:10]) or "there are none"
@@ -170,7 +184,7 @@ class Cluster:
     def logs(self, job_id: str) -> str:
         """The output of a job."""
         self.details(job_id)
-        with self._connected():
+        with self._asked():
             return self._client.get_job_logs(job_id)
 
     def stop(self, job_id: str) -> JobDetails:
@@ -201,7 +215,8 @@ class Cluster:
 
         last_answer = time.monotonic()
         while True:
-            with contextlib.suppress(RuntimeError, OSError, requests.RequestException):
+            # Whatever ends the stream, the details say whether the job goes on.
+            with contextlib.suppress(Exception):
                 asyncio.run(tail())
             try:
                 details = self.details(job_id)

@@ -185,11 +185,10 @@ class _Pipeline:
             metadata = {"job_name": name, "recipe": point.recipe, "job": stage.job, "parent": self._job_id}
             try:
                 code = self._stage(job_id, overrides, metadata, label)
-            except UserError as error:  # the other points go on
-                logger.error("%s: %s", label, error)
-                return ChainResult(
-                    code=error.exit_code, state=f"{stage.job} failed: {first_line(error)}", metrics=metrics
-                )
+            except Exception as error:  # the other points go on
+                logger.error("%s: %s", label, error, exc_info=not isinstance(error, UserError))
+                code = error.exit_code if isinstance(error, UserError) else 1
+                return ChainResult(code=code, state=f"{stage.job} failed: {first_line(error)}", metrics=metrics)
             run_id, found = self._find_run(job_id, point.recipe)
             metrics |= found
             if code != 0:

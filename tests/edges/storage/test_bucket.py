@@ -4,6 +4,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from botocore.exceptions import ClientError
 
 from ssl_sec.edges.storage import bucket as module
 from ssl_sec.edges.storage.bucket import Bucket, RefusedError
@@ -80,6 +81,7 @@ def test_retries_end(bucket: Bucket, monkeypatch):
         OSError(28, "No space left on device"),
         OSError("An error occurred (QuotaExceeded) when calling the PutObject operation"),
         FileNotFoundError("The specified bucket does not exist"),
+        ClientError({"ResponseMetadata": {"HTTPStatusCode": 507}}, "PutObject"),
     ],
 )
 def test_what_no_retry_can_mend_is_refused_at_once(bucket: Bucket, monkeypatch, error):
@@ -93,6 +95,13 @@ def test_what_no_retry_can_mend_is_refused_at_once(bucket: Bucket, monkeypatch, 
     with pytest.raises(RefusedError, match=r"output_dir: s3://.*/name cannot be written: "):
         bucket.write("name", b"")
     assert len(calls) == 1
+
+
+def test_a_number_in_an_address_is_no_status(bucket: Bucket, monkeypatch):
+    """botocore's message has the address: step 507 would have ended a run while the storage was away."""
+    write = failing(2, OSError('Could not connect to the endpoint URL: "http://127.0.0.1:5070/runs/step-000000507"'))
+    monkeypatch.setattr(bucket._fs, "pipe_file", write)
+    bucket.write("name", b"")
 
 
 def test_missing_credentials_are_refused_without_retries(s3, monkeypatch, tmp_path: Path):

@@ -1,6 +1,7 @@
 import json
 import os
 import threading
+import time
 
 import pytest
 
@@ -29,12 +30,56 @@ def test_a_run_has_one_lease_at_a_time(bucket: Bucket):
     Lease(bucket, lambda: None).release()
 
 
-@pytest.mark.parametrize("changed", [{"expires": 0.0}, {"host": module.socket.gethostname(), "pid": 2**22 + 1}])
+@pytest.mark.parametrize("changed", [{"expires": 0.0}, {"machine": module._machine(), "pid": 2**22 + 1}])
 def test_a_lease_that_expired_or_whose_process_died_here_is_taken_over(bucket: Bucket, changed):
     held_by(bucket, **changed)
     lease = Lease(bucket, lambda: None)
     assert json.loads(bucket.read(".lease") or b"")["pid"] == os.getpid()
     lease.release()
+
+
+def test_the_numbers_of_processes_in_another_container_say_nothing(bucket: Bucket):
+    """Its host may have the same name."""
+    held_by(bucket, host=module.socket.gethostname(), machine="boot 4026531836", pid=2**22 + 1)
+    with pytest.raises(ConfigError, match="is in use"):
+        Lease(bucket, lambda: None)
+
+
+def test_storage_without_conditional_writes_keeps_the_lease_of_a_live_process(bucket: Bucket, monkeypatch):
+    def create(self, name, content):
+        self.write(name, content)
+        return True
+
+    monkeypatch.setattr(Bucket, "create", create)
+    lease = Lease(bucket, lambda: None)
+    with pytest.raises(ConfigError, match="is in use"):
+        Lease(bucket, lambda: None)
+    lease.release()
+    assert bucket.files() == {}
+
+
+def test_a_lease_that_is_not_renewed_is_waited_for(bucket: Bucket, monkeypatch, caplog):
+    clock = time.time()
+    monkeypatch.setattr(module.time, "time", lambda: clock)
+
+    def sleep(seconds):
+        nonlocal clock
+        clock += seconds
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    held_by(bucket, expires=clock + 60)
+    with caplog.at_level("INFO"):
+        Lease(bucket, lambda: None, waits=True).release()
+    assert "is in use by process 7 on elsewhere; if that was killed, the run resumes in at most 60 s" in caplog.text
+
+    def renewed(seconds):
+        sleep(seconds)
+        held_by(bucket, expires=clock + 300)
+
+    monkeypatch.setattr(module.time, "sleep", renewed)
+    held_by(bucket, expires=clock + 60)
+    with pytest.raises(ConfigError, match="is in use"):
+        Lease(bucket, lambda: None, waits=True)
 
 
 def test_a_file_that_is_no_lease_is_taken_over(bucket: Bucket):

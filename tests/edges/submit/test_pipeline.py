@@ -78,3 +78,21 @@ def test_a_point_that_the_cluster_refuses_leaves_the_others_their_table(pipeline
         [each.experiment_id for each in jobs.client.search_experiments()], "tags.job = 'sweep'"
     )
     assert sweep.info.status == "FAILED" and "refused" in sweep.data.tags["ended"]
+
+
+def test_an_error_that_nobody_expected_ends_the_sweep_with_its_table(pipeline, capsys, monkeypatch):
+    chains, jobs = pipeline("experiment=digits", "seed=0,1")
+    follow = jobs.follow
+
+    def failing(job_id, write):
+        if "-1-" in job_id:
+            raise RuntimeError("Request failed with status code 500")
+        return follow(job_id, write)
+
+    monkeypatch.setattr(jobs, "follow", failing)
+    assert chains.run() == 1
+    assert "pretrain failed: Request failed with status code 500" in capsys.readouterr().out
+    (sweep,) = MlflowClient(jobs.client.tracking_uri).search_runs(
+        [each.experiment_id for each in jobs.client.search_experiments()], "tags.job = 'sweep'"
+    )
+    assert sweep.info.status == "FAILED"

@@ -95,6 +95,20 @@ def test_a_cluster_that_goes_away_is_one_line(dashboard, monkeypatch):
         cluster.follow("mine", print)
 
 
+def test_a_server_that_cannot_answer_for_a_while_does_not_make_a_job_unknown(dashboard, monkeypatch):
+    monkeypatch.setattr(ray_jobs, "_POLL_S", 0.0)
+    answers = iter([500, 503, 404])
+
+    def details(self, job_id):
+        raise RuntimeError(f"Request failed with status code {next(answers)}: no answer.")
+
+    monkeypatch.setattr(JobSubmissionClient, "get_job_info", details)
+    cluster = Cluster(address_of(dashboard))
+    with pytest.raises(ConfigError, match="job: found 'mine', which .* does not know; newest jobs: there are none"):
+        cluster.follow("mine", print)
+    assert next(answers, None) is None
+
+
 def test_a_job_on_this_machine_finds_the_python_that_sent_it_first(dashboard, monkeypatch):
     sent = {}
     monkeypatch.setattr(JobSubmissionClient, "submit_job", lambda self, **job: sent.update(job))

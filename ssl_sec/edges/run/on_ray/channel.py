@@ -90,10 +90,11 @@ class WorkerFolder(StoredFolder):
     def __init__(self, url: str, rank: int, server: Any) -> None:
         output_dir, recipe, name = split_url(url)
         super().__init__(local_folder(output_dir, "workers", str(rank)) / recipe / name, Bucket(url))
+        self._rank = rank
         self._server = server
         self._last: Any = None
         self._sending = threading.Lock()
-        self._stop_requested, self._save_requested = False, False
+        self._stop_requested, self._save_requested = False, threading.Event()
         self.refresh()
         self._sent: dict[str, Version] = versions(self.path)
         threading.Thread(target=self._ask, name="ask-driver", daemon=True).start()
@@ -143,7 +144,8 @@ class WorkerFolder(StoredFolder):
 
     def take_save_request(self) -> bool:
         """Whether a checkpoint is requested; the request is then forgotten."""
-        is_requested, self._save_requested = self._save_requested, False
+        if is_requested := self._save_requested.is_set():
+            self._save_requested.clear()
         return is_requested
 
     def tidy(self) -> None:
@@ -190,6 +192,7 @@ class WorkerFolder(StoredFolder):
         while True:
             with contextlib.suppress(RayError, RuntimeError):  # Ray shuts down during a question
                 self._stop_requested = self._ask_driver("is_stop_requested")
-                if self._ask_driver("take_save_request"):
-                    self._save_requested = True
+                # Worker 0 decides for all; a request that another one took would be lost.
+                if self._rank == 0 and self._ask_driver("take_save_request"):
+                    self._save_requested.set()
             time.sleep(_ASK_EVERY_S)
