@@ -84,5 +84,9 @@ def printable(name: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it has none."""
+    """The first line of an error's message, or its type where it has none; of YAML the line that is none, and why."""
+    if (mark := getattr(error, "problem_mark", None)) is not None:
+        return printable(
+            f"not YAML in line {mark.line + 1}: {getattr(error, 'problem', None) or error}".splitlines()[0]
+        )
     return printable((str(error).strip() or type(error).__name__).splitlines()[0])

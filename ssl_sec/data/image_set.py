@@ -251,7 +251,7 @@ class EncodedImages:
         for index, reason in bad.items():
             if index not in self.bad_indices:
                 self.bad_indices.add(index)
-                logger.warning("%s: image replaced by the next readable one: %s", self.name, reason)
+                logger.warning("%s: an image is skipped: %s", self.name, reason)
 
     def candidates(self, indices: Int64[Tensor, " chosen"]) -> Iterator[Candidate]:
         """The encoded images at `indices` with their names."""

@@ -102,7 +102,7 @@ class TorchvisionResNet:
         if self.stem == "cifar" or stage_planes(self.width) != stage_planes(1.0):
             raise ConfigError(
                 f"format: found 'timm', but timm can build no {self.title}: its ResNets have the ImageNet stem with 64 "
-                "channels; allowed for this encoder: safetensors, torchscript, onnx"
+                "channels; allowed for this encoder: safetensors, torchscript, onnx, hub"
             )
         return f"resnet{self.depth}", {"num_classes": 0, "in_chans": self.num_channels}
 

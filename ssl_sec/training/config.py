@@ -252,8 +252,7 @@ class RayConfig(_RuntimeConfig):
     Attributes:
         num_workers: workers, each a process; [least, most] follows the cluster as it shrinks and grows, with the
             numbers in this range that divide the batch; None takes one for each GPU of the cluster, or one on CPUs.
-        address: address of a Ray cluster; None joins the one that RAY_ADDRESS names or that runs on this machine, or
-            starts one here.
+        address: address of a Ray cluster; None joins that of RAY_ADDRESS or of this machine, or starts one here.
         cpus_per_worker: CPUs of each worker; None divides the cluster's CPUs among the workers.
         max_failures: how often in a row the workers are restarted without a new checkpoint, -1 for no limit; a node
             that is removed with notice does not count.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.config import DigitsConfig
@@ -121,6 +121,12 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path):
     assert_identical(load_file(store.encoder_path), load_file(store.initial_path))
     _, anew = run(tmp_path, epochs=0, **plain)
     assert not torch.equal(load_file(anew.encoder_path)["conv1.weight"], load_file(anew.initial_path)["conv1.weight"])
+    weights = load_file(store.initial_path)
+    save_file({**weights, "conv1.weight": weights["conv1.weight"].repeat(1, 3, 1, 1)}, store.initial_path)
+    with pytest.raises(
+        ConfigError, match="^run: the encoder of abc does not fit images of 1 x 8 x 8: .* conv1.weight has"
+    ):
+        run(tmp_path, run="abc")
     store.initial_path.unlink()
     with pytest.raises(MissingDataError, match=r"initial\.safetensors"):
         run(tmp_path, run="abc")

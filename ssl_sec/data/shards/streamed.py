@@ -218,7 +218,7 @@ class StreamedImages:
         for index, reason in bad.items():
             if index not in self.bad_indices:
                 self.bad_indices.add(index)
-                logger.warning("%s: image replaced by the next readable one of its block: %s", self.name, reason)
+                logger.warning("%s: an image is skipped: %s", self.name, reason)
 
 
 def streamed(

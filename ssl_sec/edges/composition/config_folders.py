@@ -72,8 +72,7 @@ class ConfigFile:
         try:
             node = OmegaConf.load(self.path)
         except yaml.MarkedYAMLError as error:
-            line = "" if error.problem_mark is None else f" in line {error.problem_mark.line + 1}"
-            raise ConfigError(f"{self.shown}: not YAML{line}: {error.problem or first_line(error)}") from error
+            raise ConfigError(f"{self.shown}: {first_line(error)}") from error
         except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
             raise ConfigError(f"{self.shown}: cannot be read: {first_line(error)}") from error
         if not isinstance(node, DictConfig):

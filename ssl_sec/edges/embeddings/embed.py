@@ -69,7 +69,7 @@ class Embedded:
         kept = f", of which {self.num_kept} already existed" if self.num_kept else ""
         return "\n".join(
             [
-                f"embedded: {self.num_images:,} images in {self.dim} dimensions{speed}{left_out}",
+                f"embedded: {self.num_images - self.num_left_out:,} images in {self.dim} dimensions{speed}{left_out}",
                 f"files: {self.num_parts}{kept}",
                 f"folder: {self.output}",
                 *([] if self.run_id is None else [f"MLflow run: {self.run_id}"]),
@@ -242,7 +242,9 @@ class EmbeddingWork:
 def _data(config: EmbedConfig, network: TravellingNetwork) -> DataConfig:
     data = config.data or network.data
     if data is None:
-        raise ConfigError(f"data: found None, must be given: the export {config.run} does not say where images are")
+        raise ConfigError(
+            f"data: missing, as the export {config.run} does not say where images are; give it as data=<set>"
+        )
     return data
 
 

@@ -10,15 +10,15 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 from ssl_sec.edges.composition.compose import compose
 from ssl_sec.edges.config.tune import TuneConfig
 from ssl_sec.edges.overrides import parsed, understood
-from ssl_sec.errors import ConfigError
-from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.errors import ConfigError, nearest
+from ssl_sec.recipes.pretraining.config import MONITORED, PretrainConfig
 from ssl_sec.settings import from_values
 
 _SWEEPS = "choice(a,b), interval(0.1,1), tag(log,interval(0.001,1)), int(interval(1,8)) or range(1,8)"
+# What a sweep begins with that was not written to its end.
+_SWEEP_NAMES = ("choice(", "interval(", "tag(", "int(", "range(")
 # Keys that differ in each trial, or by which trials are compared.
 _RESERVED = ("epochs", "output_dir", "recipe", "resume", "run_name")
-# What the figures of the monitor begin with: one of each in every measurement, which trials are compared after.
-_MONITORED = "val/"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,10 +129,13 @@ def read_search(overrides: Sequence[str]) -> Search:
             f"runtime: found {values['runtime']['name']!r}, must be 'local': a trial is one process, and Ray gives it "
             "its share of the cluster (cpus_per_trial, gpus_per_trial)"
         )
-    if tune.metric is not None and not tune.metric.startswith(_MONITORED):
+    if tune.metric is not None and tune.metric not in MONITORED:
         raise ConfigError(
-            f"metric: found {tune.metric!r}, must be a figure that the monitor measures, such as 'val/knn_top1'"
+            f"metric: found {tune.metric!r}, not measured by the monitor; {nearest(tune.metric, MONITORED)}"
         )
+    for one in each.values() if not swept else ():
+        if isinstance(value := one.value(), str) and value.startswith(_SWEEP_NAMES):
+            raise ConfigError(f"{one.key_or_group}: found {value!r}; allowed: {_SWEEPS}")
     if not swept:
         raise ConfigError(f"found no key to search, must be one or more, for example '<key>=<{_SWEEPS}>'")
     shared = [text for text in fixed if text.partition("=")[0] not in own]

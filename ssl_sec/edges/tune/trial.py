@@ -17,6 +17,7 @@ from ray.tune import Trainable
 from ssl_sec.edges.folder.text import json_lines, text_of
 from ssl_sec.edges.run.supervision import end_with
 from ssl_sec.edges.tune.space import Space, chosen_overrides
+from ssl_sec.errors import nearest
 
 # How often the measurements of a trial are looked for.
 _LOOK_EVERY_S = 0.5
@@ -125,8 +126,13 @@ class PretrainingTrial(Trainable):
         if ended != 0:
             raise RuntimeError(last_line(self._log) or f"exit code {ended}")
         if not values:
-            known = sorted({name for metrics in found for name in metrics})
-            raise RuntimeError(f"metric: found {self._plan['metric']!r}, which is not measured; there are {known}")
+            known = {name for metrics in found for name in metrics}
+            reason = (
+                f"metric: found {self._plan['metric']!r}, which is not measured; {nearest(self._plan['metric'], known)}"
+            )
+            with self._log.open("a") as log:  # where the reason of a failed trial is looked for
+                log.write(f"error: {reason}\n")
+            raise RuntimeError(reason)
         return {**self._result(values[-1], self._plan["epochs"]), "done": True}
 
     def cleanup(self) -> None:

@@ -21,7 +21,7 @@ from ssl_sec.data.crops import RandomResizedCrop, row_draws
 from ssl_sec.data.image_set import EncodedImages, ImageSet, on_device, require_labels, subset, with_crop
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
 from ssl_sec.data.shards.streamed import require_any_order
-from ssl_sec.errors import ConfigError
+from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.evaluation.classification.calibration import Calibration, calibration
 from ssl_sec.evaluation.classification.logistic import mean_per_class
 from ssl_sec.evaluation.linear_probe import confusion_of, top_k_accuracy
@@ -160,17 +160,25 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
     log_once(runtime, "loading %s", config.data.name)
     crop, centre = config.augment.random_crop(), config.augment.centre_crop()
     train_set = on_device(config.data.open("train", crop), runtime.device)
+    require_labels(train_set, "fine-tuning")  # before the test images, which unlabelled sets often lack
     # Opened before the training, so that a missing test split is an error at once.
     test = on_device(config.data.open("test", centre), runtime.device)
+    require_labels(test, "fine-tuning")
     for image_set in (train_set, test):
-        require_labels(image_set, "fine-tuning")
         require_any_order(image_set, "fine-tuning")
     require_same_classes(train_set, test, "fine-tuning")
     images = labelled_images(config, train_set)
     log_once(runtime, "labels of %s of %s images", f"{len(images.trained_on):,}", f"{len(train_set):,}")
     if config.run is not None:
         config = replace(config, encoder=replace(config.encoder, weights=str(store.initial_path)))
-    recipe = build_recipe(config, images.trained_on, runtime)
+    try:
+        recipe = build_recipe(config, images.trained_on, runtime)
+    except StorageError as error:
+        if config.run is None:
+            raise
+        shape = " x ".join(map(str, images.trained_on.image_shape))
+        why = str(error).rpartition(" does not fit ")[2]
+        raise ConfigError(f"run: the encoder of {config.run} does not fit images of {shape}: {why}") from error
     best = BestNetwork(recipe.encoder, recipe.head) if config.evaluated == "best" else None
     recipe = replace(recipe, best=best)
     classify = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=256)

@@ -18,6 +18,9 @@ from ssl_sec.settings import (
 )
 from ssl_sec.training.config import OptimiserConfig
 
+# What the monitor measures, as far as the images have labels.
+MONITORED = ("val/knn_top1", "val/probe_top1", "val/rankme", "val/alpha_req", "val/alignment", "val/uniformity")
+
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorConfig(Settings, key="monitor"):

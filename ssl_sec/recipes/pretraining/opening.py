@@ -1,27 +1,31 @@
-"""The encoded images of a training set, whether or not a run holds them in memory as pixels."""
+"""The encoded images of a set, whether or not a run holds them in memory as pixels."""
 
 from dataclasses import replace
 
 from ssl_sec.data.config import DataConfig, FolderConfig, ParquetConfig, RecordsConfig, WebDatasetConfig
-from ssl_sec.data.image_set import EncodedImages
+from ssl_sec.data.image_set import EncodedImages, Split
 from ssl_sec.data.shards.streamed import StreamedImages
 
 # Images of which blocks are kept in memory where a run would not read by blocks.
 _WINDOW = 4096
 
 
-def open_encoded(data: DataConfig) -> EncodedImages | StreamedImages | None:
-    """The training set with images that are decoded when they are read; None for a published set.
+def open_encoded(data: DataConfig, split: Split = "train") -> EncodedImages | StreamedImages | None:
+    """The set with images that are decoded when they are read; None for a published set.
 
     Nothing is decoded but the first image, and nothing is laid out on the disk.
+
+    Args:
+        data: the set.
+        split: which part.
 
     Raises:
         DataError: as the data set's opener says.
     """
     if isinstance(data, ParquetConfig | WebDatasetConfig):
-        encoded = replace(data, resident_limit_mib=0, shuffle_window=data.shuffle_window or _WINDOW).open("train")
+        encoded = replace(data, resident_limit_mib=0, shuffle_window=data.shuffle_window or _WINDOW).open(split)
     elif isinstance(data, FolderConfig | RecordsConfig):
-        encoded = replace(data, resident_limit_mib=0).open("train")
+        encoded = replace(data, resident_limit_mib=0).open(split)
     else:
         return None
     assert isinstance(encoded, EncodedImages | StreamedImages)

@@ -14,6 +14,7 @@ from ssl_sec.recipes.pretraining.checking import check_images
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.examples import neighbours, save_first_views
 from ssl_sec.recipes.pretraining.monitor import Monitor
+from ssl_sec.recipes.pretraining.opening import open_encoded
 from ssl_sec.training.recipe import Recipe, class_labels_of_views, image_labels
 from ssl_sec.training.step import Runtime, log_once
 
@@ -28,6 +29,8 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
     """
     log_once(runtime, "loading %s", config.data.name)
     image_set = on_device(config.data.open("train"), runtime.device)
+    if config.probe.enabled:
+        _require_probed(config, image_set)
     recipe = build_recipe(config, image_set, runtime)
     monitor = Monitor(config, recipe, runtime)
     recipe = replace(recipe, observer=monitor.online_probe)
@@ -46,6 +49,13 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
         save_network(recipe, store, with_head=False)
         torch.save({"features": features.cpu(), "labels": labels.cpu()}, store.features_path)
         torch.save(neighbours(*monitor.measured, features), store.examples_path)
+
+
+def _require_probed(config: PretrainConfig, image_set: ImageSet) -> None:
+    """Raises a DataError now if the probe after the training could not start."""
+    require_labels(image_set, "probe.enabled=true")
+    if config.probe.test_share is None:
+        open_encoded(config.data, "test")
 
 
 def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:

@@ -160,8 +160,7 @@ def _evaluation(
     encoder.eval()
     lay_out(encoder, runtime.device, computation.channels_last)
     train_set, test_set = (on_device(each, runtime.device) for each in (train_set, test_set))
-    for image_set in (train_set, test_set):
-        require_labels(image_set, "a linear probe")
+    require_labels(test_set, "a linear probe")
     require_same_classes(train_set, test_set, "a probe")
     kept, held_out = stratified_split(train_set.labels, HELD_OUT_SHARE, seed=config.seed)
     require_held_out(held_out)
@@ -205,9 +204,9 @@ def open_splits(data: DataConfig, config: ProbeConfig) -> tuple[ImageSet, ImageS
     """All training images and the test images; these are held out of the training split if the set has no others."""
     full = replace(data, max_images=None)
     train_set = full.open("train")
+    require_labels(train_set, "a linear probe")  # before the test images, which unlabelled sets often lack
     if config.test_share is None:
         return train_set, full.open("test")
-    require_labels(train_set, "a test part of every class")
     rest, held_out = stratified_split(train_set.labels, config.test_share, derived_seed(config.seed, "test share"))
     require_held_out(held_out)
     return subset(train_set, rest, "for training"), subset(train_set, held_out, "held out for the test")

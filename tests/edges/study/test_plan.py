@@ -139,7 +139,7 @@ def test_arms_with_sweeps_are_searched_first(file):
             "arms: {sec: []}\nseeds: [0]\nover: {epochs: [4, '4+global_batch_size=64']}",
             "mine.yaml: over: found '4' and '4'",
         ),
-        ("arms: {sec: [}", "study: .*mine.yaml cannot be read"),
+        ("arms: {sec: [}", "study: .*mine.yaml cannot be read: not YAML in line 1: "),
         ("[]", "mine.yaml: "),
     ],
 )

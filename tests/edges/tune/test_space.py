@@ -70,7 +70,12 @@ def test_what_is_typed_stays():
         (["seed=1,2", "runtime=ray"], "runtime: found 'ray', must be 'local': a trial is one process"),
         (["seed=1,2", "trials=0"], "trials: found 0"),
         (["seed=1,2", "mode=best"], "mode: found 'best'"),
-        (["seed=1,2", "metric=train/loss"], "metric: found 'train/loss', must be a figure that the monitor measures"),
+        (["seed=1,2", "metric=train/loss"], "metric: found 'train/loss', not measured by the monitor; allowed: val/"),
+        (
+            ["seed=1,2", "metric=val/knn"],
+            "metric: found 'val/knn', not measured by the monitor; did you mean 'val/knn_top1",
+        ),
+        (["optimiser.learning_rate=interval(0.3"], r"optimiser.learning_rate: found 'interval\(0.3'; allowed: choice"),
     ],
 )
 def test_a_mistake_is_one_line(overrides: list[str], message: str):

@@ -1,0 +1,34 @@
+"""A pretraining that ends with a probe, on images that cannot be probed."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from ssl_sec.errors import DataError
+from tests.jobs import pretrain
+
+
+def write(folder: Path, count: int) -> None:
+    folder.mkdir(parents=True)
+    for number in range(count):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        ((".",), "folder/train: 40 images without labels found; probe.enabled=true needs the class of each image"),
+        (("train/a", "train/b"), "photos/test: no such folder"),
+    ],
+)
+def test_it_is_refused_before_it_trains(tmp_path: Path, folders, message):
+    photos = tmp_path / "photos"
+    for folder in folders:
+        write(photos / folder, 40)
+    data = ("data=folder", f"data.root={photos}", "experiment=photos_cpu", "global_batch_size=8", "probe.enabled=true")
+    with pytest.raises(DataError, match=message):
+        pretrain(
+            [*data, "encoder.width=0.125", "epochs=1", "runtime=local", f"output_dir={tmp_path}/runs", "run_name=it"]
+        )
+    assert not list((tmp_path / "runs").glob("*/it/checkpoints/*"))
