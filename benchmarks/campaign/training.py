@@ -129,6 +129,7 @@ def _run_job(job: Any, config: PretrainConfig | ProbeJobConfig, folder: RunFolde
         return
     values = to_values(config)
     (folder.resume if folder.holds_run else folder.start)(values)
+    folder.stop_path.unlink(missing_ok=True)  # requested of an earlier call
     signal.signal(signal.SIGTERM, lambda *_: folder.stop_path.touch())
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="  %(message)s")
     ended = threading.Event()

@@ -102,7 +102,7 @@ def test_images_of_other_sizes_get_the_size_of_the_training_images(runs, tmp_pat
 
 def test_a_file_of_this_version_does_not_say_where_its_images_are(runs, tmp_path: Path):
     folder = export(runs["scaled"], "safetensors", tmp_path / "export")
-    with pytest.raises(ConfigError, match="data: found None, must be given: the export .*export does not say where"):
+    with pytest.raises(ConfigError, match="data: missing, as the export .*export does not say where"):
         embeddings(folder, tmp_path / "output", "batch_size=8")
     with pytest.raises(ConfigError, match="checkpoint: found 'best', must be 'last' with an export"):
         embeddings(folder, tmp_path / "output", "checkpoint=best")
