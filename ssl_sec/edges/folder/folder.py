@@ -337,11 +337,10 @@ class RunFolder:
 
     def take_save_request(self) -> bool:
         """Whether a checkpoint is requested; the request is then forgotten."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             self.save_path.unlink()
-        except FileNotFoundError:
-            return False
-        return True
+            return True
+        return False
 
     def records(self) -> list[dict[str, Any]]:
         """All metrics, without messages."""

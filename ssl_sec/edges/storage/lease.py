@@ -96,7 +96,7 @@ class Lease:
         about = {
             "token": self._token,
             "host": socket.gethostname(),
-            "machine": _machine(),
+            "machine": this_machine(),
             "pid": os.getpid(),
             "since": time.strftime("%Y-%m-%d %H:%M:%S"),
             "expires": time.time() + _LASTS_S,
@@ -126,7 +126,7 @@ class Lease:
 
 def _has_died(holder: dict[str, Any]) -> bool:
     """Whether the holder was a process that no longer exists, as far as its number says something here."""
-    if holder["machine"] is None or holder["machine"] != _machine():
+    if holder["machine"] is None or holder["machine"] != this_machine():
         return False
     try:
         os.kill(int(holder["pid"]), 0)
@@ -137,7 +137,7 @@ def _has_died(holder: dict[str, Any]) -> bool:
     return False
 
 
-def _machine() -> str | None:
+def this_machine() -> str | None:
     """What processes have in common that know one another by their numbers; None where that is not known.
 
     Containers may share a host's name, and have process numbers of their own.

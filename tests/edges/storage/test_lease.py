@@ -30,7 +30,7 @@ def test_a_run_has_one_lease_at_a_time(bucket: Bucket):
     Lease(bucket, lambda: None).release()
 
 
-@pytest.mark.parametrize("changed", [{"expires": 0.0}, {"machine": module._machine(), "pid": 2**22 + 1}])
+@pytest.mark.parametrize("changed", [{"expires": 0.0}, {"machine": module.this_machine(), "pid": 2**22 + 1}])
 def test_a_lease_that_expired_or_whose_process_died_here_is_taken_over(bucket: Bucket, changed):
     held_by(bucket, **changed)
     lease = Lease(bucket, lambda: None)

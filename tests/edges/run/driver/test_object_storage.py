@@ -5,7 +5,6 @@ import logging
 import shlex
 import shutil
 import signal
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from ssl_sec.edges.run.job_values import values_of
 from ssl_sec.edges.run.worker import FolderRuntime
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.checkpoints import whole_checkpoints
+from ssl_sec.edges.storage.lease import this_machine
 from ssl_sec.edges.storage.places import local_folder
 from ssl_sec.errors import ConfigError, Stopped, StorageError
 from ssl_sec.recipes.pretraining.config import PretrainConfig
@@ -132,8 +132,8 @@ def test_a_run_has_one_process_wherever_it_is(stored, s3):
 @pytest.mark.parametrize("holder", ["another machine", "a process that has died"])
 def test_an_interrupted_probe_starts_again_under_its_name_unless_another_process_runs_it(holder, stored, s3):
     run_training(PRETRAIN, pretrain_config([*stored, "run_name=it"]))
-    host, process = ("far", 1) if holder == "another machine" else (socket.gethostname(), 2**22 + 1)
-    lease = {"token": "", "host": host, "pid": process, "since": "noon", "expires": 4e9}
+    machine, process = ("another", 1) if holder == "another machine" else (this_machine(), 2**22 + 1)
+    lease = {"token": "", "host": "far", "machine": machine, "pid": process, "since": "noon", "expires": 4e9}
     probe = Bucket(f"{s3}/digits/it-probe")
     probe.write("config.yaml", b"{}")
     probe.write(".lease", json.dumps(lease).encode())
