@@ -178,7 +178,7 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
             raise
         shape = " x ".join(map(str, images.trained_on.image_shape))
         why = str(error).rpartition(" does not fit ")[2]
-        raise ConfigError(f"run: the encoder of {config.run} does not fit images of {shape}: {why}") from error
+        raise ConfigError(f"run: {config.run} does not fit {why}, for images of {shape}") from error
     best = BestNetwork(recipe.encoder, recipe.head) if config.evaluated == "best" else None
     recipe = replace(recipe, best=best)
     classify = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=256)

@@ -15,9 +15,12 @@ class PretendedDriver:
     def __init__(self) -> None:
         self.asked: set[str] = set()
         self.was_asked = threading.Event()
+        self.has_ended = False
         self.call = SimpleNamespace(remote=self._call)
 
     def _call(self, method: str) -> bool:
+        if self.has_ended:
+            raise SystemExit  # ends the thread that asks
         if method == "is_stop_requested" and method in self.asked:
             self.was_asked.set()  # for the second time: all questions of the first round have been asked
         self.asked.add(method)
@@ -36,4 +39,7 @@ def test_worker_0_alone_takes_a_save_request(monkeypatch, tmp_path):
         assert driver.was_asked.wait(30)
         asked.append("take_save_request" in driver.asked)
         assert folder.take_save_request() == (rank == 0)
+        driver.has_ended = True
+        (thread,) = [each for each in threading.enumerate() if each.name == "ask-driver"]
+        thread.join()
     assert asked == [True, False]
