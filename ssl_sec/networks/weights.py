@@ -75,7 +75,7 @@ def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise MissingDataError(f"{key}: no file {path}; give {key}=<file>")
     if path.stat().st_size == 0:
-        raise StorageError(f"{key}: {path} is empty")
+        raise StorageError(f"{key}: {path} cannot be read as weights: it is empty")
     try:
         tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # the readers raise errors of any kind for a file that holds something else
