@@ -233,7 +233,7 @@ def test_timms_config_states_scaling_and_size(tmp_path):
 @pytest.mark.parametrize(("stem", "width"), [("cifar", 1.0), ("imagenet", 0.5), ("cifar", 0.125)])
 def test_a_resnet_that_timm_cannot_build_is_refused_with_the_formats_that_hold_it(stem, width, tmp_path):
     exportable = exportable_resnet(18, stem, width, 3)
-    with pytest.raises(ConfigError, match="format: found 'timm', .* allowed .*: safetensors, torchscript, onnx$"):
+    with pytest.raises(ConfigError, match="format: found 'timm', .* allowed .*: safetensors, torchscript, onnx, hub$"):
         FORMATS["timm"].write(exportable, some_images(exportable), tmp_path)
 
 
