@@ -31,7 +31,7 @@ overrides=("$@" "output_dir=$output_dir" "run_name=$run_name" "runtime=ray" "res
 
 # Without a token, anyone who reaches the head's port could run code as this user.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
-# `ray get-auth-token --generate` refuses to where the variable names a file that does not exist.
+# `ray get-auth-token --generate` fails where the variable names a file that does not exist.
 if [[ ! -s $RAY_AUTH_TOKEN_PATH ]]; then
     (umask 077 && mkdir -p "$(dirname "$RAY_AUTH_TOKEN_PATH")" &&
         python -c 'import secrets; print(secrets.token_hex(32))' >"$RAY_AUTH_TOKEN_PATH")

@@ -11,11 +11,21 @@ from torch import Tensor, nn
 from ssl_sec.errors import MissingDataError, StorageError, first_line
 from ssl_sec.networks.backbones.timm import resampled_weights
 
+_UNFIT = " does not fit "
 # Keys that a backbone does not have: of a classifier, and of the batch norm after InsightFace's linear layer (whose
 # name, `features`, is elsewhere the prefix of whole backbones).
 _CLASSIFIER_KEYS = ("fc.", "head.", "classifier.", "head_dist.", "last_linear.", "aux1.", "aux2.") + tuple(
     f"features.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 )
+
+
+class UnfitWeightsError(StorageError):
+    """Weights whose names or shapes are not those of the network."""
+
+    @property
+    def what(self) -> str:
+        """What they do not fit, and why: without the file, which a user may not know."""
+        return str(self).rpartition(_UNFIT)[2]
 
 
 def save_weights(backbone: nn.Module, path: Path, metadata: dict[str, str] | None = None) -> None:
@@ -46,7 +56,8 @@ def load_weights(backbone: nn.Module, path: Path) -> None:
 
     Raises:
         MissingDataError: if there is no such file.
-        StorageError: if it cannot be read, or its names or shapes are not the backbone's.
+        StorageError: if it cannot be read.
+        UnfitWeightsError: if its names or shapes are not the backbone's.
     """
     tensors = _state_dict("encoder.weights", path)
     wanted = backbone.state_dict()
@@ -59,7 +70,8 @@ def load_head_weights(head: nn.Module, path: Path) -> None:
 
     Raises:
         MissingDataError: if there is no such file.
-        StorageError: if it cannot be read, or its shapes are not the head's.
+        StorageError: if it cannot be read.
+        UnfitWeightsError: if its shapes are not the head's.
     """
     tensors = _state_dict("head.weights", path)
     layers = dict(head.named_children())
@@ -123,5 +135,5 @@ def _load(module: nn.Module, tensors: dict[str, Tensor], key: str, path: Path) -
     ]
     if problems:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
-        raise StorageError(f"{key}: {path} does not fit the {part}: {sorted(problems)[0]}{more}")
+        raise UnfitWeightsError(f"{key}: {path}{_UNFIT}the {part}: {sorted(problems)[0]}{more}")
     module.load_state_dict(tensors)

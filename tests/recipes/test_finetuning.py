@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from ssl_sec.collectives import rank, world_size
 from ssl_sec.data.config import DigitsConfig
 from ssl_sec.data.standard_sets import open_digits
-from ssl_sec.errors import ConfigError, MissingDataError, Stopped
+from ssl_sec.errors import ConfigError, MissingDataError, Stopped, StorageError
 from ssl_sec.recipes.finetuning import recipe as finetuning
 from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.finetuning.recipe import build_recipe, labelled_images
@@ -126,6 +126,9 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path):
     with pytest.raises(
         ConfigError, match="^run: abc does not fit the encoder: conv1.weight has .*, for images of 1 x 8 x 8$"
     ):
+        run(tmp_path, run="abc")
+    store.initial_path.write_bytes(b"torn")
+    with pytest.raises(StorageError, match=r"^encoder.weights: .*initial\.safetensors cannot be read as weights: "):
         run(tmp_path, run="abc")
     store.initial_path.unlink()
     with pytest.raises(MissingDataError, match=r"initial\.safetensors"):

@@ -101,6 +101,7 @@ def run_embed(config: EmbedConfig) -> Embedded:
     work = replace(work, plan=plan, origin=_origin(config, network, data, image_set, dim))
     present, precision = _present(work)
     work = replace(work, precision=precision)
+    work.require_precision(work.origin["precision"])
     waiting = [part for part in range(plan.num_parts) if part not in present]
     progress = _Progress(num_images=sum(len(plan.rows(part)) for part in waiting), num_files=len(waiting))
     if present:
@@ -206,6 +207,14 @@ class EmbeddingWork:
         """The images, cut as the run's evaluation cuts them."""
         return self.data.open_cropped(self.config.split, self.network.crop)
 
+    def require_precision(self, precision: str | None) -> None:
+        """Raises a ConfigError if the files that exist are of another precision; None is not known yet."""
+        if None not in (self.precision, precision) and precision != self.precision:
+            raise ConfigError(
+                f"output: {self.config.output} holds embeddings in {self.precision}, and {precision} is asked for; "
+                f"allowed: another folder, or runtime.precision={self.precision}"
+            )
+
     def start(
         self, device: torch.device, on_images: Callable[[int], object] = lambda count: None
     ) -> Callable[[int], int]:
@@ -220,11 +229,7 @@ class EmbeddingWork:
         """
         image_set = self.open()
         computation = self.config.runtime.on(device)
-        if self.precision not in (None, computation.precision):
-            raise ConfigError(
-                f"output: {self.config.output} holds embeddings in {self.precision}, and {computation.precision} is "
-                f"asked for; allowed: another folder, or runtime.precision={self.precision}"
-            )
+        self.require_precision(computation.precision)
         origin = {**self.origin, "precision": computation.precision}
         network = self.network.load(image_set.image_shape).to(device, computation.dtype)
         lay_out(network, device, computation.channels_last)

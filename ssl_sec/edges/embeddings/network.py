@@ -24,6 +24,7 @@ from ssl_sec.edges.tracking.registry import is_registered
 from ssl_sec.edges.tracking.runs import tracked_beside
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.exporting.record import Record, read_record
+from ssl_sec.networks.weights import UnfitWeightsError
 from ssl_sec.recipes.config import TrainingConfig
 from ssl_sec.recipes.registry import RECIPES, trainings
 
@@ -59,9 +60,9 @@ class TravellingNetwork(ABC):
                 (Path(folder) / name).write_bytes(content)
             try:
                 return self._built(image_shape, Path(folder))
-            except StorageError as error:  # the weights are whole, so it is the shape that does not fit
-                shape, why = " x ".join(map(str, image_shape)), str(error).rpartition(" does not fit ")[2]
-                raise ConfigError(f"data: found images of {shape}, which do not fit {why}") from error
+            except UnfitWeightsError as error:
+                shape = " x ".join(map(str, image_shape))
+                raise ConfigError(f"data: found images of {shape}, which do not fit {error.what}") from error
 
     @property
     @abstractmethod

@@ -10,7 +10,6 @@ from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 
-from ssl_sec.edges.environment import find_cluster
 from ssl_sec.edges.masking import masked, masked_code, masked_command
 from ssl_sec.edges.packaging import CODE_STATE, JOB_ID_VARIABLE, TRAVELS, checkout, git
 
@@ -106,7 +105,7 @@ def _place() -> str:
     parts = [socket.gethostname()]
     known: Mapping[str, str] = {"Ray job": JOB_ID_VARIABLE, "Slurm job": "SLURM_JOB_ID"}
     parts += [f"{what} {os.environ[name]}" for what, name in known.items() if os.environ.get(name)]
-    address = find_cluster()
+    address = os.environ.get("RAY_ADDRESS")
     return ", ".join([*parts, *([f"Ray cluster {masked(address)}"] if address else [])])
 
 

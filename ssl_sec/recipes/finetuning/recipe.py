@@ -21,7 +21,7 @@ from ssl_sec.data.crops import RandomResizedCrop, row_draws
 from ssl_sec.data.image_set import EncodedImages, ImageSet, on_device, require_labels, subset, with_crop
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
 from ssl_sec.data.shards.streamed import require_any_order
-from ssl_sec.errors import ConfigError, StorageError
+from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.classification.calibration import Calibration, calibration
 from ssl_sec.evaluation.classification.logistic import mean_per_class
 from ssl_sec.evaluation.linear_probe import confusion_of, top_k_accuracy
@@ -34,6 +34,7 @@ from ssl_sec.evaluation.splits import (
 )
 from ssl_sec.networks import Encoder
 from ssl_sec.networks.stages import freeze_all_but
+from ssl_sec.networks.weights import UnfitWeightsError
 from ssl_sec.recipes.assembly import RunStore, assemble, extractor, save_network, train_recipe
 from ssl_sec.recipes.finetuning.config import FinetuneConfig
 from ssl_sec.recipes.finetuning.objective import MixedObjective
@@ -173,12 +174,11 @@ def run(config: FinetuneConfig, runtime: Runtime, store: FinetuneStore) -> None:
         config = replace(config, encoder=replace(config.encoder, weights=str(store.initial_path)))
     try:
         recipe = build_recipe(config, images.trained_on, runtime)
-    except StorageError as error:
+    except UnfitWeightsError as error:
         if config.run is None:
             raise
         shape = " x ".join(map(str, images.trained_on.image_shape))
-        why = str(error).rpartition(" does not fit ")[2]
-        raise ConfigError(f"run: {config.run} does not fit {why}, for images of {shape}") from error
+        raise ConfigError(f"run: {config.run} does not fit {error.what}, for images of {shape}") from error
     best = BestNetwork(recipe.encoder, recipe.head) if config.evaluated == "best" else None
     recipe = replace(recipe, best=best)
     classify = extractor(nn.Sequential(recipe.encoder, recipe.head), recipe.computation, runtime, batch_size=256)

@@ -202,9 +202,13 @@ def test_files_of_another_precision_are_not_mixed_in(run: Path, tmp_path: Path):
     embed(run, tmp_path)
     origin = origin_of(pq.read_schema(tmp_path / "test-00000-of-00004.parquet"))
     assert origin["precision"] == "float32"
-    (tmp_path / "test-00003-of-00004.parquet").unlink()
-    with pytest.raises(ConfigError, match="holds embeddings in float32, and bfloat16 is asked for; allowed: another"):
-        embed(run, tmp_path, "runtime.precision=bfloat16")
+    for name in (None, "test-00003-of-00004.parquet"):  # whole, and with a file missing
+        if name is not None:
+            (tmp_path / name).unlink()
+        with pytest.raises(
+            ConfigError, match="holds embeddings in float32, and bfloat16 is asked for; allowed: another"
+        ):
+            embed(run, tmp_path, "runtime.precision=bfloat16")
 
 
 def test_images_that_the_encoder_does_not_take_are_refused_before_anything_is_written(run: Path, tmp_path: Path):

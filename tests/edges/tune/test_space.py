@@ -7,6 +7,8 @@ import pytest
 from ssl_sec.edges.tune.space import Choices, Interval, chosen_overrides, read_search
 from ssl_sec.edges.tune.trials import Trial, best_first
 from ssl_sec.errors import ConfigError
+from ssl_sec.recipes.pretraining.config import MONITORED
+from tests.recipes.test_pretraining import run
 
 DIGITS = ("experiment=digits", "epochs=16")
 
@@ -91,3 +93,8 @@ def test_a_trial_without_a_number_is_the_worst(mode: str, expected: list[float])
     found = [trial.metric for trial in best_first(search, trials)]
     assert found[:2] == expected[:2] and math.isnan(found[2])
     assert search.better(math.nan, 2.0) == search.better(2.0, math.nan) == 2.0
+
+
+def test_trials_are_compared_by_what_the_monitor_measures(tmp_path):
+    runtime, _ = run(tmp_path, data={"name": "digits"}, epochs=1)
+    assert {name for _, metrics, _ in runtime.reports for name in metrics if name.startswith("val/")} == set(MONITORED)
