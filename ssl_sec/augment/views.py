@@ -9,7 +9,8 @@ step are made on the CPU for the whole global batch from (seed, step, view) alon
 of them on its device, so the views do not depend on the number of workers, and a GPU draws what a CPU draws.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -90,7 +91,7 @@ class _GlobalBatchAugmentation:
 
     def _draw(self, global_shape: torch.Size, step: int, view: int) -> list[Any]:
         # kornia draws from torch's global generator; only the CPU's is used, and restored afterwards.
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), _one_thread():
             torch.default_generator.manual_seed(derived_seed(self.seed, "views", step, view))
             return self.transforms.forward_parameters(global_shape)
 
@@ -257,6 +258,17 @@ def _crop_and_flip(
         align_corners=False,
     )
     return [crop, RandomHorizontalFlip(p=flip_probability)] if flip_probability > 0 else [crop]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Leaves other threads out: for some thousand numbers, waiting for them takes longer than the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _rows_of(draws: list[Any], rows: slice, num_rows: int) -> list[Any]:

@@ -90,7 +90,11 @@ class FaceRamp:
 
     def __call__(self, step: int) -> float:
         """The value at the 0-based global step."""
-        return self.value * min(max(step / self.steps_per_epoch - 3, 0.0), 1.0)
+        epochs = step / self.steps_per_epoch - 3
+        # Not by min and max: torch 2.11 compiles those of a step's fraction as whole numbers.
+        if epochs <= 0:
+            return 0.0
+        return self.value * epochs if epochs < 1 else self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,8 @@ class CappedRamp:
 
     def __call__(self, step: int) -> float:
         """The value at the 0-based global step."""
-        return min(self.value, 500 * step / self.total_steps)
+        risen = 500 * step / self.total_steps
+        return risen if risen < self.value else self.value  # not by min, as above
 
 
 def epochs_at(shares: Sequence[float], epochs: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Compares a compiled network with the eager one and prints, as JSON, how far they are apart by precision.
+"""Prints, as JSON by precision, how far a compiled network and the eager one are from the eager one in float64.
 
     python -m tests.gpu.compiled_network <device> <backend>
 
@@ -12,8 +12,12 @@ import sys
 import torch
 from torch import nn
 
+from ssl_sec.losses.geometry import in_full_precision
 from ssl_sec.training.step import autocast
 from tests.gpu.runs import recipe_on
+
+
+NAMES = ("embeddings", "gradients", "statistics")
 
 
 def apart(found, expected):
@@ -26,7 +30,7 @@ def taken(model, network, views, precision):
     """Embeddings, gradients and running statistics of a step."""
     with autocast(views.device, precision):
         embeddings = model(views)
-    embeddings.float().square().mean().backward()
+    in_full_precision(embeddings).square().mean().backward()
     gradients = [parameter.grad for parameter in network.parameters()]
     return [embeddings.detach()], gradients, [buffer for buffer in network.buffers() if buffer.is_floating_point()]
 
@@ -34,13 +38,16 @@ def taken(model, network, views, precision):
 def compare(device, backend, precision):
     recipe, _ = recipe_on(device, precision=precision)
     eager = nn.Sequential(recipe.encoder, recipe.head).train()
-    other = copy.deepcopy(eager)
-    compiled = torch.compile(other, dynamic=False, backend=backend)
+    exact, other = copy.deepcopy(eager).double(), copy.deepcopy(eager)
     generator = torch.Generator().manual_seed(0)
     views = torch.rand(48, 3, 16, 16, generator=generator).to(device).to(memory_format=torch.channels_last)
-    found, expected = taken(compiled, other, views, precision), taken(eager, eager, views, precision)
-    names = ("embeddings", "gradients", "statistics")
-    return {name: apart(one, another) for name, one, another in zip(names, found, expected, strict=True)}
+    expected = taken(exact, exact, views.double(), "float32")  # not by autocast: in the precision of the views
+    compiled = torch.compile(other, dynamic=False, backend=backend)
+    distances = {}
+    for name, model, network in (("eager", eager, eager), ("compiled", compiled, other)):
+        found = taken(model, network, views, precision)
+        distances[name] = dict(zip(NAMES, map(apart, found, expected), strict=True))
+    return distances
 
 
 def main(device, backend):

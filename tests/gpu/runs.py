@@ -1,5 +1,6 @@
 """A tiny pretraining run on colour images that are small enough for views in one launch."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -13,11 +14,20 @@ from ssl_sec.training.step import Cadence, train
 from tests.fakes import FakeRuntime
 
 BATCH_SIZE = 24
+# At 0.1 twelve steps turn a rounding of 1e-6 into a difference of 1 in the weights; at this rate into one of 4e-3.
+LEARNING_RATE = 1e-3
 RUNTIME = {"name": "local", "channels_last": True, "compile": False}
 
 
 def recipe_on(
-    device, *, precision="float32", fused=None, graphs=False, optimiser="sgd", constraint="sec_ema", total_steps=12
+    device,
+    *,
+    precision="float32",
+    fused=None,
+    graphs=False,
+    optimiser="sgd",
+    constraint="sec_ema",
+    total_steps=12,
 ):
     """The recipe and its runtime.
 
@@ -45,7 +55,7 @@ def recipe_on(
         "head": {"name": "mlp", "dim": 16},
         "loss": {"name": "ntxent"},
         "constraint": {"name": constraint, "eta": 1.0, **({"rho": 0.3} if constraint == "sec_ema" else {})},
-        "optimiser": {"name": optimiser, "learning_rate": 0.1},
+        "optimiser": {"name": optimiser, "learning_rate": LEARNING_RATE},
         "runtime": {**RUNTIME, "precision": precision, "graphs": graphs},
         "epochs": 2,
         "global_batch_size": BATCH_SIZE,
@@ -63,3 +73,17 @@ def trained(recipe, runtime, *, first_step=0, log_every_steps=6):
         train(recipe, runtime, seldom, lambda steps_taken: {}, first_step)
     except Stopped:
         assert runtime.stop_at is not None
+
+
+@contextmanager
+def deterministic(is_asked_for=True):
+    """Algorithms that repeat a run bit for bit, if they are asked for; else those that torch takes by default."""
+    cudnn = torch.backends.cudnn
+    before = torch.are_deterministic_algorithms_enabled(), cudnn.benchmark, cudnn.allow_tf32
+    torch.use_deterministic_algorithms(is_asked_for)
+    cudnn.benchmark, cudnn.allow_tf32 = False, before[2] and not is_asked_for
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        cudnn.benchmark, cudnn.allow_tf32 = before[1:]

@@ -9,10 +9,9 @@ import pytest
 
 from tests.gpu.conftest import needs_gpu
 
-# Of embeddings and statistics. Gradients differ more on a GPU, where what is compiled rounds sums in another order: an
-# activation near 0 that falls on the other side of ReLU changes them by its whole share.
-BOUNDS = {"float32": 1e-3, "bfloat16": 5e-2}
-GRADIENT_BOUNDS = {"float32": 1e-2, "bfloat16": 2e-1}
+# How far from float64 what is compiled may be, where the eager network is not half as far itself. Gradients differ more:
+# an activation near 0 that rounding moves to the other side of ReLU changes them by its whole share.
+BOUNDS = {"embeddings": 1e-4, "gradients": 1e-2, "statistics": 1e-5}
 # One of pairs in tiles, one that sorts, one with centres that move, and a transform.
 OBJECTIVES = ("ntxent", "triplet", "center", "rotate")
 
@@ -32,11 +31,12 @@ def printed(program, device, *arguments):
     indirect=True,
 )
 def test_a_compiled_network_is_the_eager_one(device):
-    for precision, distances in printed("tests.gpu.compiled_network", device).items():
-        assert set(distances) == {"embeddings", "gradients", "statistics"}
-        for name, distance in distances.items():
-            bounds = GRADIENT_BOUNDS if name == "gradients" and device.type == "cuda" else BOUNDS
-            assert distance < bounds[precision], (precision, name)
+    found = printed("tests.gpu.compiled_network", device)
+    assert set(found) == {"float32", "bfloat16"}
+    for precision, distances in found.items():
+        for name, bound in BOUNDS.items():
+            compiled, eager = distances["compiled"][name], distances["eager"][name]
+            assert compiled <= max(bound, 2 * eager), (precision, name, eager)
 
 
 @pytest.mark.gpu
@@ -46,4 +46,4 @@ def test_a_compiled_objective_is_the_eager_one(gpu):
     assert set(compared) == set(OBJECTIVES)
     for name, found in compared.items():
         assert found["apart"] < 1e-10, name
-        assert found["graphs"] == 2, name
+        assert found["graphs"] == 4, name

@@ -6,14 +6,13 @@ the same bit for bit where torch is asked for deterministic algorithms (`torch.u
 CUBLAS_WORKSPACE_CONFIG=:4096:8); else as close as two runs are, since a GPU adds some gradients up in any order.
 """
 
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.fakes import assert_identical
-from tests.gpu.runs import recipe_on, trained
+from tests.gpu.runs import deterministic, recipe_on, trained
 from tests.gpu.waiting import forbid
 
 REPORTED = 6
@@ -41,18 +40,6 @@ def test_the_host_waits_for_nothing_between_two_reports(device, precision, optim
         forbid(device, False)
     assert forbidden == [1, 2, 3, 5, 7, 8, 10]  # steps 4 and 9 end an epoch
     assert [step for step, _, _ in runtime.reports] == [0, 4, 6, 9, 11, 11]
-
-
-@contextmanager
-def deterministic(is_asked_for):
-    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-    torch.use_deterministic_algorithms(is_asked_for)
-    torch.backends.cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0])
-        torch.backends.cudnn.benchmark = before[1]
 
 
 def watched(recipe):
@@ -91,6 +78,6 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_been(device, fused, is_asked_fo
     if is_asked_for or device.type == "cpu":
         assert_identical(end, whole)
     else:
-        torch.testing.assert_close(end["encoder"], whole["encoder"], rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(end["encoder"], whole["encoder"], rtol=1e-2, atol=4e-3)
         torch.testing.assert_close(end["objective"], whole["objective"], rtol=1e-3, atol=1e-5)
     assert whole["objective"]["constraint.mean_norm"] > 0
