@@ -60,7 +60,7 @@ from ssl_sec.training.step import autocast
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SECONDS_PER_TURN = {"cpu": 8.0, "cuda": 3.0}
+SECONDS_PER_TURN = {"cpu": 8.0, "cuda": 2.0}
 # The steps that compile, start processes and choose algorithms; then those that are timed to choose a turn's length.
 WARM_UP = {"cpu": (1, 1), "cuda": (10, 20)}
 NUM_RANDOM_IMAGES = {"cpu": 10_000, "cuda": 50_000}
