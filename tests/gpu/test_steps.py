@@ -79,5 +79,5 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_been(device, fused, is_asked_fo
         assert_identical(end, whole)
     else:
         torch.testing.assert_close(end["encoder"], whole["encoder"], rtol=1e-2, atol=4e-3)
-        torch.testing.assert_close(end["objective"], whole["objective"], rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(end["objective"], whole["objective"], rtol=5e-3, atol=1e-5)
     assert whole["objective"]["constraint.mean_norm"] > 0
