@@ -132,10 +132,10 @@ def speed(results: Results) -> str:
     )
 
 
-def _runs(results: Results, encoder: str, arm: str) -> list[Mapping[str, Any]]:
-    """Returns the finished runs of an arm, one per seed."""
+def _runs(results: Results, encoder: str, arm: str, figure: str = "probe/top1") -> list[Mapping[str, Any]]:
+    """Returns the runs of an arm that have a figure, one per seed."""
     names = [name for name in results if re.fullmatch(rf"train-{encoder}-{arm}-s\d+", name)]
-    return [results[name] for name in sorted(names) if "probe/top1" in results[name]]
+    return [results[name] for name in sorted(names) if figure in results[name]]
 
 
 def _over_seeds(runs: Sequence[Mapping[str, Any]], figure: str) -> str:
@@ -169,20 +169,19 @@ def recipes(results: Results) -> str:
 
 
 def resnet18(results: Results) -> str:
-    """Makes the table of the same recipes with ResNet-18, over seeds."""
+    """Makes the table of the same recipes with ResNet-18, over the seeds that have each figure."""
+    keys = ("probe/top1", "probe/top5", "probe/knn_top1", "val/probe_top1", "val/knn_top1")
     rows = [
         [
             shown,
-            *(
-                _over_seeds(_runs(results, "resnet18", arm), key)
-                for key in ("probe/top1", "probe/top5", "probe/knn_top1")
-            ),
-            str(len(_runs(results, "resnet18", arm))),
+            *(_over_seeds(_runs(results, "resnet18", arm, key), key) for key in keys),
+            str(len(_runs(results, "resnet18", arm, keys[-1]))),
         ]
         for arm, shown in ARMS.items()
     ]
     names = [name for name in results if name.startswith("train-resnet18-")]
-    heading = ["ResNet-18, 100 epochs", "linear probe, top-1 %", "top-5 %", "kNN, %", "seeds"]
+    held_out = ["online probe, held-out images, %", "kNN, held-out images, %"]
+    heading = ["ResNet-18, 100 epochs", "linear probe, top-1 %", "top-5 %", "kNN, %", *held_out, "seeds"]
     return _table(heading, rows) + f"\n\nHardware: {_hardware(results, names)}."
 
 

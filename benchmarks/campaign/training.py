@@ -25,6 +25,8 @@ from ssl_sec.settings import from_values, to_values
 _PROGRESS_S = 20.0
 _PROGRESS_METRICS = ("train/epoch", "train/loss", "train/images_per_s", "val/knn_top1", "probe/epoch", "probe/loss")
 _CURVES = ("train/loss", "train/norm_mean", "train/norm_std")
+# On held-out training images, at the end of a pretraining.
+_HELD_OUT = ("val/knn_top1", "val/probe_top1")
 _PROBE_RESULTS = ("probe/top1", "probe/top5", "probe/knn_top1", "probe/learning_rate")
 
 
@@ -155,7 +157,7 @@ def _report_progress(folder: RunFolder, ended: threading.Event, write: Callable[
 
 
 def read_figures(folder: RunFolder, probe_folder: RunFolder) -> dict[str, Any]:
-    """Reads a run's speed, its curves by epoch and its probe's results from their folders."""
+    """Reads a run's speed, its curves by epoch, its last figures and its probe's results from their folders."""
     records = folder.records()
     rates = [each["metrics"]["train/images_per_s"] for each in records if "train/images_per_s" in each["metrics"]]
     curve = {
@@ -164,6 +166,7 @@ def read_figures(folder: RunFolder, probe_folder: RunFolder) -> dict[str, Any]:
         if each["metrics"].get("train/epoch", 0.5).is_integer()
     }
     monitored = [(each["step"], each["metrics"]) for each in records if "val/knn_top1" in each["metrics"]]
+    last = monitored[-1][1] if monitored and folder.outcome() == "finished" else {}
     results = {
         key: value for each in probe_folder.records() for key, value in each["metrics"].items() if key in _PROBE_RESULTS
     }
@@ -172,5 +175,6 @@ def read_figures(folder: RunFolder, probe_folder: RunFolder) -> dict[str, Any]:
         "images_per_s": statistics.median(rates) if rates else None,
         "curves": {"of": ["epoch", *_CURVES], "rows": [[epoch, *row] for epoch, row in curve.items()]},
         "monitored": [[step, metrics["val/knn_top1"]] for step, metrics in monitored],
+        **{key: last[key] for key in _HELD_OUT if key in last},
         **results,
     }

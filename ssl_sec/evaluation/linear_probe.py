@@ -1,9 +1,9 @@
 """Linear evaluation: the accuracy of a linear classifier on frozen features.
 
 The protocol is that of SEC's appendix B.3 for SimCLR: SGD with momentum 0.9, batches of 256, 100 epochs,
-the learning rate divided by 5 at epochs 60, 75 and 90 and tuned in {1, 2, 5, 10}; no weight decay. The paper
-does not name the images on which the rate is tuned. Here it is chosen on images held out of the training set, and the
-test set is used once, by the chosen probe.
+the learning rate divided by 5 at epochs 60, 75 and 90 and tuned in {1, 2, 5, 10}, to which the default adds lower
+rates; no weight decay. The paper does not name the images on which the rate is tuned. Here it is chosen on images held
+out of the training set, and the test set is used once, by the chosen probe.
 
 The classifiers of all learning rates are trained at once over the same batches. For logits z = W x + b and
 cross-entropy the gradient is known, (softmax(z) - onehot(y)) xᵀ averaged over the batch, so one step for all

@@ -82,9 +82,16 @@ def write_results(folder, rehearsal=False):
     written = {
         "speed-resnet50-256": {"rows": [row, {"contender": "lightly", "error": "out of memory"}]},
         **{
-            f"train-resnet18-sec-s{seed}": {"probe/top1": 80.0 + seed, "probe/top5": 99.0, "probe/knn_top1": 77.0}
+            f"train-resnet18-sec-s{seed}": {
+                "probe/top1": 80.0 + seed,
+                "probe/top5": 99.0,
+                "probe/knn_top1": 77.0,
+                "val/probe_top1": 81.0,
+                "val/knn_top1": 76.0,
+            }
             for seed in range(3)
         },
+        "train-resnet18-sec-s3": {"val/probe_top1": 85.0, "val/knn_top1": 76.0},  # its probe was stopped
         **{
             f"study-resnet18-{arm}-s{seed}": {
                 "probe/top1": 85.0 + seed + gain,
@@ -126,7 +133,8 @@ def test_a_report_copies_the_results_and_fills_the_regions(tmp_path):
     assert "| ResNet-50, batch 256 | 12,346 | ≥ 10,000 | not yet run | out of memory | 2.0 | 0 |" in speed
     assert "| `cifar10_ntxent_100` | 84.50 | 84.76 | -0.26 | 80.00 | 1 |" in results
     assert "| `cifar10_sec_100` | not yet run | 86.87 | not yet run | not yet run | 0 |" in results
-    assert "| NT-Xent + SEC | 81.00 ± 1.00 | 99.00 ± 0.00 | 77.00 ± 0.00 | 3 |" in results
+    row = "| NT-Xent + SEC | 81.00 ± 1.00 | 99.00 ± 0.00 | 77.00 ± 0.00 | 82.00 ± 2.00 | 76.00 ± 0.00 | 4 |"
+    assert row in results
     assert "Hardware: NVIDIA H200, 16 cores, torch 2.11, 2026-12-01, commit abc." in speed and "commit abc." in results
     assert "| sec | 3 | 87.10 ± 1.10 | 80.00 ± 0.00 | +1.10 [+0.85, +1.35] | 0.033 | +0.00 [+0.00, +0.00] |" in results
     assert "Searched: sec `optimiser.learning_rate=0.1`, `constraint.eta=0.5` (70.00 % of 1 trials)." in results

@@ -16,7 +16,6 @@ from ssl_sec.losses.geometry import in_full_precision
 from ssl_sec.training.step import autocast
 from tests.gpu.runs import recipe_on
 
-
 NAMES = ("embeddings", "gradients", "statistics")
 
 

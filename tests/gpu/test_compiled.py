@@ -9,8 +9,8 @@ import pytest
 
 from tests.gpu.conftest import needs_gpu
 
-# How far from float64 what is compiled may be, where the eager network is not half as far itself. Gradients differ more:
-# an activation near 0 that rounding moves to the other side of ReLU changes them by its whole share.
+# How far what is compiled may be from float64, where the eager network is not half as far. Gradients differ more: an
+# activation near 0 that rounding moves to the other side of ReLU changes them by its whole share.
 BOUNDS = {"embeddings": 1e-4, "gradients": 1e-2, "statistics": 1e-5}
 # One of pairs in tiles, one that sorts, one with centres that move, and a transform.
 OBJECTIVES = ("ntxent", "triplet", "center", "rotate")
