@@ -268,10 +268,10 @@ def test_the_summary_says_where_to_look(finished):
 
 
 def test_a_probe_of_an_unknown_run_is_one_line(finished):
-    config = from_values(ProbeJobConfig, compose("probe", ["run=abc", "runtime=local", f"tracking.uri={finished.uri}"]))
+    config = from_values(ProbeJobConfig, compose("probe", ["run=xyz", "runtime=local", f"tracking.uri={finished.uri}"]))
     with pytest.raises(
         ConfigError,
-        match="run: found 'abc', but MLflow at .* has no run whose id or name starts with it",
+        match="run: found 'xyz', but MLflow at .* has no run whose id or name starts with it",
     ):
         run_probe(config)
 
