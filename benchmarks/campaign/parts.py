@@ -17,6 +17,7 @@ from benchmarks.campaign import outcomes
 from benchmarks.campaign.running import Part
 from benchmarks.campaign.scale import FULL, TINY, Scale
 from benchmarks.campaign.sheet import Plan, Sheet
+from benchmarks.campaign.small import list_small_parts
 from benchmarks.campaign.study import list_study_parts
 from benchmarks.campaign.training import train_and_probe
 from benchmarks.measure import choose_device, describe_environment, describe_error, measure_peak_rate
@@ -60,6 +61,7 @@ def list_parts(plan: Plan) -> list[Part]:
     parts = [
         *speed(first),
         Part(name="gpu-tests", limit_s=480, measure=lambda sheet: _run_tests(sheet, scale)),
+        *list_small_parts(scale),
         *runs("resnet18", ("ntxent", "sec"), scale.seeds),
         *runs("resnet50", ("ntxent", "sec"), (0,)),
         *(part for batch in larger for part in speed(batch)),

@@ -4,9 +4,12 @@ python -m benchmarks.campaign.recipes              # writes both files; a test c
 """
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from benchmarks.campaign.scale import SMALL_STUDIES
 
 PATH = Path(__file__).parent / "recipes.json"
 TRIALS_PATH = Path(__file__).parent / "trials.json"
@@ -14,11 +17,17 @@ TRIALS_PATH = Path(__file__).parent / "trials.json"
 EXPERIMENTS = {arm: f"cifar10_{arm}_100" for arm in ("ntxent", "sec", "sec_ema", "l2reg")}
 ENCODERS = ("resnet50", "resnet18")
 STUDY = "sec_gpu"
+# The studies with small runs need to know where images are; a campaign has its own.
+_IMAGES = ("data.train=[train.parquet]", "data.test=[test.parquet]")
 _DIGITS = 4
 
 
 def compose_recipes() -> dict[str, dict[str, Any]]:
-    """Composes the values of each recipe, by name, such as `resnet50-ntxent`, or `study-resnet18-none` of the study."""
+    """Composes the values of each recipe, by name.
+
+    The names are those of encoder and arm, `resnet50-ntxent`, of an arm of the study, `study-resnet18-none`, or of an
+    arm of a study with small runs, `when_cpu-learning_rate_0.03-sec`.
+    """
     from ssl_sec.edges.composition.compose import compose  # needs Hydra
 
     found = {
@@ -28,6 +37,9 @@ def compose_recipes() -> dict[str, dict[str, Any]]:
     }
     for name, arm in _study_arms():
         found[f"study-{name}"] = compose("pretrain", [*arm.overrides, "runtime=local"])
+    for study in SMALL_STUDIES:
+        for arm in list_small_arms(study):
+            found[f"{study}-{arm.name}"] = compose("pretrain", [*arm.overrides, "runtime=local"])
     return found
 
 
@@ -35,10 +47,12 @@ def compose_trials() -> dict[str, list[dict[str, float]]]:
     """Makes the trials of each arm of the study: dotted key -> value, from Halton's sequence in the space searched."""
     from scipy.stats.qmc import Halton
 
+    small = [(f"{study}-{arm.name}", arm) for study in SMALL_STUDIES for arm in list_small_arms(study)]
     found: dict[str, list[dict[str, float]]] = {}
-    for name, arm in _study_arms():
+    for name, arm in [*_study_arms(), *small]:
         search = arm.search
-        assert search is not None
+        if search is None:
+            continue
         draws = Halton(len(search.space), scramble=False).fast_forward(1).random(search.tune.trials)
         found[name] = [
             {key: _between(one, share) for (key, one), share in zip(search.space.items(), draw, strict=True)}
@@ -53,6 +67,16 @@ def _study_arms() -> list[tuple[str, Any]]:
     from ssl_sec.edges.study.plan import read_study
 
     return [(f"{arm.point.value}-{arm.arm}", arm) for arm in read_study([f"study={STUDY}"]).arms]
+
+
+@cache
+def list_small_arms(study: str) -> list[Any]:
+    """The arms of a study with small runs at its points."""
+    from ssl_sec.edges.study.plan import read_study
+
+    points = SMALL_STUDIES[study].points
+    given = [f"points=[{','.join(points)}]"] if points else []
+    return list(read_study([f"study={study}", *given, *_IMAGES]).arms)
 
 
 def _between(interval: Any, share: float) -> float:
@@ -70,6 +94,15 @@ def load_recipes() -> dict[str, dict[str, Any]]:
 def load_trials() -> dict[str, list[dict[str, float]]]:
     """Loads the trials of each arm of the study from trials.json."""
     return json.loads(TRIALS_PATH.read_text())
+
+
+def change(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a recipe with others for dotted keys, as `constraint.eta`."""
+    changed = dict(values)
+    for key, value in changes.items():
+        group, _, name = key.rpartition(".")
+        changed[group or name] = {**changed[group], name: value} if group else value
+    return changed
 
 
 if __name__ == "__main__":

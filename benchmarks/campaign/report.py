@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.campaign.cells import keep_cells
 from benchmarks.campaign.recipes import EXPERIMENTS, load_trials
 from benchmarks.campaign.scale import FULL
 from benchmarks.campaign.study import LONG, LONG_EPOCHS
@@ -57,6 +58,8 @@ def report(folder: Path, root: Path = ROOT, committed: Path = COMMITTED) -> int:
         committed.mkdir(parents=True, exist_ok=True)
         for name in results:
             shutil.copy(found / f"{name}.json", committed)
+    for path in keep_cells(results, root / "docs" / "studies"):
+        print(path)
     for path in (root / page for page in PAGES):
         path.write_text(filled(path.read_text(), read(committed)))
         print(path)

@@ -23,6 +23,10 @@ class Scale:
         studied: the encoders of the study.
         arms: the arms of the study, in groups that follow each other; the first has the baseline.
         trials: the largest number of trials of an arm's search.
+        small_arms: the number of arms of a study with small runs, as those below; None for all.
+        small_seeds: the number of their seeds.
+        small_trials: the number of trials of each of their searches.
+        processes: small runs at once.
     """
 
     width: float = 1.0
@@ -43,6 +47,10 @@ class Scale:
         ("cut_init",),
     )
     trials: int = 6
+    small_arms: int | None = None
+    small_seeds: int | None = None
+    small_trials: int | None = None
+    processes: int = 6
 
 
 # The images are decoded once less: of a set that is known, none needs a check.
@@ -68,4 +76,27 @@ TINY = Scale(
     studied=("resnet18",),
     arms=(("none", "sec"),),
     trials=2,
+    small_arms=2,
+    small_seeds=1,
+    small_trials=1,
+    processes=1,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallStudy:
+    """A study, or a part of one.
+
+    Attributes:
+        points: those that are run; all if there are none.
+        seeds: of every arm.
+    """
+
+    points: tuple[str, ...] = ()
+    seeds: tuple[int, ...]
+
+
+SMALL_STUDIES: Mapping[str, SmallStudy] = {
+    "when_cpu": SmallStudy(seeds=(0, 1, 2)),
+    "sec_cpu": SmallStudy(points=("loss=dcl",), seeds=tuple(range(8))),
+}

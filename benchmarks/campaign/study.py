@@ -38,7 +38,7 @@ def _search_part(scale: Scale, arm: str, trial: int) -> Part:
         changes = {**load_trials()[arm][trial], "epochs": SEARCH_EPOCHS, "monitor.every_epochs": SEARCH_EPOCHS}
         train(sheet, scale, f"study-{arm}", SEARCH_SEED, changes)
 
-    return Part(name=_search_name(arm, trial), limit_s=900, measure=measure)
+    return Part(name=search_name(arm, trial), limit_s=900, measure=measure)
 
 
 def _run_part(scale: Scale, arm: str, seed: int) -> Part:
@@ -72,9 +72,9 @@ def find_best(plan: Plan, arm: str, num_trials: int) -> tuple[float, dict[str, A
     """
     found: list[tuple[float, dict[str, Any]]] = []
     for trial in range(num_trials):
-        sheet = Sheet(plan, _search_name(arm, trial)).read()
+        sheet = Sheet(plan, search_name(arm, trial)).read()
         if sheet.get("state") not in ("done", "failed"):
-            raise Stopped(f"{_search_name(arm, trial)} has not run yet")
+            raise Stopped(f"{search_name(arm, trial)} has not run yet")
         if sheet["state"] == "done":
             found.append((sheet["monitored"][-1][1], load_trials()[arm][trial]))
     if not found:
@@ -82,5 +82,6 @@ def find_best(plan: Plan, arm: str, num_trials: int) -> tuple[float, dict[str, A
     return max(found, key=lambda one: one[0])
 
 
-def _search_name(arm: str, trial: int) -> str:
+def search_name(arm: str, trial: int) -> str:
+    """The name of a trial's sheet."""
     return f"search-{arm}-{trial}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.campaign.recipes import load_recipes
+from benchmarks.campaign.recipes import change, load_recipes
 from benchmarks.campaign.scale import Scale
 from benchmarks.campaign.sheet import Plan, Sheet
 from benchmarks.measure import choose_device, describe_environment
@@ -50,10 +50,7 @@ def make_run_values(
         changes: dotted key -> value, over those of the recipe.
     """
     values = _merge(load_recipes()[recipe], {"seed": seed, "output_dir": plan.checkpoints})
-    for key, value in (changes or {}).items():
-        group, _, name = key.rpartition(".")
-        values = _merge(values, {group: {name: value}} if group else {name: value})
-    values = _merge(values, scale.training)
+    values = _merge(change(values, changes or {}), scale.training)
     values["encoder"] = {**values["encoder"], "width": scale.width}
     return values if plan.data is None else {**values, "data": plan.data}
 
@@ -71,7 +68,7 @@ def train_and_probe(
         changes: dotted key -> value, over those of the recipe.
     """
     config = train(sheet, scale, recipe, seed, changes)
-    folder, probe_folder = _folders(sheet)
+    folder, probe_folder = folders_of(sheet)
     probe = ProbeJobConfig(run=str(folder.path), probe=config.probe, runtime=config.runtime, data=config.data)
     probe_folder.path.mkdir(parents=True, exist_ok=True)
     shutil.copy(folder.encoder_path, probe_folder.encoder_path)
@@ -87,7 +84,7 @@ def train(
     if sheet.plan.data is None:
         raise ValueError("a training run needs --data")
     config = from_values(PretrainConfig, make_run_values(sheet.plan, scale, recipe, seed, changes))
-    folder, _ = _folders(sheet)
+    folder, _ = folders_of(sheet)
     before, begun = float(sheet.read().get("train_s", 0.0)), time.monotonic()
     is_new = folder.outcome() != "finished"
     sheet.write(
@@ -110,14 +107,14 @@ def train(
     return config
 
 
-def _folders(sheet: Sheet) -> tuple[RunFolder, RunFolder]:
+def folders_of(sheet: Sheet) -> tuple[RunFolder, RunFolder]:
     """The folders of a part's pretraining and of its probe."""
     folder = RunFolder(Path(sheet.plan.checkpoints) / sheet.name)
     return folder, RunFolder(folder.path.with_name(f"{sheet.name}-probe"))
 
 
 def _write(sheet: Sheet, **figures: Any) -> None:
-    sheet.write(**read_figures(*_folders(sheet)), **figures)
+    sheet.write(**read_figures(*folders_of(sheet)), **figures)
 
 
 def _run_job(job: Any, config: PretrainConfig | ProbeJobConfig, folder: RunFolder, write: Callable[[], None]) -> None:

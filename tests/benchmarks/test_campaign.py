@@ -248,11 +248,11 @@ def test_training_runs_use_the_papers_recipe(tmp_path):
     assert values == values_of_recipe | changed
     names = [part.name for part in parts.list_parts(plan)]
     assert len(set(names)) == len(names)
-    assert names[:5] == [
-        *("speed-resnet50-256", "speed-resnet18-256", "gpu-tests"),
+    assert names[:7] == [
+        *("speed-resnet50-256", "speed-resnet18-256", "gpu-tests", "cells-when_cpu", "cells-sec_cpu"),
         *("train-resnet18-ntxent-s0", "train-resnet18-sec-s0"),
     ]
-    assert names[9:13] == [
+    assert names[11:15] == [
         *("train-resnet50-ntxent-s0", "train-resnet50-sec-s0"),
         *("speed-resnet50-1024", "speed-resnet18-1024"),
     ]
@@ -318,6 +318,6 @@ def test_a_rehearsal_runs_every_part(tmp_path):
     subprocess.run([*command, "--minutes", "30"], cwd=ROOT, check=True)
     status = json.loads((tmp_path / "out" / "status.json").read_text())
     assert status["parts"] == dict.fromkeys(status["parts"], "done")
-    assert len(status["parts"]) == 20
+    assert len(status["parts"]) == 22
     again = subprocess.run([*command, "--minutes", "30"], cwd=ROOT, check=True, capture_output=True, text=True)
     assert ": started" not in again.stdout

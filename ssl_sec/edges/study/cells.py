@@ -19,7 +19,7 @@ from ssl_sec.locking import locked
 _LAST = ("train/loss", "train/metric_loss", "val/rankme", "val/alignment", "val/uniformity")
 # Metrics whose mean over the reports of a run is kept: at its end the learning rate is 0. The first report, at random
 # weights, is left out.
-_MEAN = (
+MEANS = (
     "train/norm_mean",
     "train/norm_std",
     "train/turn_mean",
@@ -78,7 +78,7 @@ def figures_of(
         raise ConfigError(f"metric: found {metric!r}, which is not measured; {nearest(metric, {**last, **probe})}")
     decided_by = [] if metric is None else [metric]
     found = {name: last[name] for name in (*METRICS, *_LAST, *decided_by) if name in last}
-    for name in _MEAN:
+    for name in MEANS:
         values = [one[name] for one in metrics if name in one]
         if values:
             found[f"mean/{name}"] = statistics.fmean(values[1:] or values)

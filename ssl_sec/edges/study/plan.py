@@ -26,6 +26,9 @@ from ssl_sec.settings import from_values, to_values
 # Keys that differ in each run of a study, or that the study itself sets.
 _RESERVED = {"seed": "seeds", "run_name": "the name of an arm", "resume": "nothing: a study resumes its runs"}
 
+# Lists of files, which may lie in any folder.
+_IMAGE_FILES = ("data.train", "data.test")
+
 # The tags in MLflow that tell the runs of a study apart: the last is the digest of a run's configuration.
 CELL_TAGS = ("arm", "point", "cell")
 
@@ -171,13 +174,16 @@ class Study:
 def digest_of(config: PretrainConfig, **others: Any) -> str:
     """What decides the results of a configuration, but for the seed and the places of files, in short.
 
+    Of files of images, their names decide, not their folders.
+
     Settings as by default are left out, so that it stays when a later version has further ones.
 
     Args:
         config: the settings.
         others: that decide, too.
     """
-    found = deciding({key: str(value) for key, value in _changed(config)}, PRETRAIN.name) | others
+    changed = {key: _file_names(value) if key in _IMAGE_FILES else value for key, value in _changed(config)}
+    found = deciding({key: str(value) for key, value in changed.items()}, PRETRAIN.name) | others
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -356,6 +362,10 @@ def _changed(settings: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _changed(value, f"{key}.")
         elif field.name == "name" or value != field.default:
             yield key, to_values(value)
+
+
+def _file_names(places: Sequence[str] | None) -> list[str] | None:
+    return None if places is None else [place.rpartition("/")[2] for place in places]
 
 
 def _config(arm: str, overrides: Sequence[str]) -> PretrainConfig:

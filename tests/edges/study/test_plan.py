@@ -89,6 +89,15 @@ def test_the_digest_is_of_what_decides_the_result(file, tmp_path):
     assert not set(digests("global_batch_size=128")) & set(first)
 
 
+def test_files_of_images_may_lie_in_any_folder(file):
+    def digest(*names):
+        return read(file, "data=parquet", f"data.train=[{','.join(names)}]").cells({})[0].digest
+
+    first = digest("a.parquet", "b.parquet")
+    assert digest("/here/a.parquet", "s3://bucket/there/b.parquet") == first
+    assert digest("a.parquet") != first != digest("a.parquet", "c.parquet")
+
+
 def test_a_setting_as_by_default_is_not_in_the_digest_which_a_later_setting_may_not_change(file):
     listed = FILE.replace("constraint.eta=0.5", "constraint.eta=0.5, constraint.ramp=linear, head.num_layers=2")
     before = [cell.digest for cell in read(file).cells({})]

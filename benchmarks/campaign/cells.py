@@ -1,0 +1,78 @@
+"""Copies the runs of small studies from a campaign's results to the CSV files of docs/studies."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.campaign.recipes import change, list_small_arms, load_recipes, load_trials
+from benchmarks.campaign.scale import SMALL_STUDIES
+from benchmarks.campaign.small import part_name
+from ssl_sec.edges.study.cells import MEANS, KeptCell, KeptCells, figures_of
+from ssl_sec.edges.study.plan import ArmAt, digest_of
+from ssl_sec.edges.study.searches import KeptSearches, KeptTrial
+from ssl_sec.edges.study.uploaded import searches_path
+from ssl_sec.edges.tune.trials import Trial
+from ssl_sec.recipes.pretraining.config import PretrainConfig
+from ssl_sec.settings import from_values
+
+
+def keep_cells(results: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
+    """Adds the runs and trials that have ended to the files of their studies; returns the files.
+
+    Args:
+        results: the figures of each part, by name.
+        folder: docs/studies.
+    """
+    written: list[Path] = []
+    for study in SMALL_STUDIES:
+        found = results.get(part_name(study))
+        if found is None or not found.get("runs"):
+            continue
+        cells = KeptCells(folder / f"{study}.csv")
+        for arm in list_small_arms(study):
+            own = f"{study}-{arm.name}"
+            best: Mapping[str, float] = {}
+            if trials := [one for one in found["trials"] if one["arm"] == own and "last" in one]:
+                searches = KeptSearches(searches_path(cells.path))
+                searches.add(arm, kept := _kept_trials(arm, trials, load_trials()[own]))
+                best = load_trials()[own][max(kept, key=lambda trial: trial.metric).trial]
+            digest = digest_of(from_values(PretrainConfig, change(load_recipes()[own], best)))
+            for run in found["runs"]:
+                if run["arm"] == own and "last" in run:
+                    cells.add(_kept_cell(arm, run, digest))
+        written.append(cells.path)
+    return written
+
+
+def _kept_trials(
+    arm: ArmAt, trials: Sequence[Mapping[str, Any]], values: Sequence[Mapping[str, float]]
+) -> list[KeptTrial]:
+    """The trials of an arm, the best first; without the digest of a search by `jobs.tune`, which they are not of."""
+    kept = [
+        KeptTrial.of(
+            arm,
+            Trial(
+                name=f"search-{one['trial']}",
+                overrides=[f"{key}={value}" for key, value in values[one["trial"]].items()],
+                values=values[one["trial"]],
+                metric=one["last"]["val/knn_top1"],
+                epoch=round(one["last"]["train/epoch"]),
+            ),
+        )
+        for one in trials
+    ]
+    return sorted((replace(trial, digest="") for trial in kept), key=lambda trial: trial.metric, reverse=True)
+
+
+def _kept_cell(arm: ArmAt, run: Mapping[str, Any], digest: str) -> KeptCell:
+    means = {name: run["mean"][name] for name in MEANS if name in run["mean"]}
+    return KeptCell(
+        arm=arm.arm,
+        point=arm.point.name,
+        seed=run["seed"],
+        digest=digest,
+        minutes=run["minutes"],
+        run_id="",
+        figures=figures_of([{"metrics": {**run["last"], **means}}], run["probe"]),
+    )

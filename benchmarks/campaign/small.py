@@ -1,0 +1,161 @@
+"""Studies that were made for CPUs, on a GPU: their runs take seconds there, several at once.
+
+Each run has a sheet in `<output>/cells/<study>`, and the part's sheet has the figures of all that have ended. Steps are
+computed in float32 as on CPUs and are not compiled, since compiling would take longer than the run.
+"""
+
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.campaign.recipes import load_recipes, load_trials
+from benchmarks.campaign.running import Part
+from benchmarks.campaign.scale import SMALL_STUDIES, Scale
+from benchmarks.campaign.sheet import Plan, Sheet
+from benchmarks.campaign.study import SEARCH_SEED, find_best, search_name
+from benchmarks.campaign.training import folders_of, train, train_and_probe
+from benchmarks.measure import describe_environment, describe_error
+from ssl_sec.data.config import FolderConfig, ParquetConfig
+
+_PROGRESS_S = 15.0
+# As the runs on CPUs, which report every 10 steps: means over a run's reports are part of its figures.
+_ON_GPU = {"runtime.precision": "float32", "runtime.compile": False, "log_every_steps": 10}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A run, or a trial of a search.
+
+    Attributes:
+        name: of its sheet.
+        arm: its name among the recipes, with the study's.
+        seed: of the run.
+        trial: its number in the search of the arm; None for a run.
+    """
+
+    name: str
+    arm: str
+    seed: int
+    trial: int | None = None
+
+
+def list_small_parts(scale: Scale) -> Iterator[Part]:
+    """Returns the studies as parts."""
+    for study in SMALL_STUDIES:
+        yield Part(
+            name=part_name(study), limit_s=1800, measure=lambda sheet, study=study: _measure(sheet, scale, study)
+        )
+
+
+def part_name(study: str) -> str:
+    """The name of a study's part."""
+    return f"cells-{study}"
+
+
+def list_arms(study: str) -> list[str]:
+    """The names of a study's arms at their points, in the campaign's recipes."""
+    return [name for name in load_recipes() if name.startswith(f"{study}-")]
+
+
+def _measure(sheet: Sheet, scale: Scale, study: str) -> None:
+    """Runs what has not ended yet: first all trials, then the runs, whose values they decide."""
+    if sheet.plan.data is None:
+        raise ValueError("a training run needs --data")
+    arms = list_arms(study)[: scale.small_arms]
+    trials = [
+        Task(name=search_name(arm, trial), arm=arm, seed=SEARCH_SEED, trial=trial)
+        for arm in arms
+        for trial in range(_num_trials(scale, arm))
+    ]
+    seeds = SMALL_STUDIES[study].seeds[: scale.small_seeds]
+    runs = [Task(name=f"{arm}-s{seed}", arm=arm, seed=seed) for seed in seeds for arm in arms]
+    plan = replace(
+        sheet.plan,
+        output=str(sheet.plan.folder / "cells" / study),
+        checkpoints=str(Path(sheet.plan.checkpoints) / study),
+        data={**sheet.plan.data, "max_images": load_recipes()[arms[0]]["data"]["max_images"]},
+    )
+    sheet.write(environment=describe_environment(), planned=len(runs))
+    pool = ProcessPoolExecutor(scale.processes, get_context("spawn"), _prepare_process, (scale.processes,))
+    with pool:
+        for tasks in (trials, runs):
+            started = {pool.submit(_run, plan, scale, task) for task in tasks}
+            while started:
+                ended, started = wait(started, timeout=_PROGRESS_S, return_when=FIRST_COMPLETED)
+                _raise_first(ended)
+                sheet.write(trials=_read(plan, trials), runs=_read(plan, runs))
+                print(f"  {time.strftime('%H:%M:%S')} {study}: {len(started)} of {len(tasks)} left", flush=True)
+
+
+def _raise_first(ended: set[Future[None]]) -> None:
+    """Raises the error of a process that died; those of runs are in their sheets."""
+    for future in ended:
+        future.result()
+
+
+def _num_trials(scale: Scale, arm: str) -> int:
+    return len(load_trials().get(arm, [])[: scale.small_trials])
+
+
+def _read(plan: Plan, tasks: list[Task]) -> list[dict[str, Any]]:
+    """The figures of the tasks that have ended."""
+    found: list[dict[str, Any]] = []
+    for task in tasks:
+        figures = Sheet(plan, task.name).read()
+        if figures.get("state") in ("done", "failed"):
+            kept = {key: figures[key] for key in ("error", "last", "mean", "probe", "minutes") if key in figures}
+            found.append({"arm": task.arm, "seed": task.seed, "trial": task.trial, **kept})
+    return found
+
+
+def _prepare_process(processes: int) -> None:
+    """Gives a process its share of the cores, and makes it keep the images that it has decoded for its next runs."""
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // processes))
+    for kind in (FolderConfig, ParquetConfig):
+        opened = cache(kind._open)
+        kind._open = lambda self, split, crop, opened=opened: opened(replace(self, max_images=None), split, crop)
+
+
+def _run(plan: Plan, scale: Scale, task: Task) -> None:
+    """Runs a task in this process, unless it has ended; its sheet has its figures, or its error."""
+    sheet = Sheet(plan, task.name)
+    if sheet.read_state() in ("done", "failed"):
+        return
+    begun = time.monotonic()
+    try:
+        if task.trial is not None:
+            train(sheet, scale, task.arm, task.seed, {**_ON_GPU, **load_trials()[task.arm][task.trial]})
+        else:
+            searched = _num_trials(scale, task.arm)
+            best = find_best(plan, task.arm, searched)[1] if searched else {}
+            train_and_probe(sheet, scale, task.arm, task.seed, {**_ON_GPU, **best})
+        sheet.write("done", minutes=(time.monotonic() - begun) / 60, **_summarise(sheet))
+    except Exception as error:
+        sheet.write("failed", error=describe_error(error))
+    for folder in folders_of(sheet):
+        shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def _summarise(sheet: Sheet) -> dict[str, dict[str, float]]:
+    """The last value of each metric of a run, the means over its reports after the first, and its probe's metrics."""
+    folder, probe = folders_of(sheet)
+    records = [record["metrics"] for record in folder.records()]
+    values: dict[str, list[float]] = {}
+    for metrics in records:
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(value)
+    return {
+        "last": {name: each[-1] for name, each in values.items()},
+        "mean": {name: statistics.fmean(each[1:] or each) for name, each in values.items()},
+        "probe": dict(probe.last_metrics()),
+    }

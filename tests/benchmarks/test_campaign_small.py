@@ -1,0 +1,84 @@
+"""Studies with small runs in a campaign: what is run, and what comes into the files of docs/studies."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.campaign import cells, recipes, small
+from benchmarks.campaign.data import prepare_data
+from benchmarks.campaign.scale import SMALL_STUDIES, TINY
+from benchmarks.campaign.sheet import Plan, Sheet
+from ssl_sec.edges.study.cells import KeptCells
+from ssl_sec.edges.study.plan import load_file, read_study
+from ssl_sec.edges.study.searches import KeptSearches
+
+FILES = ["data.train=[/any/train.parquet]", "data.test=[/any/test.parquet]"]
+
+
+@pytest.fixture
+def plan(tmp_path):
+    output = tmp_path / "campaign"
+    output.mkdir()
+    return Plan(output=str(output), checkpoints=str(tmp_path / "runs"), data=prepare_data(None, output), rehearsal=True)
+
+
+def test_all_planned_runs_are_run():
+    runs = {}
+    for name, study in SMALL_STUDIES.items():
+        assert study.seeds == load_file(name)[1].seeds
+        runs[name] = len(small.list_arms(name)) * len(study.seeds)
+        assert len(small.list_arms(name)) == len(recipes.list_small_arms(name))
+    assert runs == {"when_cpu": 84, "sec_cpu": 56}
+
+
+def test_a_searched_study_runs_and_its_figures_are_kept(plan, tmp_path):
+    part = next(each for each in small.list_small_parts(TINY) if each.name == "cells-sec_cpu")
+    sheet = Sheet(plan, part.name)
+    part.measure(sheet)
+    found = sheet.read()
+    assert [(run["arm"], run["seed"]) for run in found["runs"]] == [("sec_cpu-dcl-none", 0), ("sec_cpu-dcl-sec", 0)]
+    assert [trial["trial"] for trial in found["trials"]] == [0, 0]
+    assert not list((tmp_path / "runs" / "sec_cpu").iterdir())
+
+    folder = tmp_path / "studies"
+    assert cells.keep_cells({part.name: found}, folder) == [folder / "sec_cpu.csv"]
+    trials = list(KeptSearches(folder / "sec_cpu-searches.csv"))
+    study = read_study(["study=sec_cpu", "points=[loss=dcl]", *FILES])
+    chosen = {arm.key: best for arm in study.arms if (best := KeptSearches(folder / "sec_cpu-searches.csv").best(arm))}
+    assert set(chosen) == {("none", "loss=dcl"), ("sec", "loss=dcl")} == {(one.arm, one.point) for one in trials}
+    kept = KeptCells(folder / "sec_cpu.csv").of(study.cells(chosen))  # a study takes them for its own
+    planned = {cell.key: cell.digest for cell in study.cells(chosen)}
+    assert [(one.arm, one.point, one.seed) for one in kept] == [("none", "loss=dcl", 0), ("sec", "loss=dcl", 0)]
+    assert all(one.digest == planned[one.key] for one in kept)
+    for one, run in zip(kept, found["runs"], strict=True):
+        assert one.figures["probe/top1"] == pytest.approx(run["probe"]["probe/top1"], rel=1e-5)
+        assert one.figures["mean/train/norm_mean"] == pytest.approx(run["mean"]["train/norm_mean"], rel=1e-5)
+        assert {"probe/knn_top1", "val/rankme", "train/loss"} <= set(one.figures) and math.isfinite(one.minutes)
+
+    def refused(*arguments):
+        raise AssertionError("it had run already")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(small, "train", refused)
+        patch.setattr(small, "train_and_probe", refused)
+        small._run(
+            replace(plan, output=f"{plan.output}/cells/sec_cpu"),
+            TINY,
+            small.Task(name="sec_cpu-dcl-none-s0", arm="sec_cpu-dcl-none", seed=0),
+        )
+
+
+def test_a_run_that_fails_does_not_stop_the_others(plan, monkeypatch):
+    def diverge(*arguments):
+        raise FloatingPointError("the objective is nan at step 3")
+
+    monkeypatch.setattr(small, "train_and_probe", diverge)
+    task = small.Task(name="when_cpu-epochs_5-none-s0", arm="when_cpu-epochs_5-none", seed=0)
+    small._run(plan, TINY, task)
+    assert small._read(plan, [task]) == [
+        {"arm": task.arm, "seed": 0, "trial": None, "error": Sheet(plan, task.name).read()["error"]}
+    ]
+    assert "nan at step 3" in Sheet(plan, task.name).read()["error"]
+    assert cells.keep_cells({"cells-when_cpu": {"runs": small._read(plan, [task]), "trials": []}}, plan.folder)
+    assert not (plan.folder / "when_cpu.csv").exists()
