@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 
 from ssl_sec.losses import SphericalConstraint, SphericalFeatureTransform, tiles
 from ssl_sec.training.objective import Objective
-from ssl_sec.training.schedules import FaceRamp
+from ssl_sec.training.schedules import FaceRamp, LinearRamp
 from tests.losses.cases import ALL_LOSSES, DIM, NUM_CLASSES, rows
 
 LABELS = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3, 5, 5, 5])
@@ -24,14 +24,15 @@ MODES = {
     "ftl": {"mode": "ftl"},
     "picked centres": {"centres": "picked"},
 }
-STEPS = 9  # over the ramp's start and end, and steps in which centres have moved
+STEPS = 9  # over the face ramp's start and end, and steps in which centres have moved
+ETA = LinearRamp(0.7, STEPS)
 
 
-def compare(case, mode=None, device="cpu", backend="aot_eager"):
+def compare(case, mode=None, device="cpu", backend="aot_eager", eta=ETA):
     def build():
         options = MODES.get(mode)
         transform = None if options is None else SphericalFeatureTransform(NUM_CLASSES, DIM, **options).double()
-        return Objective(case.build(), SphericalConstraint(rho=0.3), FaceRamp(0.7, 2), transform).to(device).train()
+        return Objective(case.build(), SphericalConstraint(rho=0.3), eta, transform).to(device).train()
 
     torch.compiler.reset()
     counters.clear()
@@ -53,9 +54,11 @@ def compare(case, mode=None, device="cpu", backend="aot_eager"):
 def main(device, backend, *names):
     by_name = {case.name: case for case in ALL_LOSSES}
     compared = {}
-    for name in names or (*by_name, *MODES, "ntxent in tiles"):
+    for name in names or (*by_name, *MODES, "face ramp", "ntxent in tiles"):
         if name in MODES:
             compared[name] = compare(by_name["triplet"], name, device, backend)
+        elif name == "face ramp":
+            compared[name] = compare(by_name["ntxent"], None, device, backend, FaceRamp(0.7, 2))
         elif name == "ntxent in tiles":
             tiles.CPU_TILE_ROWS = tiles.GPU_TILE_ROWS = 6
             compared[name] = compare(by_name["ntxent"], None, device, backend)
