@@ -127,9 +127,9 @@ def _prepare_process(processes: int) -> None:
 
 
 def _run(plan: Plan, scale: Scale, task: Task) -> None:
-    """Runs a task in this process, unless it has ended; its sheet has its figures, or its error."""
+    """Runs a task in this process, unless it is done; its sheet has its figures, or its error."""
     sheet = Sheet(plan, task.name)
-    if sheet.read_state() in ("done", "failed"):
+    if sheet.read_state() == "done":
         return
     begun = time.monotonic()
     try:
@@ -147,7 +147,7 @@ def _run(plan: Plan, scale: Scale, task: Task) -> None:
 
 
 def _summarise(sheet: Sheet) -> dict[str, dict[str, float]]:
-    """The last value of each metric of a run, the means over its reports after the first, and its probe's metrics."""
+    """The last values of a run's metrics, means of training over its reports after the first, and its probe's metrics."""
     folder, probe = folders_of(sheet)
     records = [record["metrics"] for record in folder.records()]
     values: dict[str, list[float]] = {}
@@ -156,6 +156,8 @@ def _summarise(sheet: Sheet) -> dict[str, dict[str, float]]:
             values.setdefault(name, []).append(value)
     return {
         "last": {name: each[-1] for name, each in values.items()},
-        "mean": {name: statistics.fmean(each[1:] or each) for name, each in values.items()},
+        "mean": {
+            name: statistics.fmean(each[1:] or each) for name, each in values.items() if name.startswith("train/")
+        },
         "probe": dict(probe.last_metrics()),
     }
