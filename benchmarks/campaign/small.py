@@ -147,7 +147,7 @@ def _run(plan: Plan, scale: Scale, task: Task) -> None:
 
 
 def _summarise(sheet: Sheet) -> dict[str, dict[str, float]]:
-    """The last values of a run's metrics, means of training over its reports after the first, and its probe's metrics."""
+    """The last value of each metric of a run and of its probe; of training, means over the reports after the first."""
     folder, probe = folders_of(sheet)
     records = [record["metrics"] for record in folder.records()]
     values: dict[str, list[float]] = {}
