@@ -25,19 +25,19 @@ def keep_cells(results: Mapping[str, Mapping[str, Any]], folder: Path) -> list[P
         folder: docs/studies.
     """
     written: list[Path] = []
+    recipes, searched = load_recipes(), load_trials()
     for study in SMALL_STUDIES:
         found = results.get(part_name(study))
         if found is None or not found.get("runs"):
             continue
         cells = KeptCells(folder / f"{study}.csv")
-        for arm in list_small_arms(study):
-            own = f"{study}-{arm.name}"
+        for own, arm in list_small_arms(study):
             best: Mapping[str, float] = {}
             if trials := [one for one in found["trials"] if one["arm"] == own and "last" in one]:
                 searches = KeptSearches(searches_path(cells.path))
-                searches.add(arm, kept := _kept_trials(arm, trials, load_trials()[own]))
-                best = load_trials()[own][max(kept, key=lambda trial: trial.metric).trial]
-            digest = digest_of(from_values(PretrainConfig, change(load_recipes()[own], best)))
+                searches.add(arm, kept := _kept_trials(arm, trials, searched[own]))
+                best = searched[own][max(kept, key=lambda trial: trial.metric).trial]
+            digest = digest_of(from_values(PretrainConfig, change(recipes[own], best)))
             for run in found["runs"]:
                 if run["arm"] == own and "last" in run:
                     cells.add(_kept_cell(arm, run, digest))

@@ -21,8 +21,7 @@ from benchmarks.campaign.small import list_small_parts
 from benchmarks.campaign.study import list_study_parts
 from benchmarks.campaign.training import train_and_probe
 from benchmarks.measure import choose_device, describe_environment, describe_error, measure_peak_rate
-from benchmarks.simclr import Setting, draw_images
-from ssl_sec.data.image_set import ResidentImages
+from benchmarks.simclr import Setting
 
 # Of a test, where pytest-timeout is installed: as long as a test of what is compiled waits for its program.
 _SECONDS_PER_TEST = 240
@@ -95,11 +94,6 @@ def _run_tests(sheet: Sheet, scale: Scale) -> None:
         raise RuntimeError(f"pytest ended with exit code {code}; its output is in log.txt")
 
 
-def _draw_images(at_least: int) -> ResidentImages:
-    """Draws images as large as the campaign's; their content does not change the speed, and needs no decoding."""
-    return draw_images(max(throughput.NUM_RANDOM_IMAGES[choose_device().type], at_least), 32)
-
-
 def _shorten(measure_part: Callable[[Sheet], None]) -> Callable[[Sheet], None]:
     """Makes a part measure turns of single steps, for a rehearsal; the changed settings end with the part's process."""
 
@@ -118,7 +112,7 @@ def _make_setting(scale: Scale, encoder: str, batch: int) -> Setting:
 
 def _measure_speed(sheet: Sheet, scale: Scale, encoder: str, batch: int) -> None:
     """Measures our variants and the peers, in turns."""
-    images = _draw_images(batch)
+    images = throughput.load_images(None, choose_device(), batch)  # drawn: their content does not change the speed
     sheet.write(environment=describe_environment(), images=images.description)
     setting = _make_setting(scale, encoder, batch)
     throughput.measure(
@@ -139,7 +133,8 @@ def _measure_views(sheet: Sheet, scale: Scale) -> None:
 def _measure_options(sheet: Sheet, scale: Scale) -> None:
     setting = _make_setting(scale, "resnet18", scale.batches[0])
     names = ("optimiser fused", "augmentation ahead") if sheet.plan.rehearsal else None  # those that do not compile
-    rows = options.measure_steps(setting, _draw_images(setting.batch), choose_device(), scale.rounds, names)
+    images = throughput.load_images(None, choose_device(), setting.batch)
+    rows = options.measure_steps(setting, images, choose_device(), scale.rounds, names)
     sheet.write(environment=describe_environment(), encoder=setting.encoder, batch=setting.batch, rows=rows)
 
 

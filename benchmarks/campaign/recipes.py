@@ -38,8 +38,8 @@ def compose_recipes() -> dict[str, dict[str, Any]]:
     for name, arm in _study_arms():
         found[f"study-{name}"] = compose("pretrain", [*arm.overrides, "runtime=local"])
     for study in SMALL_STUDIES:
-        for arm in list_small_arms(study):
-            found[f"{study}-{arm.name}"] = compose("pretrain", [*arm.overrides, "runtime=local"])
+        for name, arm in list_small_arms(study):
+            found[name] = compose("pretrain", [*arm.overrides, "runtime=local"])
     return found
 
 
@@ -47,7 +47,7 @@ def compose_trials() -> dict[str, list[dict[str, float]]]:
     """Makes the trials of each arm of the study: dotted key -> value, from Halton's sequence in the space searched."""
     from scipy.stats.qmc import Halton
 
-    small = [(f"{study}-{arm.name}", arm) for study in SMALL_STUDIES for arm in list_small_arms(study)]
+    small = [each for study in SMALL_STUDIES for each in list_small_arms(study)]
     found: dict[str, list[dict[str, float]]] = {}
     for name, arm in [*_study_arms(), *small]:
         search = arm.search
@@ -70,13 +70,13 @@ def _study_arms() -> list[tuple[str, Any]]:
 
 
 @cache
-def list_small_arms(study: str) -> list[Any]:
-    """The arms of a study with small runs at its points."""
+def list_small_arms(study: str) -> list[tuple[str, Any]]:
+    """The arms of a study with small runs at its points, with their names in the campaign."""
     from ssl_sec.edges.study.plan import read_study
 
     points = SMALL_STUDIES[study].points
     given = [f"points=[{','.join(points)}]"] if points else []
-    return list(read_study([f"study={study}", *given, *_IMAGES]).arms)
+    return [(f"{study}-{arm.name}", arm) for arm in read_study([f"study={study}", *given, *_IMAGES]).arms]
 
 
 def _between(interval: Any, share: float) -> float:

@@ -20,14 +20,7 @@ RUNTIME = {"name": "local", "channels_last": True, "compile": False}
 
 
 def recipe_on(
-    device,
-    *,
-    precision="float32",
-    fused=None,
-    graphs=False,
-    optimiser="sgd",
-    constraint="sec_ema",
-    total_steps=12,
+    device, *, precision="float32", fused=None, graphs=False, optimiser="sgd", constraint="sec_ema", total_steps=12
 ):
     """The recipe and its runtime.
 
