@@ -8,7 +8,7 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cache
@@ -26,6 +26,7 @@ from benchmarks.campaign.study import SEARCH_SEED, find_best, search_name
 from benchmarks.campaign.training import folders_of, train, train_and_probe
 from benchmarks.measure import describe_environment, describe_error
 from ssl_sec.data.config import FolderConfig, ParquetConfig
+from ssl_sec.data.image_set import ImageSet
 
 _PROGRESS_S = 15.0
 # As the runs on CPUs, which report every 10 steps: means over a run's reports are part of its figures.
@@ -122,8 +123,13 @@ def _prepare_process(processes: int) -> None:
     """Gives a process its share of the cores, and makes it keep the images that it has decoded for its next runs."""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // processes))
     for kind in (FolderConfig, ParquetConfig):
-        opened = cache(kind._open)
-        kind._open = lambda self, split, crop, opened=opened: opened(replace(self, max_images=None), split, crop)
+        kind._open = _keep_images(kind._open)
+
+
+def _keep_images(open_split: Callable[..., ImageSet]) -> Any:
+    """Returns a method that opens a split once for all subsets of it."""
+    opened = cache(open_split)
+    return lambda config, *split, **options: opened(replace(config, max_images=None), *split, **options)
 
 
 def _run(plan: Plan, scale: Scale, task: Task) -> None:
