@@ -5,7 +5,6 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,10 @@ from ssl_sec.data.image_set import (
     subset,
     unreadable,
 )
+from ssl_sec.data.threads import map_in_threads
 from ssl_sec.errors import ConfigError, DataError
 
 logger = logging.getLogger("ssl_sec.data")
-
-# How many images a thread pool decodes at once: enough to keep it busy, few enough for memory.
-IMAGES_PER_TASK_LIST = 256
 
 # A label and an image to decode, with its name in errors.
 Encoded = tuple[str, Path | bytes, int]
@@ -274,15 +271,13 @@ def decode_all(
     images = torch.empty((num_images, *image_shape), dtype=torch.uint8)
     labels: list[int] = []
     reasons: list[DataError] = []
-    with ThreadPoolExecutor() as pool:
-        while items := list(itertools.islice(encoded, IMAGES_PER_TASK_LIST)):
-            for (image_name, _, label), image in zip(items, pool.map(decode, items), strict=True):
-                if isinstance(image, DataError):
-                    reasons.append(image)
-                    continue
-                check_shape(image, image_shape, image_name)
-                images[len(labels)] = image
-                labels.append(label)
+    for (image_name, _, label), image in map_in_threads(decode, encoded):
+        if isinstance(image, DataError):
+            reasons.append(image)
+            continue
+        check_shape(image, image_shape, image_name)
+        images[len(labels)] = image
+        labels.append(label)
     if reasons and decoding.on_bad_image != "skip":
         raise unreadable_images(reasons, num_images, name, decoding.on_bad_image)
     if reasons:

@@ -193,11 +193,10 @@ def test_the_check_does_not_change_the_run(tmp_path):
 
 def test_a_long_check_says_how_far_it_is(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(checking, "_TELL_EVERY_S", -1.0)
-    monkeypatch.setattr(checking, "IMAGES_PER_TASK_LIST", 4)
+    monkeypatch.setattr(checking, "_LOG_EVERY_S", -1.0)
     checked(written(tmp_path, "folder", contents(list(range(10)))))
     told = [message for message in caplog.messages if message.startswith("checked ")]
-    assert told == [f"checked {done} of 10 images of this worker" for done in (4, 8, 10)]
+    assert told == [f"checked {done} of 10 images of this worker" for done in range(1, 11)]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "webdataset"])

@@ -6,11 +6,9 @@ images.
 
 import contextlib
 import hashlib
-import itertools
 import json
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +25,8 @@ from ssl_sec.data.decode import decode_image
 from ssl_sec.data.image_set import Candidate, EncodedImages, ImageSet, ResidentImages, check_shape
 from ssl_sec.data.shards.cache_files import made_once
 from ssl_sec.data.shards.streamed import StreamedImages
-from ssl_sec.data.stores import IMAGES_PER_TASK_LIST, unreadable_images
+from ssl_sec.data.stores import unreadable_images
+from ssl_sec.data.threads import map_in_threads
 from ssl_sec.errors import DataError, first_line, printable
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.opening import open_encoded
@@ -40,7 +39,7 @@ _DIGEST_BYTES = 16
 _NOTHING = bytes(_DIGEST_BYTES)  # of an image without bytes, which repeats no other
 _NAMED = 3
 _CACHE_LAYOUT = 1  # increase it when the fields of a check, or what is counted, change
-_TELL_EVERY_S = 20.0
+_LOG_EVERY_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,17 +177,14 @@ def _look_at(
 ) -> tuple[bytes, list[DataError]]:
     """The digests of some images, one after the other, and why those are unreadable that are."""
     digests, reasons = bytearray(), list[DataError]()
-    candidates, told = image_set.candidates(indices), time.monotonic()
-    look = partial(_look, image_set, decodes)
-    with ThreadPoolExecutor() as pool:
-        while chunk := list(itertools.islice(candidates, IMAGES_PER_TASK_LIST)):
-            for digest, reason in pool.map(look, chunk):
-                digests += digest
-                reasons += [] if reason is None else [reason]
-            if time.monotonic() - told > _TELL_EVERY_S:
-                told = time.monotonic()
-                share = f"{len(digests) // _DIGEST_BYTES:,} of {len(indices):,}"
-                log_once(runtime, "checked %s images of this worker", share)
+    logged = time.monotonic()
+    for _, (digest, reason) in map_in_threads(partial(_look, image_set, decodes), image_set.candidates(indices)):
+        digests += digest
+        reasons += [] if reason is None else [reason]
+        if time.monotonic() - logged > _LOG_EVERY_S:
+            logged = time.monotonic()
+            share = f"{len(digests) // _DIGEST_BYTES:,} of {len(indices):,}"
+            log_once(runtime, "checked %s images of this worker", share)
     return bytes(digests), reasons
 
 
