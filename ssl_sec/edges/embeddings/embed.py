@@ -205,7 +205,7 @@ class EmbeddingWork:
 
     def open(self) -> ImageSet:
         """The images, cut as the run's evaluation cuts them."""
-        return self.data.open_cropped(self.config.split, self.network.crop)
+        return self.data.open_all(self.config.split, self.network.crop)
 
     def require_precision(self, precision: str | None) -> None:
         """Raises a ConfigError if the files that exist are of another precision; None is not known yet."""
