@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-# Images held at once: enough for every thread, few enough for memory.
+# Images held at once: enough for every thread, and few enough for memory.
 IMAGES_AT_ONCE = 1024
-# Of small images, a thread computes many in the time that it takes to hand it one.
+# A thread computes many small images in the time that it takes to hand it one.
 IMAGES_PER_TASK = 32
 
 Item = TypeVar("Item")
@@ -18,8 +18,8 @@ def map_in_threads(function: Callable[[Item], Result], items: Iterable[Item]) ->
     """Yields each item with its result, in order.
 
     Args:
-        function: for one image; the first error that it raises is raised here.
-        items: the images, which are taken as they are needed.
+        function: function of one image; the first error that it raises is raised here.
+        items: images, which are taken as they are needed.
     """
 
     def compute(part: list[Item]) -> list[Result]:
