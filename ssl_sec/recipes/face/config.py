@@ -64,7 +64,7 @@ class FaceConfig(TrainingConfig):
     Attributes:
         split: all people, or some with many and some with few training images, whose other images are classified.
         sampler: which images make up a batch.
-        epochs: passes over the training images, parts of one allowed; 0 evaluates the initial network.
+        epochs: passes over the training images, or part of one, a step at least; 0 evaluates the initial network.
         test_sets: the test sets to measure at the end, each with its own title.
         leave_out_tested: whether people whom a test set names are left out of the training set.
         held_out_share: share of the people who are watched instead of trained on, in [0, 1); 0 trains on all and

@@ -103,7 +103,7 @@ def build_recipe(config: FaceConfig, image_set: ImageSet, runtime: Runtime) -> R
         image_set,
         runtime,
         sampler=sampler,
-        total_steps=round(config.epochs * sampler.steps_per_epoch),
+        total_steps=max(round(config.epochs * sampler.steps_per_epoch), int(config.epochs > 0)),
         loss=loss,
         views=config.augment.build(config.seed),
         transform=config.transform.build,

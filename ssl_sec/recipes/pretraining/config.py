@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from ssl_sec.augment.config import AugmentConfig
 from ssl_sec.data.config import DataConfig
 from ssl_sec.evaluation.config import ProbeConfig
+from ssl_sec.losses import ORDERED_LOSSES
 from ssl_sec.losses.config import PairLossConfig, TeacherLossConfig
 from ssl_sec.losses.geometry import GradScaleBy
 from ssl_sec.recipes.config import CheckpointConfig, TrainingConfig
@@ -80,6 +81,11 @@ class PretrainConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.positives == "classes":
+            uses_order = self.loss.name in ORDERED_LOSSES
+            check(not uses_order, "positives", "classes", f"views with loss={self.loss.name}, which pairs rows by order")
+            share, allowed = self.probe.test_share, "null with positives=classes, which learns from all labels"
+            check(share is None, "probe.test_share", share, allowed)
         if self.cut_init != 1:
             found = getattr(self.encoder, "weights", None)
             check(not found, "cut_init", self.cut_init, f"1 with encoder.weights={found}, which are not initial")

@@ -15,7 +15,7 @@ from ssl_sec.data.loading import batches
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.errors import ConfigError
 from ssl_sec.evaluation.knn import knn_top1
-from ssl_sec.evaluation.linear_probe import linear_probe
+from ssl_sec.evaluation.linear_probe import HELD_OUT_SHARE, linear_probe
 from ssl_sec.evaluation.online_probe import OnlineProbe
 from ssl_sec.evaluation.rank import alpha_req, rankme
 from ssl_sec.evaluation.splits import stratified_sample, stratified_split
@@ -82,7 +82,8 @@ class Monitor:
     def __init__(self, config: PretrainConfig, recipe: Recipe, runtime: Runtime) -> None:
         monitor, device = config.monitor, runtime.device
         self._own = monitored_images(recipe.image_set, monitor.max_images)
-        self._labelled = self._own if recipe.image_set.class_names else None
+        # Where classes are learned from, no image of the training set is held out from the encoder.
+        self._labelled = self._own if recipe.image_set.class_names and config.positives == "views" else None
         if monitor.data is not None:
             other = _open_labelled(monitor.data, recipe.image_set.image_shape, device)
             self._labelled = monitored_images(other, monitor.max_images)
@@ -147,7 +148,8 @@ class Monitor:
             return {}
         found = {"val/knn_top1": 100 * knn_top1(*bank, *queries, num_classes=num_classes, k=self._neighbours)}
         if labelled is not self._own:
-            found["val/probe_top1"] = 100 * linear_probe(bank, queries, self._probe).top1
+            if len(stratified_split(bank[1], HELD_OUT_SHARE, seed=0)[1]) > 0:  # a probe holds out some of the bank
+                found["val/probe_top1"] = 100 * linear_probe(bank, queries, self._probe).top1
         elif self.online_probe is not None and steps_taken > 0:
             found["val/probe_top1"] = 100 * self.online_probe.top1(*queries, others=bank[0])
         return found

@@ -107,6 +107,7 @@ def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
         runtime: this worker's.
         store: the probe's, shared by all workers.
     """
+    config.probe.require_shares(runtime.world_size)
     trained = store.probed()
     data = config.data or trained.data
     log_once(runtime, "loading %s and the encoder", data.name)
