@@ -59,7 +59,7 @@ class MetricLearningConfig(TrainingConfig):
     """A run of deep metric learning.
 
     Attributes:
-        transform: generates rows, or not.
+        transform: the feature transform that generates rows, or none.
         sampler: which images make up a batch.
         steps: steps of training; 0 evaluates the initial encoder.
         held_out_share: share of the training classes that are watched instead of trained on, in [0, 1); 0 trains on all
@@ -85,11 +85,11 @@ class MetricLearningConfig(TrainingConfig):
 
     @property
     def evaluated_crop(self) -> Crop:
-        """The centre."""
+        """The central crop of an image."""
         return self.augment.centre_crop()
 
     def open_evaluated(self, data: DataConfig) -> ImageSet:
-        """Images of the test classes, their centres."""
+        """The images of the test classes, cropped to their centres."""
         return data.open_by_class("test", self.evaluated_crop)
 
 

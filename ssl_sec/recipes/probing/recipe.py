@@ -50,10 +50,10 @@ class ProbeFindings:
     """The results of a probe.
 
     Attributes:
-        probe: of the linear classifier.
-        knn_top1: of a kNN with the same training images, on the test set, in [0, 1].
-        class_names: of the data set.
-        corrupted_top1: of the linear classifier on corrupted test images, in [0, 1], by kind and strength.
+        probe: results of the linear classifier.
+        knn_top1: accuracy of a kNN with the same training images, on the test set, in [0, 1].
+        class_names: names of the data set's classes.
+        corrupted_top1: accuracy of the linear classifier on corrupted test images, in [0, 1], by kind and strength.
         transfer: metrics of logistic regression and of few labels, by name.
     """
 
@@ -104,8 +104,8 @@ def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
 
     Args:
         config: the probe, the same on every worker.
-        runtime: this worker's.
-        store: the probe's, shared by all workers.
+        runtime: this worker's runtime.
+        store: the probe's store, shared by all workers.
     """
     trained = store.probed()
     data = config.data or trained.data
@@ -141,10 +141,10 @@ def linear_evaluation(
 
     Args:
         encoder: images in [0, 1] -> features.
-        data: the whole training split is used, even if the pretraining used a part of it.
+        data: the data set; its whole training split is used, even if the pretraining used a part of it.
         config: how the probe is trained.
         computation: how the network computes.
-        runtime: this worker's.
+        runtime: this worker's runtime.
     """
     return _evaluation(encoder, *open_splits(data, config), config, computation, runtime)
 
@@ -201,7 +201,7 @@ def _evaluation(
 
 
 def open_splits(data: DataConfig, config: ProbeConfig) -> tuple[ImageSet, ImageSet]:
-    """All training images and the test images; these are held out of the training split if the set has no others."""
+    """All training images and the test images; with `test_share`, those are held out of the training split."""
     full = replace(data, max_images=None)
     train_set = full.open("train")
     require_labels(train_set, "a linear probe")  # before the test images, which unlabelled sets often lack
