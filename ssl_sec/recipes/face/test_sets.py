@@ -250,7 +250,7 @@ class VideosTestSet:
         return frozenset(video.rpartition("/")[0] for video in self.pairs.videos) - {""}
 
     def measure(self, embed: Embed, protocols: Protocols, keep: Path | None) -> dict[str, float]:
-        """Accuracy by the mean cosine of two videos' frames, by the greatest and by HIK-SVM; of the mean, more."""
+        """Accuracy by the mean and greatest cosine of two videos' frames and by HIK-SVM; EER and TAR by the mean."""
         embeddings = embed(self.frames, torch.arange(len(self.frames)))
         videos = embeddings.split(self.frames.labels.bincount().tolist())
         first, second, same, folds = self.pairs[1:]
