@@ -191,7 +191,7 @@ class Comparison:
 
 
 def _ratios(row: Row, baseline: Row) -> dict[str, float]:
-    """Ratios of the means over a run to the baseline's, averaged over the seeds that both have."""
+    """Ratios of the means over a run to the baseline's: the geometric mean over the seeds that both have."""
     both = [(row.figures[seed], baseline.figures[seed]) for seed in row.figures if seed in baseline.figures]
     each = [(_causes_of(ours), _causes_of(theirs)) for ours, theirs in both]
     return {

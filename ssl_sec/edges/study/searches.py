@@ -26,7 +26,7 @@ class KeptTrial:
     Attributes:
         arm: arm whose values were searched.
         point: name of the point.
-        trial: number of the trial; the best is first.
+        trial: number of the trial in its search.
         metric: the metric on held-out training images.
         epochs: epochs after which it was last measured.
         space: the space that was searched, as it was given.

@@ -309,7 +309,7 @@ def _without_name(overrides: Sequence[str]) -> list[str]:
 
 
 def _without_measurements(search: Search) -> list[str]:
-    """The overrides of a training with the values of a trial, without those for its measurements."""
+    """The shared overrides without those for measurements and tracking, for a training with a trial's values."""
     return [one for one in _without_name(search.shared) if not one.startswith(("monitor.every_epochs=", "tracking."))]
 
 
