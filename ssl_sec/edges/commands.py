@@ -29,7 +29,7 @@ def run_recipe(job: str, overrides: Sequence[str]) -> str:
 
     Args:
         job: name of the recipe.
-        overrides: in Hydra's grammar.
+        overrides: overrides in Hydra's grammar.
 
     Returns:
         The text to print.

@@ -68,8 +68,8 @@ class Table:
     Attributes:
         number: its number in the paper.
         title: its title, in our words.
-        columns: from left to right.
-        rows: from top to bottom.
+        columns: the columns, from left to right.
+        rows: the rows, from top to bottom.
         note: the paper's note on the table.
     """
 
@@ -138,8 +138,8 @@ class Paper:
     Attributes:
         title: the paper's title.
         reference: authors, venue and year.
-        tables: in order.
-        figures: in order.
+        tables: the tables, in order.
+        figures: the figures, in order.
     """
 
     title: str

@@ -69,7 +69,7 @@ class RunConfig(Settings, is_base=True):
     """The options of every run of a recipe; its dataclass declares these fields.
 
     Attributes:
-        runtime: where it runs.
+        runtime: the workers and devices of the run.
         run_name: name of the run and its folder; None for a generated one.
         output_dir: folder in which run folders are created, or a URL of object storage, such as s3://bucket/runs.
         tracking: where metrics are logged.

@@ -58,7 +58,7 @@ class RecipeRow:
         examples: command lines, without the command, each with its purpose.
         usage: the arguments of the command in its help.
         is_training: whether it trains an encoder, which can be resumed, probed, exported and registered.
-        unit: of the run's length; the key of the length is its plural.
+        unit: unit of the run's length; the key of the length is its plural.
         last_artifact: the file that is sent to MLflow last.
         leaves_head: whether the head belongs to the trained network.
         score: the metric that ranks checkpoints during training.

@@ -59,7 +59,7 @@ def unknown_key(job: str, given: Sequence[Override], choice: Choice, in_files: b
     Args:
         job: name of the job.
         given: the overrides.
-        choice: their choices.
+        choice: the choices of the overrides.
         in_files: checks only what config files show, which are read without torch.
     """
     typed = [each.key_or_group for each in given if each.key_or_group not in choice.options and not each.is_add()]

@@ -92,7 +92,7 @@ class ReportConfig(Settings):
         recipes: recipes of the runs in a figure, all of one kind of run; None takes all of the experiment with the
             newest run, and for NormFace's Fig. 8 and SFT's Figs. 5 and 6b the paper's.
         output: folder for the files of the report.
-        output_dir: where the runs' folders are, with their store.
+        output_dir: folder of the runs' folders, with their store.
         tracking: the store to read; with `experiment`, only that experiment's runs count.
     """
 

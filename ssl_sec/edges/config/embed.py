@@ -19,8 +19,7 @@ class EmbedConfig(Settings):
         output: a folder or a URL, for files of rows_per_part images; whole files of the same embeddings are kept.
         data: the data set to embed; None takes that of the run; required for an export, which has none.
         split: split of the data set.
-        checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
-            that was kept.
+        checkpoint: the encoder of the run: `last`, `best` (by its held-out score), or the steps of one that was kept.
         rows_per_part: images in a file.
         batch_size: images in a forward pass.
         output_dir: folder of the run, with MLflow's sqlite file unless tracking names a store.

@@ -34,8 +34,7 @@ class ExportConfig(Settings):
         run: the training's MLflow run id, its name, a prefix of one, or its folder; or a registered model,
             models:/<name>@<alias> or models:/<name>/<version>.
         format: format of the files; see `ssl_sec.exporting`.
-        checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
-            that was kept.
+        checkpoint: the encoder of the run: `last`, `best` (by its held-out score), or the steps of one that was kept.
         output: a new folder, or with format=hub a new repository, hf://<owner>/<name>; None, or a repository without a
             token of the Hub, makes a folder in output_dir/exports, or in runs/exports if that is a URL.
         overwrite: whether an existing export is replaced.

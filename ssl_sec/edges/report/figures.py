@@ -46,7 +46,7 @@ def make_figure_report(
 
     Raises:
         ConfigError: for a recipe without runs, recipes of several jobs, or runs for which the figure cannot be drawn.
-        DataError: for runs that cannot be compared.
+        DataError: if runs cannot be compared.
         StorageError: if the store cannot be used.
     """
     runs = _find_runs(archive, recipes)

@@ -40,7 +40,7 @@ def values_of(job: str, overrides: Sequence[str]) -> dict[str, Any]:
 
     Args:
         job: name of the primary config.
-        overrides: in Hydra's grammar; `resume=<folder, name or id>` takes the configuration of that run.
+        overrides: overrides in Hydra's grammar; `resume=<folder, name or id>` takes the configuration of that run.
 
     Raises:
         UserError: for a key, a value or a run that does not exist.

@@ -131,7 +131,7 @@ def close_abandoned(folder: RunFolder, client: MlflowClient, uri: str) -> thread
     """Closes the runs in MLflow whose processes on this machine have died.
 
     Args:
-        folder: of an active run; the other runs of its output folder are checked.
+        folder: folder of an active run; the other runs of its output folder are checked.
         client: client of the store.
         uri: address of the store; runs in other stores are ignored.
 

@@ -41,7 +41,7 @@ def run_ablation(cells: Sequence[Cell]) -> str:
     """Runs every arm with every seed and returns the table.
 
     Args:
-        cells: as `read_arms` returns them.
+        cells: the result of `read_arms`.
 
     Raises:
         UserError: for mistakes of the user.

@@ -54,7 +54,7 @@ class Cluster:
     """The job server of a Ray cluster.
 
     Args:
-        address: of the dashboard, http://host:8265; None takes RAY_API_SERVER_ADDRESS, RAY_ADDRESS or a cluster here.
+        address: the dashboard's, http://host:8265; None takes RAY_API_SERVER_ADDRESS, RAY_ADDRESS or a cluster here.
 
     Raises:
         ConfigError: if there is none.
@@ -124,7 +124,7 @@ class Cluster:
         Args:
             entrypoint: the command.
             job_id: id of the new job.
-            metadata: for the dashboard, which shows `job_name` in its column "Name".
+            metadata: metadata for the dashboard, which shows `job_name` in its column "Name".
             environment: environment variables of the job.
             files: further files for the job's working folder: name -> text.
 

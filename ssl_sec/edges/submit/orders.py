@@ -42,7 +42,7 @@ class Order:
 
     Attributes:
         job: name of the job.
-        overrides: in Hydra's grammar; several values of a key make a sweep.
+        overrides: overrides in Hydra's grammar; several values of a key make a sweep.
         name: name of the run or the sweep; None takes a default.
         then: the job after each pretraining, `probe` with its overrides, or None.
         parallel: number of points of a sweep that run at the same time.
@@ -76,7 +76,7 @@ class Command:
 
     Attributes:
         job: name of the job.
-        overrides: in Hydra's grammar.
+        overrides: overrides in Hydra's grammar.
         name: name of the run.
         recipe: recipe of the run.
     """
@@ -103,7 +103,7 @@ def check_command(job: str, overrides: Sequence[str], name: str | None, is_local
 
     Args:
         job: name of the job.
-        overrides: in Hydra's grammar.
+        overrides: overrides in Hydra's grammar.
         name: name of the run; None takes a default.
         is_local: whether the cluster is on this machine, so that relative paths can be resolved.
 

@@ -56,7 +56,7 @@ def found_network(
         word: the value of `run`: an id, a name, the beginning of either, the folder of a run, or a registered model.
         checkpoint: the checkpoint whose weights are used.
         tracking: tracking of the job.
-        output_dir: where the default store is.
+        output_dir: folder of the default store.
         jobs: jobs whose runs are accepted.
 
     Raises:

@@ -127,7 +127,7 @@ class Score:
     Attributes:
         name: name of the metric.
         protocol: protocol of the score; only scores with the same protocol are compared.
-        value: in percent, or a label-free score; higher is better.
+        value: a percentage, or a label-free score; higher is better.
     """
 
     name: str

@@ -21,7 +21,7 @@ class Trial:
     Attributes:
         name: name of the trial's run.
         overrides: overrides of the trial, `key=value` for each key.
-        values: the same values as plain values, by key.
+        values: the overrides as plain values, by key.
         metric: its last measurement.
         epoch: epoch of that measurement.
     """

@@ -63,7 +63,7 @@ class FaceConfig(TrainingConfig):
 
     Attributes:
         split: all people, or some with many and some with few training images, whose other images are classified.
-        sampler: which images make up a batch.
+        sampler: the choice of the images in a batch.
         epochs: passes over the training images, parts of one allowed; 0 evaluates the initial network.
         test_sets: the test sets to measure at the end, each with its own title.
         leave_out_tested: whether people whom a test set names are left out of the training set.

@@ -175,7 +175,7 @@ def histograms_figure(
     Args:
         different: for each pair of two people, the share of the cosines in each of equal bins from -1 to 1; NaN leaves
             a row blank.
-        same: the same for pairs of one person.
+        same: likewise for pairs of one person.
         title: title of the figure.
     """
     figure = Figure(figsize=(9.5, 4.6), layout="constrained")

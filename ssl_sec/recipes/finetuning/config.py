@@ -34,8 +34,8 @@ class FinetuneConfig(TrainingConfig):
     Attributes:
         run: the run whose encoder is trained further: its MLflow run id, its name, the beginning of either, or its
             folder. None trains the same network from random weights, or from `encoder.weights`.
-        run_checkpoint: which of that run's encoders: `last`, `best` (by its held-out score), or the steps of one that
-            was kept.
+        run_checkpoint: the encoder of that run: `last`, `best` (by its held-out score), or the steps of one that was
+            kept.
         data: the labelled images; None takes the data set of that run. Files are read at that run's size, unless theirs
             or a crop's is given.
         encoder: the encoder; that of the run if one is given.

@@ -60,7 +60,7 @@ class MetricLearningConfig(TrainingConfig):
 
     Attributes:
         transform: the feature transform that generates rows, or none.
-        sampler: which images make up a batch.
+        sampler: the choice of the images in a batch.
         steps: steps of training; 0 evaluates the initial encoder.
         held_out_share: share of the training classes that are watched instead of trained on, in [0, 1); 0 trains on all
             of them, as the papers do, and watches those.

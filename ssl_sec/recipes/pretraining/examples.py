@@ -32,7 +32,7 @@ def first_views(
         image_set: the training images.
         sampler: draws the images of step 0.
         views: functions that augment the images, one for each size of view.
-        device: where the views are made.
+        device: device on which the views are made.
         num_images: how many images; at most a global batch.
 
     Returns:

@@ -41,8 +41,7 @@ class ProbeJobConfig(RunConfig):
     Attributes:
         run: the MLflow run id, its name, the beginning of either, or its folder; or a registered model,
             models:/<name>@<alias> or models:/<name>/<version>.
-        checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
-            that was kept.
+        checkpoint: the encoder of the run: `last`, `best` (by its held-out score), or the steps of one that was kept.
         data: the data set of the probe; None takes that of the run.
         output_dir: folder in which the run's folder is created.
         run_name: name of the run and its folder; None for one made from the time.
@@ -71,8 +70,7 @@ class TransferConfig(Settings):
         run: the pretraining's MLflow run id, its name, the beginning of either, or its folder; or a registered model,
             models:/<name>@<alias> or models:/<name>/<version>.
         sets: the data sets, each a name or a group of the keys of data=<name>: [digits,{name: folder, root: photos}].
-        checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
-            that was kept.
+        checkpoint: the encoder of the run: `last`, `best` (by its held-out score), or the steps of one that was kept.
         probe: how each set is measured; its images are converted to the size and channels that the encoder was
             trained on, unless probe.image_size_px and probe.num_channels are given.
         mean_per_class: titles of the sets that are measured by the mean of the classes' accuracies.

@@ -72,7 +72,7 @@ class FailureWatch(UserCallback):
         """Called by Ray's controller before it restarts the workers.
 
         Raises:
-            UserError: to end the run: the user error of a worker, or too many failures.
+            UserError: the user error of a worker, or too many failures; it ends the run.
         """
         for error in worker_exceptions.values():
             if isinstance(error, UserError):
