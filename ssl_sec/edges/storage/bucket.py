@@ -187,7 +187,7 @@ class Bucket:
                 self._try("removed", name, lambda name=name: self._fs.rm_file(self._full(name)))
 
     def clean(self) -> None:
-        """Removes uploads below this folder that broke off, whose parts would be kept and paid for; S3 only."""
+        """Removes interrupted uploads below this folder, whose parts would be kept and paid for; S3 only."""
         if self.url.partition("://")[0] not in ("s3", "s3a"):
             return  # other storage removes them itself
         container, _, prefix = self._path.partition("/")

@@ -304,7 +304,7 @@ def make_scaling(options: RayConfig, resources: Mapping[str, float]) -> ScalingC
 
 
 def _is_preempted() -> bool:
-    """Whether Ray has told this worker that machines of the run are about to be preempted.
+    """Whether Ray has informed this worker that machines of the run are about to be preempted.
 
     Ray's public `get_preemption_info` waits for all workers, so it would need a thread beside the training. Without it,
     and without `ray.train.report`, `FailureConfig.relax_collectives_on_preemption` has nothing to relax. Nor does
