@@ -23,6 +23,8 @@ import torch.distributed as dist
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
+from ssl_sec.files import replace_text
+
 RESULTS = Path(__file__).parent / "results"
 
 # The number of rows of the matrices and of images of the convolution in `measure_peak_rate`.
@@ -187,9 +189,7 @@ def save_results(name: str, values: Mapping[str, Any]) -> Path:
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Replaces a file atomically: a crash leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(values, indent=2) + "\n")
-    os.replace(temporary, path)
+    replace_text(path, json.dumps(values, indent=2) + "\n")
 
 
 def format_table(rows: list[dict[str, str]]) -> str:

@@ -24,7 +24,7 @@ from ssl_sec.losses.base import require_labels
 from ssl_sec.networks import Encoder, save_weights
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.probing.config import ProbeConfig
-from ssl_sec.recipes.probing.recipe import linear_evaluation
+from ssl_sec.recipes.probing.recipe import linear_evaluation, open_splits
 from ssl_sec.settings import from_values, to_values
 from ssl_sec.training.recipe import Computation
 from tests.fakes import FakeRuntime
@@ -165,9 +165,10 @@ def test_the_encoder_of_a_folder_is_the_one_that_was_trained(run_folder, tmp_pat
 def test_a_probe_of_features_is_that_of_the_job():
     encoder = nn.Flatten()
     config = ProbeConfig(epochs=8, learning_rates=(0.01, 0.1), decay_at=(0.6,), seed=3)
-    job = linear_evaluation(encoder, DigitsConfig(), config, Computation(), FakeRuntime()).probe
+    splits = open_splits(DigitsConfig(), config)
+    job = linear_evaluation(encoder, *splits, config, Computation(), FakeRuntime()).probe
     train, test = (extract_features(encoder, open_digits(split)) for split in ("train", "test"))
-    ours = linear_probe(train, test, learning_rates=(0.01, 0.1), seed=3, epochs=8, decay_at=(0.6,))
+    ours = linear_probe(train, test, config)
     assert (ours.learning_rate, ours.held_out_top1, ours.top1) == (job.learning_rate, job.held_out_top1, job.top1)
     torch.testing.assert_close(ours.confusion, job.confusion, rtol=0, atol=0)
 

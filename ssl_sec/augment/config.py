@@ -11,9 +11,11 @@ from ssl_sec.augment.views import (
     RetrievalAugmentation,
     SimCLRAugmentation,
     Views,
+    already_cropped,
     why_not_fused,
 )
 from ssl_sec.data.crops import CentreCrop, RandomResizedCrop
+from ssl_sec.data.image_set import EncodedImages, ImageSet
 from ssl_sec.seeding import derived_seed
 from ssl_sec.settings import (
     Positive,
@@ -197,6 +199,13 @@ class CropConfig(Settings, key="augment"):
     def centre_crop(self) -> CentreCrop:
         """The crop of evaluation."""
         return CentreCrop(short_side_px=self.short_side_px, size_px=self.size_px)
+
+    def views_for(self, image_set: ImageSet, seed: int) -> Views:
+        """The views of the images: of those that are cropped at random when they are read, the images themselves."""
+        if isinstance(image_set, EncodedImages) and isinstance(image_set.crop, RandomResizedCrop):
+            return already_cropped
+        _, height, width = image_set.image_shape
+        return self.on_device(min(height, width), seed)
 
     def on_device(self, image_size_px: int, seed: int) -> RetrievalAugmentation:
         """The augmentation of images that have one size already."""

@@ -41,8 +41,8 @@ class DataSetConfig(Settings, key="data", is_base=True):
         """Opens one split, its images cropped if they have no common size; the subset is of the training split only."""
         return self._limit(self._open(split, crop), split)
 
-    def open_cropped(self, split: Split, crop: Crop | None) -> ImageSet:
-        """Opens one split with all its images.
+    def open_all(self, split: Split, crop: Crop | None = None) -> ImageSet:
+        """Opens one split with all its images, also where `max_images` limits what is trained on.
 
         Args:
             split: which part.

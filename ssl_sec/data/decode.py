@@ -13,12 +13,15 @@ The rules for each kind of file:
 The result neither depends on Pillow's global state nor changes it, so that threads may decode concurrently.
 """
 
+import itertools
 import math
 import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -89,6 +92,14 @@ class Decoding:
 # Colour images of one size.
 AS_THEY_ARE = Decoding()
 
+# Images held at once: enough for every thread, few enough for memory.
+IMAGES_AT_ONCE = 1024
+# Of small images, a thread computes many in the time that it takes to hand it one.
+IMAGES_PER_TASK = 32
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
 
 def decode_image(
     source: Path | bytes, name: str, num_channels: int, crop: Crop | None = None, draw: int | None = None
@@ -138,6 +149,24 @@ def decode_image(
     # By NumPy: torch would start threads of its own in each thread that decodes.
     in_order = array.reshape(*array.shape[:2], num_channels).transpose(2, 0, 1)
     return torch.from_numpy(np.ascontiguousarray(in_order))
+
+
+def map_in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
+    """Yields each item with its result, in order.
+
+    Args:
+        function: for one image; the first error that it raises is raised here.
+        items: the images, which are taken as they are needed.
+    """
+
+    def compute(part: list[Item]) -> list[Result]:
+        return [function(item) for item in part]
+
+    remaining = iter(items)
+    with ThreadPoolExecutor() as pool:
+        while held := list(itertools.islice(remaining, IMAGES_AT_ONCE)):
+            parts = [held[first : first + IMAGES_PER_TASK] for first in range(0, len(held), IMAGES_PER_TASK)]
+            yield from zip(held, itertools.chain.from_iterable(pool.map(compute, parts)), strict=True)
 
 
 def _orientation(image: Image.Image) -> int:

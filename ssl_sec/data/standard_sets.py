@@ -12,7 +12,7 @@ from ssl_sec.data.image_set import (
     Split,
 )
 from ssl_sec.errors import DataError, MissingDataError, first_line
-from ssl_sec.locking import locked
+from ssl_sec.files import locked
 
 logger = logging.getLogger("ssl_sec.data")
 

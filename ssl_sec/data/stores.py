@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from ssl_sec.data.decode import Decoding, OnBadImage, decode_image
+from ssl_sec.data.decode import Decoding, OnBadImage, decode_image, map_in_threads
 from ssl_sec.data.image_set import (
     UNLABELLED,
     EncodedImages,
@@ -25,7 +25,6 @@ from ssl_sec.data.image_set import (
     subset,
     unreadable,
 )
-from ssl_sec.data.threads import map_in_threads
 from ssl_sec.errors import ConfigError, DataError
 
 logger = logging.getLogger("ssl_sec.data")

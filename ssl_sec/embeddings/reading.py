@@ -95,11 +95,6 @@ class EmbeddingSet:
         """Sixteen hexadecimal digits that differ for other files."""
         return _digest([file.digest for file in self.files])
 
-    @property
-    def has_labels(self) -> bool:
-        """Whether all files have a column of labels."""
-        return all("label" in file.columns for file in self.files)
-
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Float32[Tensor, "rows dim"]]]:
         """The embeddings at the positions from `start` to `stop`, each time with the position of the first.
 

@@ -31,16 +31,14 @@ def nmi_f1(assignments: Labels, labels: Labels) -> tuple[float, float]:
         raise DataError(
             f"clustering: {len(clusters)} assignments for {len(classes)} labels; allowed: as many, 1 or more"
         )
-    (_, cluster_ids, cluster_sizes), (_, class_ids, class_sizes) = (
-        partition.unique(return_inverse=True, return_counts=True) for partition in (clusters, classes)
-    )
-    joint_sizes = (cluster_ids * len(class_sizes) + class_ids).unique(return_counts=True)[1]
-    entropies = _entropy(cluster_sizes) + _entropy(class_sizes)
-    shared = entropies - _entropy(joint_sizes)
-    nmi = min(max(2 * shared / entropies, 0.0), 1.0) if entropies > 0 else 1.0
-    num_pairs = _num_pairs(cluster_sizes) + _num_pairs(class_sizes)
-    f1 = 2 * _num_pairs(joint_sizes) / num_pairs if num_pairs else 1.0
-    return nmi, f1
+    # Imported late: it loads an OpenMP runtime of its own beside torch's.
+    from sklearn.metrics import normalized_mutual_info_score
+    from sklearn.metrics.cluster import pair_confusion_matrix
+
+    nmi = normalized_mutual_info_score(classes.numpy(), clusters.numpy())
+    (_, only_clusters), (only_classes, both) = pair_confusion_matrix(classes.numpy(), clusters.numpy()).tolist()
+    num_pairs = 2 * both + only_clusters + only_classes
+    return float(nmi), 2 * both / num_pairs if num_pairs else 1.0
 
 
 def kmeans_assignments(
@@ -86,13 +84,3 @@ def kmeans_assignments(
     kmeans.train(rows, init_centroids=centres.astype(rows.dtype))
     _, assignments = kmeans.index.search(rows, 1)
     return torch.from_numpy(assignments[:, 0])
-
-
-def _entropy(sizes: Int64[Tensor, " parts"]) -> float:
-    """The entropy of a partition, in nats."""
-    shares = sizes.double() / sizes.sum()
-    return -(shares * shares.log()).sum().item()
-
-
-def _num_pairs(sizes: Int64[Tensor, " parts"]) -> int:
-    return int((sizes * (sizes - 1) // 2).sum())

@@ -171,7 +171,7 @@ def cosine_distributions(
     """
     order = labels.cpu().argsort(stable=True)
     # The rows of a class are consecutive, from `firsts` to `ends`, so that a partner is found by counting.
-    unit = unit_rows(embeddings)[order]
+    unit = checked_directions(embeddings)[order]
     _, numbers, sizes = labels.cpu()[order].unique_consecutive(return_inverse=True, return_counts=True)
     ends = sizes.cumsum(0)[numbers]
     sizes = sizes[numbers]
@@ -257,7 +257,7 @@ def distance_distributions(
     order = labels.cpu().argsort(stable=True)
     _, numbers, sizes = labels.cpu()[order].unique_consecutive(return_inverse=True, return_counts=True)
     generator = torch.Generator().manual_seed(derived_seed(seed, "cosines"))
-    cosines = _pair_cosines(unit_rows(embeddings)[order], sizes.cumsum(0)[numbers], max_pairs, generator)
+    cosines = _pair_cosines(checked_directions(embeddings)[order], sizes.cumsum(0)[numbers], max_pairs, generator)
     return DistanceDistributions(*(distribution((2 - 2 * each).sqrt(), 0.0, 2.0, 100) for each in cosines))
 
 
@@ -283,7 +283,7 @@ def direction_changes(
         DataError: for a row without a direction.
     """
     # Rounding would lose small changes in 1 − cos.
-    changes = (unit_rows(after) - unit_rows(before)).square().sum(1) / 2
+    changes = (checked_directions(after) - checked_directions(before)).square().sum(1) / 2
     low, high = (changes.min().item(), changes.max().item()) if len(changes) else (0.0, 1.0)
     # Bins need a width even if all changes are equal.
     return DirectionChanges(first_step, last_step, distribution(changes, low, max(high, low + 1e-6), num_bins))
@@ -299,12 +299,12 @@ def class_spread(embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor, 
     Raises:
         DataError: for a row without a direction.
     """
-    unit, labels = unit_rows(embeddings), labels.cpu()
+    unit, labels = checked_directions(embeddings), labels.cpu()
     classes, divergences = class_divergences(unit, labels)
     return ClassSpread(classes.tolist(), divergences.tolist(), within_class_energy(unit, labels))
 
 
-def unit_rows(embeddings: Float[Tensor, "images dim"]) -> Float[Tensor, "images dim"]:
+def checked_directions(embeddings: Float[Tensor, "images dim"]) -> Float[Tensor, "images dim"]:
     """The directions of embeddings, on the CPU.
 
     Raises:

@@ -12,7 +12,6 @@ rates is two matrix products.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -83,20 +82,20 @@ class ProbeResult:
 def linear_probe(
     train: tuple[Float[Tensor, "train dim"], Int64[Tensor, " train"]],
     test: tuple[Float[Tensor, "test dim"], Int64[Tensor, " test"]],
-    **settings: Any,
+    config: ProbeConfig | None = None,
 ) -> ProbeResult:
     """The whole protocol on features: chooses a learning rate on held-out training images, then tests once.
 
     Args:
         train: features and labels of the training images.
         test: likewise of the test images.
-        settings: fields of `ProbeConfig`: learning_rates, epochs, batch_size, momentum, decay_at, decay_factor, seed.
+        config: how classifiers are trained; of its fields, learning_rates, epochs, batch_size, momentum, decay_at,
+            decay_factor and seed. The others concern images. None for the defaults.
 
     Raises:
-        ConfigError: a setting is outside its range.
         DataError: every classifier diverged, or each class has one training image.
     """
-    config = ProbeConfig(**settings)
+    config = config or ProbeConfig()
     features, labels = train
     num_classes = int(torch.cat([labels, test[1].to(labels)]).max()) + 1
     kept, held_out = stratified_split(labels, HELD_OUT_SHARE, seed=config.seed)

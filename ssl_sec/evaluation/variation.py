@@ -10,7 +10,13 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ssl_sec.evaluation.directions import Distribution, class_means, distribution, unit_rows, within_class_energy
+from ssl_sec.evaluation.directions import (
+    Distribution,
+    checked_directions,
+    class_means,
+    distribution,
+    within_class_energy,
+)
 from ssl_sec.losses.transform import rotation
 from ssl_sec.seeding import derived_seed
 
@@ -64,7 +70,7 @@ def class_covariances(
     Raises:
         DataError: for a row without a direction.
     """
-    unit, labels = unit_rows(embeddings).double(), labels.cpu()
+    unit, labels = checked_directions(embeddings).double(), labels.cpu()
     classes, sizes = labels.unique(return_counts=True)
     chosen = sizes.argsort(descending=True, stable=True)[:num_classes]
     chosen = chosen[sizes[chosen] > 1]
@@ -114,7 +120,7 @@ def rotation_shifts(
     Raises:
         DataError: for a row without a direction.
     """
-    unit, labels = unit_rows(embeddings), labels.cpu()
+    unit, labels = checked_directions(embeddings), labels.cpu()
     classes, means, numbers, _ = class_means(unit, labels)
     generator = torch.Generator().manual_seed(derived_seed(seed, "rotation shifts"))
     num_draws = num_draws if len(classes) > 1 else 0

@@ -105,12 +105,6 @@ def from_views(*views: Float[Tensor, "images dim"]) -> tuple[Float[Tensor, "batc
     return torch.cat(views), images.repeat(len(views))
 
 
-def require(condition: bool, name: str, found: object, allowed: str) -> None:
-    """Raises a ValueError that names a parameter, what was found and what is allowed, unless the condition holds."""
-    if not condition:
-        raise ValueError(f"{name}: found {found}, must be {allowed}")
-
-
 def require_labels(name: str, embeddings: Tensor, labels: Tensor) -> None:
     """Checks by shapes and types that the arguments are a batch and its labels, not two views.
 

@@ -21,11 +21,11 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require
+from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar
 from ssl_sec.losses.geometry import in_full_precision, root
 from ssl_sec.losses.template import TEMPLATE_STD, Compared, TemplateLoss
 from ssl_sec.losses.tiles import over_tiles, without_own
-from ssl_sec.settings import Range
+from ssl_sec.settings import Range, check
 
 
 def normalized_softmax_lower_bound(num_classes: int, squared_norm: float) -> float:
@@ -38,7 +38,7 @@ def normalized_softmax_lower_bound(num_classes: int, squared_norm: float) -> flo
         num_classes: n ≥ 2.
         squared_norm: ℓ², the scale s of normalised features and templates.
     """
-    require(num_classes >= 2, "num_classes", num_classes, "≥ 2")
+    check(num_classes >= 2, "num_classes", num_classes, "≥ 2")
     return math.log1p((num_classes - 1) * math.exp(-squared_norm * num_classes / (num_classes - 1)))
 
 
@@ -178,10 +178,10 @@ class NormFaceLoss(_SoftmaxLoss):
     """
 
     def __init__(self, num_classes: int, dim: int, scale: float | None = None, reachable_loss: float = 1e-3) -> None:
-        require(scale is None or scale > 0, "scale", scale, "> 0, or None to learn it")
+        check(scale is None or scale > 0, "scale", scale, "> 0, or None to learn it")
         super().__init__(num_classes, dim, 1.0 if scale is None else scale)
         largest = math.log(num_classes)
-        require(0 < reachable_loss < largest, "reachable_loss", reachable_loss, f"in (0, {largest:.4g})")
+        check(0 < reachable_loss < largest, "reachable_loss", reachable_loss, f"in (0, {largest:.4g})")
         if scale is None:
             # The bound, solved for s.
             start = (num_classes - 1) / num_classes * math.log((num_classes - 1) / math.expm1(reachable_loss))
@@ -263,7 +263,7 @@ class ArcFaceLoss(_SoftmaxLoss):
 
     def __init__(self, num_classes: int, dim: int, scale: float = 64.0, margin_radians: float = 0.45) -> None:
         super().__init__(num_classes, dim, scale)
-        require(0 <= margin_radians < math.pi, "margin_radians", margin_radians, "in [0, π)")
+        check(0 <= margin_radians < math.pi, "margin_radians", margin_radians, "in [0, π)")
         self.margin_radians = margin_radians
 
     def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:

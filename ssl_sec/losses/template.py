@@ -17,12 +17,12 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar, require
+from ssl_sec.losses.base import Embeddings, Labels, Loss, Scalar
 from ssl_sec.losses.centres import move_centres, snapshot
 from ssl_sec.losses.classes import can_look, take_rows
 from ssl_sec.losses.geometry import directions, in_full_precision
 from ssl_sec.losses.tiles import over_tiles, without_own
-from ssl_sec.settings import Range
+from ssl_sec.settings import Range, check
 
 # Standard deviation of the initial templates.
 TEMPLATE_STD = 0.01
@@ -33,8 +33,8 @@ class _ClassLoss(Loss):
 
     def __init__(self, num_classes: int, dim: int) -> None:
         super().__init__()
-        require(num_classes >= 2, "num_classes", num_classes, "≥ 2")
-        require(dim >= 1, "dim", dim, "≥ 1")
+        check(num_classes >= 2, "num_classes", num_classes, "≥ 2")
+        check(dim >= 1, "dim", dim, "≥ 1")
         self.num_classes = num_classes
         self.dim = dim
 

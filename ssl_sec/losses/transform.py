@@ -17,11 +17,10 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from ssl_sec.losses.base import require
 from ssl_sec.losses.centres import move_centres, pick_centres, snapshot
 from ssl_sec.losses.geometry import directions, in_full_precision, norms
 from ssl_sec.seeding import derived_seed, mix
-from ssl_sec.settings import Range
+from ssl_sec.settings import Range, check
 
 Centres = Literal["mean", "random", "picked"]
 
@@ -115,17 +114,17 @@ class SphericalFeatureTransform(nn.Module):
         centres: Centres = "mean",
     ) -> None:
         super().__init__()
-        require(num_classes >= 2, "num_classes", num_classes, "≥ 2")
-        require(dim >= 1, "dim", dim, "≥ 1")
-        require(mode in ("rotate", "translate", "ftl"), "mode", repr(mode), "'rotate', 'translate' or 'ftl'")
-        require(centres in get_args(Centres), "centres", repr(centres), "'mean', 'random' or 'picked'")
+        check(num_classes >= 2, "num_classes", num_classes, "≥ 2")
+        check(dim >= 1, "dim", dim, "≥ 1")
+        check(mode in ("rotate", "translate", "ftl"), "mode", mode, "'rotate', 'translate' or 'ftl'")
+        check(centres in get_args(Centres), "centres", centres, "'mean', 'random' or 'picked'")
         Range(ge=0).check("weight", weight)
         Range(gt=0, le=1).check("energy", energy)
         if tail_classes is not None:
             allowed = f"one class or more in [0, {num_classes - 1}], not all"
             inside = bool(((tail_classes >= 0) & (tail_classes < num_classes)).all())
             listed = cast(list[int], tail_classes.tolist())  # pyright: ignore[reportUnknownMemberType]
-            require(inside and 0 < len(set(listed)) < num_classes, "tail_classes", listed, allowed)
+            check(inside and 0 < len(set(listed)) < num_classes, "tail_classes", listed, allowed)
         self.mode = mode
         self.weight = weight
         self.energy = energy

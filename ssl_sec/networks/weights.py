@@ -1,6 +1,5 @@
 """Backbone weights in files: safetensors with torchvision's or timm's key names, and state dicts of others."""
 
-import os
 from pathlib import Path
 
 import torch
@@ -9,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ssl_sec.errors import MissingDataError, StorageError, first_line
+from ssl_sec.files import replaced
 from ssl_sec.networks.backbones.timm import resampled_weights
 
 _UNFIT = " does not fit "
@@ -40,12 +40,10 @@ def save_weights(backbone: nn.Module, path: Path, metadata: dict[str, str] | Non
         StorageError: if it cannot be written; an existing file is unchanged.
     """
     tensors = {name: value.detach().cpu().contiguous() for name, value in backbone.state_dict().items()}
-    temporary = path.with_name(path.name + ".tmp")
     try:
-        save_file(tensors, temporary, metadata={"format": "pt", **(metadata or {})})
-        os.replace(temporary, path)
+        with replaced(path) as temporary:
+            save_file(tensors, temporary, metadata={"format": "pt", **(metadata or {})})
     except (SafetensorError, OSError) as error:
-        temporary.unlink(missing_ok=True)
         raise StorageError(f"{path} cannot be written: {first_line(error)}") from error
 
 

@@ -53,7 +53,7 @@ class SphericalConfig(Settings, key="constraint"):
     """The norm constraint and the schedule of its weight; see `ssl_sec.losses.spherical`.
 
     Attributes:
-        name: a label; rho and radius alone decide what the constraint is.
+        name: which of the constraints it is; rho and radius must agree with it.
         eta: η ≥ 0, the weight of the constraint beside the loss.
         ramp: how η changes over the global step t of T: "constant"; "linear", η t / T (SEC, Eq. 29); "face", 0 for
             three epochs and linear over the fourth (SEC, B.2); "capped", min(η, 500 t / T) (SEC, Eq. 32).
@@ -66,6 +66,20 @@ class SphericalConfig(Settings, key="constraint"):
     ramp: Literal["linear", "constant", "face", "capped"] = "linear"
     rho: Share = 1.0
     radius: NotNegative | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        others = f"with constraint={self.name}"
+        if self.name != "sec_ema":
+            check(self.rho == 1, "constraint.rho", self.rho, f"1 {others}; constraint=sec_ema has a moving average")
+        if self.name == "l2reg":
+            check(self.radius == 0, "constraint.radius", self.radius, f"0 {others}")
+        elif self.name == "fixed_radius":
+            check(self.radius is not None, "constraint.radius", self.radius, f"a number {others}")
+        else:
+            check(
+                self.radius is None, "constraint.radius", self.radius, f"null {others}; constraint=fixed_radius has one"
+            )
 
     def build(self) -> SphericalConstraint:
         """The constraint."""

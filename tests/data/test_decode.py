@@ -1,3 +1,4 @@
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -7,7 +8,7 @@ from PIL import Image, ImageFile
 
 from ssl_sec.data import decode
 from ssl_sec.data.crops import CentreCrop, CentreSquare, RandomResizedCrop
-from ssl_sec.data.decode import MAX_PIXELS, decode_image
+from ssl_sec.data.decode import IMAGES_AT_ONCE, IMAGES_PER_TASK, MAX_PIXELS, decode_image, map_in_threads
 from ssl_sec.errors import DataError, printable
 from tests.data.files import bomb, encode, noise, plain
 
@@ -205,3 +206,26 @@ def test_random_damage_raises_nothing_else():
                 decode_image(damaged.tobytes(), "x", 3, crop=CentreSquare(size_px=8))
             except DataError as error:
                 assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("count", [0, 1, IMAGES_PER_TASK, IMAGES_AT_ONCE, 2 * IMAGES_AT_ONCE + IMAGES_PER_TASK + 1])
+def test_each_item_comes_with_its_result_in_order(count):
+    assert list(map_in_threads(lambda item: -item, iter(range(count)))) == [(item, -item) for item in range(count)]
+
+
+def test_items_are_taken_as_they_are_needed():
+    taken = []
+    endless = (taken.append(item) or item for item in itertools.count())
+    results = map_in_threads(str, endless)
+    assert [next(results) for _ in range(3)] == [(0, "0"), (1, "1"), (2, "2")]
+    assert len(taken) == IMAGES_AT_ONCE
+
+
+def test_the_first_error_is_raised_after_the_results_before_its_task():
+    def invert(item):
+        return 1 / (item - IMAGES_PER_TASK)
+
+    results = map_in_threads(invert, range(3 * IMAGES_PER_TASK))
+    assert len(list(itertools.islice(results, IMAGES_PER_TASK))) == IMAGES_PER_TASK
+    with pytest.raises(ZeroDivisionError):
+        next(results)

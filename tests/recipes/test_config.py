@@ -128,7 +128,7 @@ def test_a_wrong_value_is_named_with_its_key_and_what_is_allowed(key, value, all
         ({"name": "sec", "eta": 1.0}, "constraint.eta", -0.1, "≥ 0"),
         ({"name": "sec", "eta": 1.0}, "constraint.rho", 0.0, "in (0, 1]"),
         ({"name": "sec_ema", "eta": 1.0}, "constraint.rho", 1.5, "in (0, 1]"),
-        ({"name": "fixed_radius", "eta": 1.0}, "constraint.radius", -1.0, "≥ 0"),
+        ({"name": "fixed_radius", "eta": 1.0, "radius": 2.0}, "constraint.radius", -1.0, "≥ 0"),
         ({"name": "fc"}, "head.dim", 0, "in [1, 1048576]"),
         ({"name": "maxout"}, "head.dropout", 1.0, "in [0, 1)"),
         ({"name": "ir18"}, "encoder.width", 0.0, "in (0, 64]"),

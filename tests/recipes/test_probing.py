@@ -43,8 +43,9 @@ class Collapsed(nn.Module):
 
 
 def probe(encoder=None, config=QUICK, runtime=None, data=None):
+    splits = open_splits(data or DigitsConfig(), config)
     return linear_evaluation(
-        encoder or Pixels(), data or DigitsConfig(), config, CPU.on(torch.device("cpu")), runtime or FakeRuntime()
+        encoder or Pixels(), *splits, config, CPU.on(torch.device("cpu")), runtime or FakeRuntime()
     )
 
 

@@ -1,5 +1,7 @@
 """Constraints, optimisers and devices from their configs."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -24,6 +26,23 @@ def test_the_constraint_and_its_weight_follow_the_settings():
     assert [face(step) for step in (0, 12, 14, 16, 99)] == [0, 0, 1, 2, 2]
     capped = SphericalConfig(name="sec_ema", eta=1.0, ramp="capped", rho=0.4).weight(4, 1000)
     assert [capped(step) for step in (0, 1, 2, 3)] == [0, 0.5, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("sec", {"rho": 0.2}, "constraint.rho: found 0.2, must be 1 with constraint=sec"),
+        ("sec", {"radius": 0.0}, "constraint.radius: found 0.0, must be null with constraint=sec"),
+        ("sec_ema", {"rho": 0.2, "radius": 3.0}, "constraint.radius: found 3.0, must be null with constraint=sec_ema"),
+        ("l2reg", {}, "constraint.radius: found None, must be 0 with constraint=l2reg"),
+        ("l2reg", {"radius": 1.0}, "constraint.radius: found 1.0, must be 0 with constraint=l2reg"),
+        ("fixed_radius", {}, "constraint.radius: found None, must be a number with constraint=fixed_radius"),
+        ("fixed_radius", {"radius": 1.0, "rho": 0.5}, "constraint.rho: found 0.5, must be 1"),
+    ],
+)
+def test_a_constraint_is_what_its_name_says(name, changes, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        SphericalConfig(name=name, eta=1.0, **changes)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("lars", "Lars")])

@@ -6,7 +6,6 @@ borders. A point (x, y) is in pixels to the right and down; (0, 0) is the centre
 """
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from PIL import Image
 
 from ssl_sec.data.decode import decode_image
 from ssl_sec.errors import DataError, MissingDataError, StorageError, first_line, printable
+from ssl_sec.files import replaced
 
 ALIGNED_SIZE_PX = 112
 
@@ -161,13 +161,10 @@ def align_file(source: Path, target: Path, points: Float64[np.ndarray, "5 2"]) -
         raise DataError(f"{printable(name)}: {error}") from error
     pixels = decode_image(source, name, 3, alignment)
     image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Nearly lossless: what was decoded is encoded again.
-        image.save(temporary, FORMATS[target.suffix.lower()], quality=95, subsampling=0)
-        os.replace(temporary, target)
+        with replaced(target, sync=False) as temporary:
+            # Nearly lossless: what was decoded is encoded again.
+            image.save(temporary, FORMATS[target.suffix.lower()], quality=95, subsampling=0)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise StorageError(f"{printable(str(target))}: cannot be written: {first_line(error)}") from error

@@ -1,13 +1,11 @@
 """Files that are made once and kept, such as a copy of a set or the index of a shard."""
 
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from ssl_sec.data.shards.locations import one_line
-from ssl_sec.locking import locked
+from ssl_sec.files import locked, replaced
 
 
 def made_once(path: Path, write: Callable[[BinaryIO], None]) -> Path:
@@ -29,23 +27,6 @@ def made_once(path: Path, write: Callable[[BinaryIO], None]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.with_suffix(".lock")):
             if not path.exists():
-                _write_whole(path, write)
+                with replaced(path) as temporary, temporary.open("wb") as file:
+                    write(file)
     return path
-
-
-def _write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -79,7 +79,7 @@ def _from_set(
     if origin is None:
         raise ValueError("the files do not say which images they are of; data=<set> does")
     data = data or from_values(_Holder, {"data": origin["data"]}).data
-    image_set = data.open_cropped(origin["split"], CentreSquare(size_px=origin["image_shape"][-1]))
+    image_set = data.open_all(origin["split"], CentreSquare(size_px=origin["image_shape"][-1]))
     batch = image_set.read(torch.tensor([row for _, row, _ in keys]))
     arrays = batch.images.cpu().permute(0, 2, 3, 1).numpy()
     pictures = [Image.fromarray(array.squeeze(2) if array.shape[2] == 1 else array) for array in arrays]

@@ -23,10 +23,11 @@ import yaml
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.edges.folder.descriptions import DataDescription, RunIdentity, about_failure, about_worker, user_error
 from ssl_sec.edges.folder.stored_config import probed_run
-from ssl_sec.edges.folder.text import append_json, has_metrics, json_lines, text_of, write_whole, writing
+from ssl_sec.edges.folder.text import append_json, has_metrics, json_lines, text_of, writing
 from ssl_sec.edges.masking import masked, masked_values
 from ssl_sec.edges.storage.checkpoints import CheckpointUpload
 from ssl_sec.errors import ConfigError, StorageError, UserError
+from ssl_sec.files import replace_text
 from ssl_sec.recipes.registry import RECIPES
 from ssl_sec.training.checkpoint import MANIFEST, Found, load_checkpoint, newest_checkpoint, step_of
 from ssl_sec.training.norms import NormHistogram
@@ -36,8 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The metrics that rank checkpoints and models, measured on held-out training images. A run is ranked by the first that
-# it has: by one without labels only if there is no other.
+# Metrics on held-out training images that rank checkpoints and models: the first that a run has, label-free ones last.
 LABEL_FREE_SCORES = tuple(row.score_without_labels for row in RECIPES.values() if row.score_without_labels is not None)
 SCORES = (*(row.score for row in RECIPES.values() if row.score is not None), *LABEL_FREE_SCORES)
 
@@ -153,7 +153,7 @@ class RunFolder:
 
     def _write_config(self, values: Mapping[str, Any]) -> None:
         self._unclosed_path.touch()
-        write_whole(self.config_path, yaml.safe_dump(masked_values(values), sort_keys=False))
+        replace_text(self.config_path, yaml.safe_dump(masked_values(values), sort_keys=False))
 
     @property
     def identity(self) -> RunIdentity:
@@ -362,7 +362,7 @@ class RunFolder:
         """Drops the metrics of steps that will be repeated; messages stay."""
         found = json_lines(self.metrics_path)
         kept = [record for record in found if not has_metrics(record) or record["step"] < step]
-        write_whole(self.metrics_path, "".join(json.dumps(record) + "\n" for record in kept))
+        replace_text(self.metrics_path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def write_outcome(self, outcome: str) -> None:
         """Writes how the workers ended: "finished" or "stopped".
@@ -371,7 +371,7 @@ class RunFolder:
             StorageError: if it cannot be written.
         """
         with writing(self.path):
-            write_whole(self._outcome_path, outcome)
+            replace_text(self._outcome_path, outcome)
 
     def outcome(self) -> str | None:
         """How the workers ended; None if the file is missing or cannot be read."""
@@ -390,7 +390,7 @@ class RunFolder:
             StorageError: if it cannot be written.
         """
         with writing(self.path):
-            write_whole(self._error_path, json.dumps({"message": str(error), "exit_code": error.exit_code}))
+            replace_text(self._error_path, json.dumps({"message": str(error), "exit_code": error.exit_code}))
 
     def error(self) -> UserError | None:
         """The user error that a worker wrote, if any."""

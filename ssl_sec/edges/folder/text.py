@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import os
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,10 +55,3 @@ def text_of(path: Path) -> str:
         return path.read_text(errors="replace")
     except FileNotFoundError:
         return ""
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replaces a file atomically."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    temporary.write_text(text)
-    os.replace(temporary, path)

@@ -1,6 +1,8 @@
 """Runs in MLflow without a folder: of a job, or of a sweep, the parent of its runs with their table and plot."""
 
 import contextlib
+import csv
+import io
 import logging
 import re
 import statistics
@@ -235,10 +237,11 @@ def _upload(run: TrackedRun, results: Results, table: str) -> None:
 def as_csv(results: Results) -> str:
     """The results as CSV, with a line for each run."""
     names = _known_metrics(results)
-    lines = [",".join(["arm", *names])]
-    for arm, runs in results.items():
-        lines += [",".join([f'"{arm}"', *(str(run.get(name, "")) for name in names)]) for run in runs]
-    return "\n".join(lines) + "\n"
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["arm", *names])
+    writer.writerows([arm, *(run.get(name, "") for name in names)] for arm, runs in results.items() for run in runs)
+    return text.getvalue()
 
 
 def as_markdown(results: Results) -> str:

@@ -7,9 +7,7 @@ import contextlib
 import errno
 import itertools
 import logging
-import os
 import time
-import uuid
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
@@ -18,6 +16,7 @@ import fsspec
 
 from ssl_sec.edges.masking import masked
 from ssl_sec.errors import ConfigError, StorageError, first_line
+from ssl_sec.files import replaced
 
 logger = logging.getLogger("ssl_sec")
 
@@ -144,13 +143,9 @@ class Bucket:
             FileNotFoundError: if it does not exist.
             StorageError: see `read`; or if `path` cannot be written.
         """
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replaced(path, sync=False) as temporary:
             self._try("read", name, lambda: self._fs.get_file(self._full(name), str(temporary)))
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def files(self, folder: str = "") -> dict[str, int]:
         """Name -> size in bytes of all files below a folder of this one.

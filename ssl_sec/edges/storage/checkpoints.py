@@ -18,7 +18,7 @@ from typing import Any
 
 from ssl_sec.edges.storage.bucket import Bucket, RefusedError
 from ssl_sec.errors import StorageError, first_line
-from ssl_sec.locking import locked
+from ssl_sec.files import locked
 from ssl_sec.training.checkpoint import MANIFEST, best_of, checkpoint_name, defect_of, file_sha256, score_of
 
 # In a folder of checkpoints: files that are still to be uploaded.

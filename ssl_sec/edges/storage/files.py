@@ -1,7 +1,5 @@
 """Files in a folder or in object storage, each whole or absent."""
 
-import os
-import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import BinaryIO, Protocol, runtime_checkable
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.edges.storage.places import is_remote
 from ssl_sec.errors import StorageError
+from ssl_sec.files import replaced
 
 
 @runtime_checkable
@@ -75,18 +74,12 @@ class LocalPlace:
     def write(self, name: str, content: bytes) -> None:
         """Replaces a file atomically."""
         path = self.folder / name
-        temporary = path.with_name(f".{name}.{uuid.uuid4().hex}")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())  # else a crash of the machine could leave a file without content
-            os.replace(temporary, path)
+            with replaced(path) as temporary:
+                temporary.write_bytes(content)
         except OSError as error:
             raise StorageError(f"{self.key}: {path} cannot be written: {error.strerror}") from error
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def files(self) -> dict[str, int]:
         """Name -> size of the files in the folder."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ssl_sec.edges.storage.bucket import Bucket
 from ssl_sec.errors import StorageError
-from ssl_sec.locking import locked
+from ssl_sec.files import locked
 
 # Time between two checks of the folder; longer if uploads are slow, so that they take a tenth of the time.
 UPLOADS_EVERY_S = 5.0

@@ -4,10 +4,10 @@ import hashlib
 import os
 import re
 import tempfile
-import uuid
 from pathlib import Path
 
 from ssl_sec.errors import StorageError
+from ssl_sec.files import replace_text
 
 # The environment variable for the staging folders of this machine; by default they are among the temporary files.
 STAGING_VARIABLE = "SSL_SEC_STAGING"
@@ -39,18 +39,11 @@ def local_folder(output_dir: str, *part: str) -> Path:
     folder = Path(root).expanduser().resolve().joinpath(hashlib.sha256(url.encode()).hexdigest()[:16], *part)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write_once(folder / _URL_FILE, url)
+        if not (folder / _URL_FILE).exists():
+            replace_text(folder / _URL_FILE, url)  # other processes may be reading it
     except OSError as error:
         raise StorageError(f"{STAGING_VARIABLE}: {folder} cannot be written: {error.strerror}") from error
     return folder
-
-
-def _write_once(path: Path, text: str) -> None:
-    """Writes a file that other processes may be reading, unless it exists."""
-    if not path.exists():
-        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-        temporary.write_text(text)
-        os.replace(temporary, path)
 
 
 def url_of(run_folder: Path) -> str | None:

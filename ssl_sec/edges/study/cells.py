@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ssl_sec.edges.folder.text import text_of, write_whole
+from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.run.sweeps import METRICS
 from ssl_sec.edges.study.plan import Cell
 from ssl_sec.errors import ConfigError, StorageError, nearest
-from ssl_sec.locking import locked
+from ssl_sec.files import locked, replace_text
 
 # Metrics at a run's end that are kept beside those by which arms are compared.
 _LAST = ("train/loss", "train/metric_loss", "val/rankme", "val/alignment", "val/uniformity")
@@ -135,7 +135,7 @@ class KeptCells:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 with locked(lock_of(self.path)):
                     self._cells |= {each.key: each for each in [*_read(self.path), cell]}
-                    write_whole(self.path, as_csv(self._cells.values()))
+                    replace_text(self.path, as_csv(self._cells.values()))
             except OSError as error:
                 raise StorageError(f"cells: {self.path} cannot be written: {error.strerror}") from error
 

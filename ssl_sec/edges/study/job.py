@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.names import new_name, user_tags
 from ssl_sec.edges.folder.stored import open_folder
-from ssl_sec.edges.folder.text import write_whole
 from ssl_sec.edges.run.summary import ui_command
 from ssl_sec.edges.run.sweeps import METRICS, Sweep
 from ssl_sec.edges.storage.places import is_remote, local_folder
@@ -31,6 +30,7 @@ from ssl_sec.edges.tracking.tracker import TrackedRun
 from ssl_sec.edges.tune.trial import last_line
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError
 from ssl_sec.figures.study import curves_figure
+from ssl_sec.files import replace_text
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 
 logger = logging.getLogger("ssl_sec")
@@ -267,7 +267,7 @@ class _Job:
         stem = self._kept.path.stem
         written = [folder / f"{stem}.md"]
         try:
-            write_whole(written[0], in_markdown(*comparison.table()) + "\n")
+            replace_text(written[0], in_markdown(*comparison.table()) + "\n")
             figures = comparison.figures()
             if (curves := self._curves()) is not None:
                 figures["curves"] = curves

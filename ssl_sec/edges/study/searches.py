@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssl_sec.edges.folder.text import text_of, write_whole
+from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.study.cells import lock_of
 from ssl_sec.edges.study.plan import ArmAt, digest_of
 from ssl_sec.edges.tune.trials import Trial
 from ssl_sec.errors import ConfigError, StorageError
-from ssl_sec.locking import locked
+from ssl_sec.files import locked, replace_text
 
 _COLUMNS = ("arm", "point", "trial", "metric", "epochs", "space", "config", "overrides")
 # Keys that affect the result of a search, besides its metric, its space and its number of trials.
@@ -111,7 +111,7 @@ class KeptSearches:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with locked(lock_of(self.path)):  # another process may search another arm
                 self._trials = [*(one for one in _read(self.path) if (one.arm, one.point) != arm.key), *trials]
-                write_whole(self.path, self._as_csv())
+                replace_text(self.path, self._as_csv())
         except OSError as error:
             raise StorageError(f"cells: {self.path} cannot be written: {error.strerror}") from error
 

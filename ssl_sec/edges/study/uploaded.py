@@ -4,9 +4,9 @@ import logging
 import tempfile
 from pathlib import Path
 
-from ssl_sec.edges.folder.text import write_whole
 from ssl_sec.edges.tracking.runs import RunArchive
 from ssl_sec.errors import StorageError
+from ssl_sec.files import replace_text
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 
 logger = logging.getLogger("ssl_sec")
@@ -55,6 +55,6 @@ def download_figures(config: PretrainConfig, cells: Path) -> None:
 def _keep(found: Path, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, found.read_text(encoding="utf-8"))
+        replace_text(path, found.read_text(encoding="utf-8"))
     except OSError as error:
         raise StorageError(f"cells: {path} cannot be written: {error.strerror}") from error

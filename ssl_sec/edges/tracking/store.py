@@ -22,7 +22,7 @@ from mlflow.tracking import MlflowClient
 from ssl_sec.edges.masking import masked
 from ssl_sec.edges.storage.places import is_remote, local_folder
 from ssl_sec.errors import ConfigError, StorageError, UserError, first_line
-from ssl_sec.locking import locked
+from ssl_sec.files import locked
 from ssl_sec.recipes.tracking import TrackingConfig
 
 # MLflow logs the tables of each new database.

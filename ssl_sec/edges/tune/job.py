@@ -24,7 +24,7 @@ from ray.tune.search import BasicVariantGenerator, SearchAlgorithm, Searcher
 from ssl_sec.edges.config.tune import TuneConfig
 from ssl_sec.edges.folder.descriptions import RunIdentity
 from ssl_sec.edges.folder.names import new_name, user_tags
-from ssl_sec.edges.folder.text import text_of, write_whole
+from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.packaging import command
 from ssl_sec.edges.run.on_ray.runtime import connect
 from ssl_sec.edges.run.signals import announce_stop, handled
@@ -37,6 +37,7 @@ from ssl_sec.edges.tune.space import Choices, Interval, Search, chosen_overrides
 from ssl_sec.edges.tune.trial import Plan, PretrainingTrial, last_line, log_of, trial_name
 from ssl_sec.edges.tune.trials import Trial, best_first, files_of, records_of, rows_of, table_of
 from ssl_sec.errors import ConfigError, Stopped, StorageError, UserError
+from ssl_sec.files import replace_text
 
 logger = logging.getLogger("ssl_sec")
 
@@ -332,7 +333,7 @@ def _claimed(path: Path, described: Mapping[str, Any]) -> bool:
         return False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
+        replace_text(path, text)
     except OSError as error:
         raise StorageError(f"output_dir: {path} cannot be written: {error.strerror}") from error
     return True

@@ -8,10 +8,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from ssl_sec.edges.folder.text import write_whole
 from ssl_sec.edges.tables import in_table
 from ssl_sec.edges.tune.space import Interval, Search
 from ssl_sec.figures.tuning import Axis, tuning_figure
+from ssl_sec.files import replace_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ def files_of(search: Search, trials: Sequence[Trial], folder: Path) -> list[Path
     writer.writerow(["trial", *search.space, search.metric, "epochs"])
     for trial in trials:
         writer.writerow([trial.name, *trial.values.values(), trial.metric, trial.epoch])
-    write_whole(table, text.getvalue())
+    replace_text(table, text.getvalue())
     axes = [
         Axis(name=key, values=[trial.values[key] for trial in trials], is_log=isinstance(one, Interval) and one.is_log)
         for key, one in search.space.items()

@@ -23,9 +23,11 @@ class VideoScores(NamedTuple):
     """How similar the two videos of each pair are.
 
     Attributes:
-        means: as by `video_score_mean`.
-        greatest: as by `video_score_max`.
-        histograms: as by `score_histogram`.
+        means: the mean of C of each pair, in [-1, 1]; NaN if a frame is not finite.
+        greatest: the maximum of C, likewise.
+        histograms: the shares of C's entries in 100 bins of equal width from -1 to 1, in float64 (NormFace, Fig. 9); 1
+            belongs to the last bin. NormFace has 100 bins, but does not state their range, or whether they hold counts.
+            Here they hold shares, so that long and short videos are comparable. NaN if a frame is not finite.
     """
 
     means: Float[Tensor, " pairs"]
@@ -65,9 +67,9 @@ def compare_videos(
     histograms: list[Tensor] = []
     for one, other in zip(first.tolist(), second.tolist(), strict=True):
         cosines = _cosines(videos[one], videos[other])
-        means.append(_mean(cosines))
+        means.append(cosines.double().mean().item())
         greatest.append(cosines.amax().item())
-        histograms.append(_histogram(cosines, _NUM_BINS).cpu())
+        histograms.append(_histogram(cosines).cpu())
     return VideoScores(torch.tensor(means, dtype=torch.float64), torch.tensor(greatest), torch.stack(histograms))
 
 
@@ -119,45 +121,12 @@ def videos_kfold_accuracy(
     return VideoAccuracies(*map(folded, zip(*per_fold, strict=True)))
 
 
-def video_score_mean(first: Rows, second: Rows) -> float:
-    """The mean of C, in [-1, 1]; NaN if a frame is not finite.
-
-    Args:
-        first: embeddings of the frames of one video, of any norm; 1 or more.
-        second: those of the other.
-
-    Raises:
-        DataError: a video has no frames.
-    """
-    return _mean(_cosines(first, second))
-
-
-def video_score_max(first: Rows, second: Rows) -> float:
-    """The maximum of C, in [-1, 1]; arguments and errors as for `video_score_mean`."""
-    return _cosines(first, second).amax().item()
-
-
-def score_histogram(first: Rows, second: Rows, num_bins: int = _NUM_BINS) -> Float[Tensor, " bins"]:
-    """The shares of C's entries in bins of equal width from -1 to 1, in float64 (NormFace, Fig. 9).
-
-    NormFace has 100 bins, but does not state their range, or whether they hold counts. Here they hold shares, so that
-    long and short videos are comparable; 1 belongs to the last bin. NaN if a frame is not finite.
-
-    Other arguments and errors as for `video_score_mean`.
-    """
-    return _histogram(_cosines(first, second), num_bins)
-
-
-def _mean(cosines: Float[Tensor, "frames others"]) -> float:
-    return cosines.double().mean().item()
-
-
-def _histogram(cosines: Float[Tensor, "frames others"], num_bins: int) -> Float[Tensor, " bins"]:
+def _histogram(cosines: Float[Tensor, "frames others"]) -> Float[Tensor, " bins"]:
     cosines = cosines.flatten().double()
     if not cosines.isfinite().all():
-        return cosines.new_full((num_bins,), torch.nan)
-    bins = ((cosines + 1) / 2 * num_bins).long().clamp(0, num_bins - 1)
-    return bins.bincount(minlength=num_bins).double() / len(cosines)
+        return cosines.new_full((_NUM_BINS,), torch.nan)
+    bins = ((cosines + 1) / 2 * _NUM_BINS).long().clamp(0, _NUM_BINS - 1)
+    return bins.bincount(minlength=_NUM_BINS).double() / len(cosines)
 
 
 def hik_svm_kfold_accuracy(histograms: Float[Tensor, "pairs bins"], same: Same, folds: Folds = 10) -> FoldedAccuracy:

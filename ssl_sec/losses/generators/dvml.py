@@ -18,11 +18,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ssl_sec.losses.base import Loss, require
+from ssl_sec.losses.base import Loss
 from ssl_sec.losses.generators.base import GlobalBatch, RowGenerator, Shares, initialised
 from ssl_sec.losses.geometry import norms
 from ssl_sec.seeding import derived_seed, mix, normal
-from ssl_sec.settings import Range
+from ssl_sec.settings import Range, check
 
 # λ₁ to λ₄.
 Weights = tuple[float, ...]
@@ -60,7 +60,7 @@ class VariationalSynthesis(RowGenerator):
         Range(ge=1, le=2**20).check("draws", draws)
         Range(ge=0).check("first_phase_steps", first_phase_steps)
         for name, weights in (("first_weights", first_weights), ("second_weights", second_weights)):
-            require(len(weights) == 4, name, list(weights), "four numbers, λ₁ to λ₄")
+            check(len(weights) == 4, name, list(weights), "four numbers, λ₁ to λ₄")
             for weight in weights:
                 Range(ge=0).check(name, weight)
         Range(ge=1, le=2**20).check("hidden_dim", hidden_dim)

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-from ssl_sec.losses.base import Loss, require
+from ssl_sec.losses.base import Loss
 from ssl_sec.losses.classes import classes_of, negative_pairs
 from ssl_sec.losses.generators.base import GlobalBatch, RatedLayers, RowGenerator, Shares, frozen, initialised
 from ssl_sec.losses.geometry import directions, root, squared_distances
-from ssl_sec.settings import Range
+from ssl_sec.settings import Range, check
 
 # Generated rows that are held at once. More are computed again in the backward pass, part by part.
 ROWS_AT_ONCE = 4096
@@ -83,7 +83,7 @@ class HardnessAwareSynthesis(RowGenerator):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        require(steps_per_epoch >= 1, "steps_per_epoch", steps_per_epoch, "≥ 1")
+        check(steps_per_epoch >= 1, "steps_per_epoch", steps_per_epoch, "≥ 1")
         Range(ge=0).check("alpha", alpha)
         Range(ge=0).check("beta", beta)
         Range(ge=0).check("reconstruction_weight", reconstruction_weight)

@@ -16,9 +16,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ssl_sec.augment.mixup import Mixup
-from ssl_sec.augment.views import Views, already_cropped
-from ssl_sec.data.crops import RandomResizedCrop, row_draws
-from ssl_sec.data.image_set import EncodedImages, ImageSet, on_device, require_labels, subset, with_crop
+from ssl_sec.augment.views import Views
+from ssl_sec.data.crops import row_draws
+from ssl_sec.data.image_set import ImageSet, on_device, require_labels, subset, with_crop
 from ssl_sec.data.samplers import ShuffledBatches, worker_rows
 from ssl_sec.data.shards.streamed import require_any_order
 from ssl_sec.errors import ConfigError
@@ -244,12 +244,9 @@ def build_recipe(config: FinetuneConfig, image_set: ImageSet, runtime: Runtime) 
         ConfigError: the encoder has fewer stages than are to be trained, or the workers cannot share the batch, in
             pairs for mixup.
     """
-    _, height, width = image_set.image_shape
     batch_size, seed = config.global_batch_size, config.seed
     sampler = ShuffledBatches(num_images=len(image_set), global_batch_size=batch_size, seed=seed)
-    views: Views = already_cropped
-    if not (isinstance(image_set, EncodedImages) and isinstance(image_set.crop, RandomResizedCrop)):
-        views = config.augment.on_device(min(height, width), seed)
+    views: Views = config.augment.views_for(image_set, seed)
     objective_of: Callable[..., Objective] = Objective
     if config.mixup > 0:
         _require_pairs(config, runtime)

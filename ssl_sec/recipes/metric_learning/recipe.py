@@ -10,9 +10,8 @@ from jaxtyping import Bool, Float, Int64
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ssl_sec.augment.views import Views, already_cropped
-from ssl_sec.data.crops import RandomResizedCrop, row_draws
-from ssl_sec.data.image_set import EncodedImages, ImageSet, on_device, subset, with_crop
+from ssl_sec.data.crops import row_draws
+from ssl_sec.data.image_set import ImageSet, on_device, subset, with_crop
 from ssl_sec.errors import DataError
 from ssl_sec.evaluation.clustering import kmeans_assignments, nmi_f1
 from ssl_sec.evaluation.feature_maps import strongest_feature_maps
@@ -82,10 +81,6 @@ def run(config: MetricLearningConfig, runtime: Runtime, store: EmbeddingStore) -
 
 def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Runtime) -> Recipe:
     """Everything that the run trains, on the runtime's device; equal on every worker."""
-    _, height, width = image_set.image_shape
-    views: Views = already_cropped
-    if not (isinstance(image_set, EncodedImages) and isinstance(image_set.crop, RandomResizedCrop)):
-        views = config.augment.on_device(min(height, width), config.seed)
     return assemble(
         config,
         image_set,
@@ -93,7 +88,7 @@ def build_recipe(config: MetricLearningConfig, image_set: ImageSet, runtime: Run
         sampler=config.sampler.build(image_set.labels, config.global_batch_size, config.seed),
         total_steps=config.steps,
         loss=config.loss.build(),
-        views=views,
+        views=config.augment.views_for(image_set, config.seed),
         transform=config.transform.build,
         draws=partial(row_draws, config.seed, global_batch_size=config.global_batch_size),
     )

@@ -16,8 +16,8 @@ from torch import Tensor
 from ssl_sec.evaluation.directions import (
     DistanceDistributions,
     Distribution,
+    checked_directions,
     distance_distributions,
-    unit_rows,
 )
 from ssl_sec.evaluation.variation import (
     ClassCovariances,
@@ -60,7 +60,7 @@ def class_covariances_figure(
         return message("no class has two images")
     figure = Figure(figsize=(12.5, 4.4), layout="constrained")
     space = figure.add_subplot(1, 3, 1, projection="3d")
-    points, shares = _principal_components(unit_rows(embeddings))
+    points, shares = _principal_components(checked_directions(embeddings))
     labels = labels.cpu()
     others = ~torch.isin(labels, torch.tensor(covariances.classes))
     look = {"s": 9, "linewidths": 0, "depthshade": False}

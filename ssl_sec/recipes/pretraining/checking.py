@@ -21,12 +21,11 @@ from torch import Tensor
 
 from ssl_sec.collectives import gather_objects, highest_of_workers, own_rows
 from ssl_sec.data.config import ParquetConfig, WebDatasetConfig
-from ssl_sec.data.decode import decode_image
+from ssl_sec.data.decode import decode_image, map_in_threads
 from ssl_sec.data.image_set import Candidate, EncodedImages, ImageSet, ResidentImages, check_shape
 from ssl_sec.data.shards.cache_files import made_once
 from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.data.stores import unreadable_images
-from ssl_sec.data.threads import map_in_threads
 from ssl_sec.errors import DataError, first_line, printable
 from ssl_sec.recipes.pretraining.config import PretrainConfig
 from ssl_sec.recipes.pretraining.opening import open_encoded

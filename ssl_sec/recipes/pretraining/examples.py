@@ -1,6 +1,5 @@
 """Images that a run shows: some of its first step with their views, and the nearest neighbours of some others."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from ssl_sec.augment.views import Views, unit_range
 from ssl_sec.data.image_set import ImageSet
 from ssl_sec.data.samplers import Sampler
 from ssl_sec.evaluation.retrieval import nearest
+from ssl_sec.files import replaced
 from ssl_sec.seeding import derived_seed
 
 NUM_EXAMPLES = 8
@@ -51,9 +51,8 @@ def save_first_views(
 ) -> None:
     """Writes `first_views`, whole or not at all: it is read while the run trains. A resumed run keeps those it has."""
     if not path.exists():
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        torch.save(first_views(image_set, sampler, views, device), temporary)
-        os.replace(temporary, path)
+        with replaced(path) as temporary:
+            torch.save(first_views(image_set, sampler, views, device), temporary)
 
 
 def neighbours(

@@ -91,7 +91,7 @@ class Monitor:
             num_features = cast(Encoder, recipe.encoder).num_features
             probe = OnlineProbe(num_features, len(recipe.image_set.class_names), left_out)
             self.online_probe = probe.to(device, recipe.computation.dtype)
-        self._probe_settings = vars(config.probe)
+        self._probe = config.probe
         self._neighbours = monitor.neighbours
         self._extract = extractor(recipe.encoder, recipe.computation, runtime, batch_size=512)
         self._network = nn.Sequential(recipe.encoder, recipe.head)
@@ -147,7 +147,7 @@ class Monitor:
             return {}
         found = {"val/knn_top1": 100 * knn_top1(*bank, *queries, num_classes=num_classes, k=self._neighbours)}
         if labelled is not self._own:
-            found["val/probe_top1"] = 100 * linear_probe(bank, queries, **self._probe_settings).top1
+            found["val/probe_top1"] = 100 * linear_probe(bank, queries, self._probe).top1
         elif self.online_probe is not None and steps_taken > 0:
             found["val/probe_top1"] = 100 * self.online_probe.top1(*queries, others=bank[0])
         return found

@@ -121,7 +121,7 @@ def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
         encoder = Adapted(encoder, config.probe.image_size_px, num_channels)
     encoder.to(runtime.device)
     computation = config.runtime.on(runtime.device)
-    findings = _evaluation(encoder, train_set, test_set, config.probe, computation, runtime)
+    findings = linear_evaluation(encoder, train_set, test_set, config.probe, computation, runtime)
     runtime.report(2 * config.probe.epochs, findings.metrics())
     if runtime.rank == 0:
         confusion = {
@@ -135,21 +135,6 @@ def run(config: ProbeJobConfig, runtime: Runtime, store: ProbeStore) -> None:
 
 
 def linear_evaluation(
-    encoder: nn.Module, data: DataConfig, config: ProbeConfig, computation: Computation, runtime: Runtime
-) -> ProbeFindings:
-    """Probes a frozen encoder on the runtime's device; every worker gets the same findings.
-
-    Args:
-        encoder: images in [0, 1] -> features.
-        data: the data set; its whole training split is used, even if the pretraining used a part of it.
-        config: how the probe is trained.
-        computation: how the network computes.
-        runtime: this worker's runtime.
-    """
-    return _evaluation(encoder, *open_splits(data, config), config, computation, runtime)
-
-
-def _evaluation(
     encoder: nn.Module,
     train_set: ImageSet,
     test_set: ImageSet,
@@ -157,6 +142,16 @@ def _evaluation(
     computation: Computation,
     runtime: Runtime,
 ) -> ProbeFindings:
+    """Probes a frozen encoder on the runtime's device; every worker gets the same findings.
+
+    Args:
+        encoder: images in [0, 1] -> features.
+        train_set: the training images.
+        test_set: the test images.
+        config: how the probe is trained.
+        computation: how the network computes.
+        runtime: this worker's runtime.
+    """
     encoder.eval()
     lay_out(encoder, runtime.device, computation.channels_last)
     train_set, test_set = (on_device(each, runtime.device) for each in (train_set, test_set))
@@ -201,12 +196,11 @@ def _evaluation(
 
 
 def open_splits(data: DataConfig, config: ProbeConfig) -> tuple[ImageSet, ImageSet]:
-    """All training images and the test images; with `test_share`, those are held out of the training split."""
-    full = replace(data, max_images=None)
-    train_set = full.open("train")
+    """All training images and the test images; these are held out of the training split if the set has no others."""
+    train_set = data.open_all("train")
     require_labels(train_set, "a linear probe")  # before the test images, which unlabelled sets often lack
     if config.test_share is None:
-        return train_set, full.open("test")
+        return train_set, data.open_all("test")
     rest, held_out = stratified_split(train_set.labels, config.test_share, derived_seed(config.seed, "test share"))
     require_held_out(held_out)
     return subset(train_set, rest, "for training"), subset(train_set, held_out, "held out for the test")

@@ -63,6 +63,12 @@ def test_the_table_becomes_figures_text_and_a_picture(store: Path):
     )
 
 
+def test_the_csv_of_a_sweep_keeps_arms_with_quotes_and_commas():
+    arm = 'data.train=["a.parquet","b.parquet"]'
+    (row,) = csv.DictReader(io.StringIO(as_csv({arm: [{"probe/top1": 80.0}]})))
+    assert row == {"arm": arm, "probe/top1": "80.0"}
+
+
 @pytest.mark.parametrize(
     ("error", "status", "ended"),
     [

@@ -9,10 +9,9 @@ from sklearn.svm import SVC
 from ssl_sec.errors import ConfigError, DataError
 from ssl_sec.evaluation.faces.verification import kfold_accuracy_of_scores
 from ssl_sec.evaluation.faces.videos import (
+    VideoScores,
+    compare_videos,
     hik_svm_kfold_accuracy,
-    score_histogram,
-    video_score_max,
-    video_score_mean,
     videos_kfold_accuracy,
 )
 
@@ -39,15 +38,21 @@ def cosines(first, second):
     ]
 
 
+def scores_of(pairs) -> VideoScores:
+    """The scores of pairs, each of two videos of its own."""
+    first, second = torch.arange(2 * len(pairs)).view(-1, 2).unbind(1)
+    return compare_videos([video for pair in pairs for video in pair], first, second)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_scores_are_those_of_the_slow_loop(seed):
     for first, second in videos(seed, 5)[0]:
         expected = cosines(first, second)
         scaled = (7 * first).numpy(), (0.1 * second).double().numpy()
-        for pair in ((first, second), (second, first), scaled):
-            assert video_score_mean(*pair) == pytest.approx(sum(expected) / len(expected), abs=1e-6)
-            assert video_score_max(*pair) == pytest.approx(max(expected), abs=1e-6)
-        histogram = score_histogram(first, second)
+        found = scores_of([(first, second), (second, first), scaled])
+        assert found.means.tolist() == pytest.approx([sum(expected) / len(expected)] * 3, abs=1e-6)
+        assert found.greatest.tolist() == pytest.approx([max(expected)] * 3, abs=1e-6)
+        histogram = found.histograms[0]
         assert len(histogram) == 100 and histogram.sum().item() == pytest.approx(1)
         counts = np.histogram(np.rint(np.array(expected) * 2**24) / 2**24, bins=100, range=(-1, 1))[0]
         assert histogram.tolist() == pytest.approx((counts / len(expected)).tolist())
@@ -55,14 +60,14 @@ def test_scores_are_those_of_the_slow_loop(seed):
 
 def test_the_ends_belong_to_the_first_bin_and_the_last():
     rows = torch.tensor([[1.0, 2.0, 3.0]])
-    assert score_histogram(rows, 3 * rows, 4).tolist() == [0, 0, 0, 1]
-    assert score_histogram(rows, -rows, 4).tolist() == [1, 0, 0, 0]
-    assert score_histogram(rows, torch.zeros(2, 3), 4).tolist() == [0, 0, 1, 0]
+    histograms = scores_of([(rows, 3 * rows), (rows, -rows), (rows, torch.zeros(2, 3))]).histograms
+    assert histograms.nonzero().tolist() == [[0, 99], [1, 0], [2, 50]]
+    assert histograms.sum(1).tolist() == [1, 1, 1]
 
 
 def test_an_svm_is_scikit_learns_with_the_kernel_of_the_slow_loop():
     pairs, same = videos(0)
-    histograms = torch.stack([score_histogram(*pair, 20) for pair in pairs])
+    histograms = scores_of(pairs).histograms
     folds = torch.arange(60) // 12
 
     def intersection(a, b):
@@ -103,11 +108,10 @@ def test_components_are_those_that_scikit_learn_finds_in_the_videos_of_the_other
         )
         reduced = [torch.from_numpy(reduce(video.double().numpy())) for video in frames]
         compared = [(reduced[one], reduced[other]) for one, other in zip(first, second, strict=True)]
-        for name, score in (("mean", video_score_mean), ("greatest", video_score_max)):
-            scores = torch.tensor([score(*pair) for pair in compared])
-            accuracies[name].append(kfold_accuracy_of_scores(scores, same, folds).per_fold[fold])
-        histograms = torch.stack([score_histogram(*pair) for pair in compared])
-        accuracies["hik"].append(hik_svm_kfold_accuracy(histograms, same, folds).per_fold[fold])
+        scores = scores_of(compared)
+        for name, values in (("mean", scores.means), ("greatest", scores.greatest)):
+            accuracies[name].append(kfold_accuracy_of_scores(values, same, folds).per_fold[fold])
+        accuracies["hik"].append(hik_svm_kfold_accuracy(scores.histograms, same, folds).per_fold[fold])
     found = videos_kfold_accuracy(frames, first, second, same, folds, pca)
     assert {name: list(one.per_fold) for name, one in found._asdict().items()} == accuracies
     assert found != videos_kfold_accuracy(frames, first, second, same, folds, pca=2)
@@ -120,20 +124,19 @@ def test_collapsed_embeddings_are_right_half_the_time():
         [row * (0.1 + torch.rand(n, 1, generator=generator)) for n in torch.randint(1, 6, (2,), generator=generator)]
         for _ in same
     ]
-    for score in (video_score_mean, video_score_max):
-        scores = torch.tensor([score(*pair) for pair in pairs])
-        assert kfold_accuracy_of_scores(scores, same, 4) == (0.5, 0, (0.5,) * 4)
-    histograms = torch.stack([score_histogram(*pair) for pair in pairs])
-    assert hik_svm_kfold_accuracy(histograms, same, 4) == (0.5, 0, (0.5,) * 4)
+    scores = scores_of(pairs)
+    for values in (scores.means, scores.greatest):
+        assert kfold_accuracy_of_scores(values, same, 4) == (0.5, 0, (0.5,) * 4)
+    assert hik_svm_kfold_accuracy(scores.histograms, same, 4) == (0.5, 0, (0.5,) * 4)
 
 
 def test_what_is_not_finite_is_wrong():
     pairs, same = videos(1, noise=0.2)
-    good = torch.stack([score_histogram(*pair) for pair in pairs])
+    good = scores_of(pairs).histograms
     assert hik_svm_kfold_accuracy(good, same, 5).mean == 1
     pairs[0][1][2] = math.nan
-    assert math.isnan(video_score_mean(*pairs[0])) and math.isnan(video_score_max(*pairs[0]))
-    histograms = torch.stack([score_histogram(*pair) for pair in pairs])
+    means, greatest, histograms = scores_of(pairs)
+    assert means.isnan().nonzero().tolist() == greatest.isnan().nonzero().tolist() == [[0]]
     assert histograms[0].isnan().all() and torch.equal(histograms[1:], good[1:])
     assert hik_svm_kfold_accuracy(histograms, same, 5).per_fold == (11 / 12, 1, 1, 1, 1)
     histograms[:12] = math.nan
@@ -143,7 +146,7 @@ def test_what_is_not_finite_is_wrong():
 def test_what_does_not_fit_is_named():
     rows = torch.eye(3)
     with pytest.raises(DataError, match="videos of 0 and 3 frames; 1 or more each"):
-        video_score_mean(rows[:0], rows)
+        scores_of([(rows[:0], rows)])
     with pytest.raises(DataError, match="3 histograms for 2 pairs"):
         hik_svm_kfold_accuracy(rows, torch.tensor([True, False]))
     with pytest.raises(ConfigError, match="PCA to 9 components; allowed: 1 to the dimension of the embeddings, 8"):

@@ -20,9 +20,10 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 
 from ssl_sec.edges.folder.folder import RunFolder
-from ssl_sec.edges.folder.text import text_of, write_whole
+from ssl_sec.edges.folder.text import text_of
 from ssl_sec.edges.run.supervision import describe_signal, dumped_signal
 from ssl_sec.errors import UserError, first_line
+from ssl_sec.files import replace_text
 
 # Error messages of gloo and NCCL on a worker whose peer has died.
 _BROKEN_CONNECTION = re.compile(r"connection (reset|closed|refused)|broken pipe|remote process exited", re.IGNORECASE)
@@ -44,7 +45,7 @@ def recorded_failures(folder: RunFolder) -> int:
 
 def record_failures(folder: RunFolder, count: int) -> None:
     """Records the number of failures since the newest checkpoint."""
-    write_whole(_count_path(folder), json.dumps({"step": folder.newest_step(), "count": count}))
+    replace_text(_count_path(folder), json.dumps({"step": folder.newest_step(), "count": count}))
 
 
 def _count_path(folder: RunFolder) -> Path:

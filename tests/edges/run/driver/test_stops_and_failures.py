@@ -188,7 +188,7 @@ def test_a_disk_that_is_full_ends_a_run_with_one_line_and_is_failed(quick, tmp_p
         return limited
 
     folder = RunFolder(tmp_path / "runs" / "digits" / "full")
-    for name in ("append_json", "write_whole"):
+    for name in ("append_json", "replace_text"):
         monkeypatch.setattr(folder_module, name, until_full(getattr(folder_module, name)))
     config = pretrain_config([*quick, "run_name=full", "log_every_steps=1"])
     with pytest.raises(StorageError, match="output_dir: .*/digits/full cannot be written: No space left on device"):

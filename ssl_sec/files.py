@@ -1,0 +1,57 @@
+"""Files that several processes use: replaced whole, and locked."""
+
+import fcntl
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replaced(path: Path, sync: bool = True) -> Iterator[Path]:
+    """Yields a path beside `path` to write a file to, which then replaces `path` atomically.
+
+    Readers see the old file or the new one. After an error the old one is unchanged and nothing is left of the new one.
+
+    Args:
+        path: file to write, in a folder that exists.
+        sync: whether the content is on the disk before the name is, so that a crash of the machine cannot leave the
+            name without the content.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        yield temporary
+        if sync:
+            _sync(temporary)
+        os.replace(temporary, path)
+        if sync:
+            _sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replaces a file by a text in UTF-8; see `replaced`."""
+    with replaced(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Lets one process of this machine at a time run the block; the lock is released when its process ends.
+
+    Args:
+        path: the lock's own file, created if it is missing.
+    """
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
