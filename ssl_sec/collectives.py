@@ -127,7 +127,7 @@ def average_gradients(model: nn.Module, device: torch.device) -> nn.Module:
 def average_parameter_gradients(module: nn.Module, own: Collection[nn.Parameter] = ()) -> None:
     """Averages the gradient of each of a module's parameters over workers as soon as it is complete.
 
-    For a module with few parameters beside the model: it needs no wrapper, and nothing is overlapped.
+    For a module with few parameters in addition to the model: no wrapper is needed, and nothing is overlapped.
 
     Args:
         module: the same on every worker, except for its `own` parameters.

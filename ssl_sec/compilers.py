@@ -1,4 +1,4 @@
-"""Whether what compiles for a GPU is here."""
+"""Checks for the compilers that GPU kernels need."""
 
 import os
 import shutil
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def why_no_triton() -> str | None:
-    """Why Triton's kernels, and with them torch.compile's, cannot run on this machine; None if they can.
+    """Why Triton kernels, including those of torch.compile, cannot run on this machine; None if they can.
 
-    Triton compiles its launcher when a kernel first runs, by $CC, gcc or clang and with Python's headers.
+    Triton compiles its launcher when a kernel first runs: with $CC, gcc or clang, and Python's headers.
     """
     if find_spec("triton") is None:
         return "Triton is not installed"

@@ -59,7 +59,7 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     """A clause with the allowed names nearest to `name`, or all of them if they are few.
 
     Args:
-        name: what was found.
+        name: the name that was found.
         allowed: the valid names.
 
     Returns:
@@ -84,7 +84,7 @@ def printable(name: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it has none; of YAML the line that is none, and why."""
+    """The first line of an error's message, or its type if it has none; for invalid YAML the line and the reason."""
     if (mark := getattr(error, "problem_mark", None)) is not None:
         return printable(
             f"not YAML in line {mark.line + 1}: {getattr(error, 'problem', None) or error}".splitlines()[0]

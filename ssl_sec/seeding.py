@@ -12,7 +12,7 @@ def derived_seed(seed: int, *parts: int | str) -> int:
 
     Args:
         seed: the run's seed.
-        parts: what the draws are for, for example ("views", step).
+        parts: purpose of the draws, for example ("views", step).
     """
     text = ":".join(map(str, (seed, *parts)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
@@ -38,7 +38,7 @@ def normal(keys: Int64[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "
     """Standard normal numbers that are functions of their keys alone (Box and Muller 1958), on any device.
 
     Args:
-        keys: different ones for independent numbers; they need not look random.
+        keys: distinct keys give independent numbers; they need not look random.
         dtype: float32 or float64.
     """
     bits = mix(keys)

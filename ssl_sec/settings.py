@@ -36,15 +36,15 @@ T = TypeVar("T")
 
 
 class Complete(ABCMeta):
-    """The metaclass of classes with abstract methods: a subclass that does not define them all fails at its definition.
+    """The metaclass of classes with abstract methods: a subclass must define all of them, or its definition fails.
 
-    A class whose name begins with _, or that is a base (`class TrainingConfig(..., is_base=True)`), need not.
+    Classes whose names begin with _ and bases (`class TrainingConfig(..., is_base=True)`) are exempt.
     """
 
     def __new__(
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], is_base: bool = False, **rest: Any
     ) -> "Complete":
-        """The class."""
+        """Creates the class."""
         return super().__new__(cls, name, bases, namespace, **rest)
 
     def __init__(
@@ -58,18 +58,18 @@ class Complete(ABCMeta):
 
 _PLAIN = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
 
-# What torch takes: float32 with room for a product, int64.
+# The largest values that torch takes: float32 with room for a product, int64.
 _LARGEST = {float: 1e30, int: 2**63 - 1}
 
-# What Linux takes as the name of a file, and as a path.
+# Linux's limits for the name of a file and for a path, in bytes.
 _LONGEST_NAME, _LONGEST_PATH = 255, 4096
 
-# A run's folder holds files whose names are the run's with something added.
+# A run's folder holds files whose names are the run's name with a suffix.
 _LONGEST_RUN_NAME = 200
 
 
 class Rule(Protocol):
-    """What an annotation requires of a value beside its type."""
+    """A requirement of an annotation, beyond the type of the value."""
 
     def check(self, key: str, value: Any) -> None:
         """Raises a ConfigError that names the key, unless the value is allowed."""
@@ -118,10 +118,10 @@ class Range:
 
 
 class LocalPath:
-    """A path on this machine, not a URL, that a file system can hold."""
+    """A path on this machine, not a URL, short enough for the file system."""
 
     def check(self, key: str, value: str) -> None:
-        """Raises a ConfigError that names the key, unless the value is such a path."""
+        """Raises a ConfigError that names the key, unless the value is a valid path."""
         if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", value):
             raise ConfigError(
                 f"{key}: found {printable(value)!r}, a URL; must be a path, on a cluster one that all nodes see"
@@ -137,10 +137,10 @@ class LocalPath:
 
 
 class PlainName:
-    """A name that a folder can have."""
+    """A valid name for a folder."""
 
     def check(self, key: str, value: str) -> None:
-        """Raises a ConfigError that names the key, unless the value is such a name."""
+        """Raises a ConfigError that names the key, unless the value is a valid name."""
         plain = value not in {"", ".", ".."} and not any(part in value for part in ("/", os.sep, "\0"))
         check(plain, key, value, "a plain name without slashes")
         fits = value.isprintable() and len(os.fsencode(value)) <= _LONGEST_RUN_NAME
@@ -172,7 +172,7 @@ class Settings(metaclass=Complete):
     """A dataclass whose fields follow the rules of their annotations, however it is created.
 
     Attributes:
-        key: its place in a configuration, for messages: `class MonitorConfig(Settings, key="monitor")`.
+        key: place of the settings in a configuration, for messages: `class MonitorConfig(Settings, key="monitor")`.
     """
 
     key: ClassVar[str] = ""
@@ -192,7 +192,7 @@ class Declared(Settings):
     """Settings whose fields are the parameters of a component's constructor; see `declare_settings`.
 
     Attributes:
-        component: the class whose constructor it is.
+        component: the class that the settings construct.
     """
 
     component: ClassVar[type[Any]]
@@ -212,7 +212,7 @@ def declare_settings(component: type[Any], name: str, base: type[Declared], othe
         component: the class; its docstring explains the parameters.
         name: the name that chooses it in a configuration.
         base: the base class of the dataclass.
-        others: the parameters that the configuration does not set.
+        others: parameters that the configuration does not set.
     """
     hints = get_type_hints(component.__init__, include_extras=True)
     fields: list[tuple[str, Any, Any]] = [("name", Literal[name], name)]
@@ -316,7 +316,7 @@ def _check(hint: Any, value: Any, key: str) -> None:
 
 
 def _is(hint: Any, value: Any) -> bool:
-    """Whether a value has the type of an annotation, as far as that decides which rules it has."""
+    """Whether a value has the type of an annotation, as far as needed to decide which rules apply."""
     bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     kind = get_origin(bare) or bare
     return isinstance(kind, type) and (isinstance(value, kind) or (kind is float and isinstance(value, int)))
@@ -375,7 +375,7 @@ def _member(options: tuple[Any, ...], value: Any, path: str) -> Any:
 
 
 def _described(hint: Any) -> str:
-    """What a value of this type is, for messages."""
+    """A description of the values of a type, for messages."""
     return " or ".join(map(repr, get_args(hint))) if get_origin(hint) is Literal else _PLAIN.get(hint, "a list")
 
 

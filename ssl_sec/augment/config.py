@@ -48,7 +48,7 @@ class AugmentConfig(Settings, key="augment"):
         fused: whether one launch makes the views (Triton); null: wherever that is possible, for colour images in views
             of up to 64 pixels on a GPU, without blur and solarisation.
         small_views: further views of each image, of a smaller size and from smaller crops (SwAV's multi-crop), ≥ 0;
-            SwAV has 6 beside 2 large ones.
+            SwAV has 6 and 2 large ones.
         small_view_size_px: side of the small views; null for 3/7 of that of the others, as SwAV's 96 of 224 pixels.
         small_view_min_scale: smallest crop of a small view, as a share of the image's area, in (0, 1].
         small_view_max_scale: largest crop of a small view, ≥ small_view_min_scale; min_scale at 0.14 separates the two
@@ -76,7 +76,7 @@ class AugmentConfig(Settings, key="augment"):
         check(in_order, "augment.small_view_max_scale", self.small_view_max_scale, at_least)
 
     def sizes_px(self, image_size_px: int) -> dict[str, int]:
-        """The sides of views that have another than the images, by the key that gives them."""
+        """Sides of the views that differ from the images' size, by the key that sets them."""
         size_px = self._size_px(image_size_px)
         small = {"augment.small_view_size_px": self._small_size_px(size_px)} if self.small_views else {}
         return ({} if self.view_size_px is None else {"augment.view_size_px": size_px}) | small
@@ -100,11 +100,11 @@ class AugmentConfig(Settings, key="augment"):
 
         Args:
             image_size_px: the short side of the images.
-            num_channels: of the images.
+            num_channels: channels of the images, 1 or 3.
             seed: the run's seed.
-            num_views: instead of the key.
-            device: of the images.
-            layout: of the views in memory.
+            num_views: views of each image; None takes the key `num_views`.
+            device: device of the images.
+            layout: memory layout of the views.
 
         Raises:
             ConfigError: `fused` is true where it is not possible.

@@ -1,7 +1,7 @@
 """SimCLR's views of small colour images in one launch of a GPU (Triton).
 
 One program makes one view, whose pixels stay in registers: it samples the drawn crop bilinearly, mirrors it, distorts
-its colours in the drawn order, and makes it grey. The draws and the operations are kornia's
+its colours in the drawn order, and converts it to grey. The draws and the operations are kornia's
 (`ssl_sec.augment.views.SimCLRAugmentation`); the views differ from kornia's by rounding alone.
 """
 
@@ -30,11 +30,11 @@ def fused_views(
 
     Args:
         images: 0-255, contiguous.
-        numbers: of each view, as `NUMBERS` names them, on the images' device: the position of its first pixel and the
+        numbers: values for each view in the order of `NUMBERS`, on the images' device: position of the first pixel and
             steps to the next ones, in pixels of the image; whether it is flipped, jittered and grey (0 or 1); kornia's
-            four colour factors, the hue's in turns of the circle; and their order, the digits of a number of base 4.
+            four colour factors, the hue's in turns of the circle; and their order as digits of a number in base 4.
         size_px: side of the views; their pixels must fit into the registers of one program.
-        layout: of the views in memory.
+        layout: memory layout of the views.
     """
     assert images.is_contiguous()
     batch, channels, height, width = images.shape

@@ -25,8 +25,8 @@ class Mixup:
     """One view of each image, mixed with that of its partner.
 
     Args:
-        views: makes one view of each image.
-        alpha: α > 0; the larger it is, the nearer to one half are the shares.
+        views: function that makes one view of each image.
+        alpha: α > 0; larger values bring the shares nearer to one half.
         seed: the run's seed.
     """
 

@@ -77,7 +77,7 @@ class _GlobalBatchAugmentation:
         Args:
             images: this worker's images, 0-255.
             step: 0-based global step.
-            rows: their rows in the global batch.
+            rows: rows of these images in the global batch.
             global_batch_size: rows of all workers.
         """
         pixels = unit_range(images)
@@ -106,11 +106,11 @@ class SimCLRAugmentation(_GlobalBatchAugmentation):
         num_views: views of each image, ≥ 1.
         min_scale: smallest crop, as a share of the image's area, in (0, 1].
         max_scale: largest crop, in [min_scale, 1].
-        flip_probability: of a horizontal flip, in [0, 1].
-        colour_strength: s ≥ 0; 0.5 on CIFAR, 1.0 on ImageNet.
-        grey_probability: that a colour image becomes grey, in [0, 1].
-        blur_probability: of a Gaussian blur, in [0, 1].
-        solarise_probability: that pixels above one half are inverted, in [0, 1].
+        flip_probability: probability of a horizontal flip, in [0, 1].
+        colour_strength: strength s ≥ 0 of the colour distortion; 0.5 on CIFAR, 1.0 on ImageNet.
+        grey_probability: probability that a colour image becomes grey, in [0, 1].
+        blur_probability: probability of a Gaussian blur, in [0, 1].
+        solarise_probability: probability that pixels above one half are inverted, in [0, 1].
     """
 
     def __init__(
@@ -152,8 +152,8 @@ class FusedSimCLRAugmentation(SimCLRAugmentation):
     It draws the numbers that `SimCLRAugmentation` draws, and the views differ by rounding, at most 1e-5.
 
     Args:
-        layout: of the views in memory.
-        settings: those of `SimCLRAugmentation`.
+        layout: memory layout of the views.
+        settings: arguments of `SimCLRAugmentation`.
     """
 
     def __init__(self, layout: torch.memory_format = torch.contiguous_format, **settings: Any) -> None:
@@ -200,7 +200,7 @@ class FusedSimCLRAugmentation(SimCLRAugmentation):
 
 
 def why_not_fused(image_size_px: int, num_channels: int, device: torch.device) -> str | None:
-    """Why `FusedSimCLRAugmentation` cannot make such views; None if it can."""
+    """The reason why `FusedSimCLRAugmentation` cannot make these views; None if it can."""
     if device.type != "cuda":
         return f"the device is {device.type}, and the kernel runs on GPUs"
     if num_channels != 3:
@@ -215,7 +215,7 @@ class FlipAugmentation(_GlobalBatchAugmentation):
 
     Args:
         seed: the run's seed.
-        flip_probability: in (0, 1].
+        flip_probability: probability of the flip, in (0, 1].
     """
 
     def __init__(self, *, seed: int, flip_probability: float) -> None:
@@ -262,7 +262,7 @@ def _crop_and_flip(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Leaves other threads out: for some thousand numbers, waiting for them takes longer than the work."""
+    """Uses a single thread: for some thousand numbers, waiting for others takes longer than the work."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""What every data set is configured by; see `ssl_sec.data.config`."""
+"""The options of every data set; see `ssl_sec.data.config`."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class DataSetConfig(Settings, key="data", is_base=True):
     """The options of every data set.
 
     Attributes:
-        max_images: size of a class-balanced subset to train on, the same for every seed; None for all images.
-        num_train_classes: for metric learning, how many of the training split's classes are trained on, the first ones;
+        max_images: size of a class-balanced training subset, the same for every seed; None for all images.
+        num_train_classes: for metric learning, the number of classes of the training split to train on, the first ones;
             the others are the test set. None if the splits of the data set have different classes.
     """
 
@@ -29,12 +29,12 @@ class DataSetConfig(Settings, key="data", is_base=True):
 
     @property
     def title(self) -> str:
-        """The set's name in the names of runs, folders, experiments and registered models."""
+        """The name of the set in names of runs, folders, experiments and registered models."""
         return self.name
 
     @property
     def has_test_images(self) -> bool:
-        """Whether it says where test images are."""
+        """Whether the options say where test images are."""
         return True
 
     def open(self, split: Split, crop: Crop | None = None) -> ImageSet:
@@ -45,7 +45,7 @@ class DataSetConfig(Settings, key="data", is_base=True):
         """Opens one split with all its images, also where `max_images` limits what is trained on.
 
         Args:
-            split: which part.
+            split: the training or test images.
             crop: the crop of each image, if the images have no common size.
         """
         return self._open(split, crop)
@@ -54,12 +54,12 @@ class DataSetConfig(Settings, key="data", is_base=True):
         """Opens one of two splits without common classes, each with its own labels, 0, 1, ….
 
         Args:
-            split: which part; the subset is of the training split only.
+            split: the training or test images; the subset is of the training split only.
             crop: the crop of each image, if the images have no common size.
 
         Raises:
             ConfigError: `num_train_classes` is missing, or leaves a split without classes.
-            DataError: the splits have classes in common, or as the data set's opener says.
+            DataError: the splits have classes in common, or as the opener of the data set documents.
         """
         if self.num_train_classes is None:
             image_set = self._open_own_classes(split, crop)
@@ -86,8 +86,8 @@ class FilesConfig(DataSetConfig, is_base=True):
     Attributes:
         image_size_px: side that images are resized and cropped to; None if all images have one size, or, in metric
             learning, are cut by its crop.
-        num_channels: 3 for colours, 1 for grey.
-        on_bad_image: raise stops at an unreadable image; skip leaves it out and counts it.
+        num_channels: channels of the images: 3 for colours, 1 for grey.
+        on_bad_image: action on an unreadable image: raise stops; skip leaves it out and counts it.
         resident_limit_mib: a set that is no larger once decoded is kept on the device; a larger one is streamed.
     """
 

@@ -27,12 +27,12 @@ NUMBERS_PER_BLOCK = 256
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _BatchesByClass:
-    """The fields of both samplers.
+    """The common fields of both samplers.
 
     Attributes:
         labels: class of each image, on the CPU, ≥ 0.
         global_batch_size: images of one step over all workers.
-        seed: any integer.
+        seed: seed of the draws, any integer.
     """
 
     labels: Int64[Tensor, " images"]
@@ -46,22 +46,22 @@ class _BatchesByClass:
 
     @property
     def steps_per_epoch(self) -> int:
-        """⌊images / global_batch_size⌋: as in a pass, though here some images come twice and some not at all."""
+        """⌊images / global_batch_size⌋: as in a pass, although some images come twice and some not at all."""
         return len(self.labels) // self.global_batch_size
 
     @cached_property
     def _by_class(self) -> Int64[Tensor, " images"]:
-        """The images in the order of their classes."""
+        """The images, sorted by class."""
         return self.labels.argsort(stable=True)
 
     @cached_property
     def _sizes(self) -> list[int]:
-        """How many images each class has, of those that have any; a class goes by its place here."""
+        """Number of images of each class that has any; a class is identified by its place here."""
         return self.labels.unique(return_counts=True)[1].tolist()
 
     @cached_property
     def _starts(self) -> list[int]:
-        """Where each class begins in `_by_class`."""
+        """Index in `_by_class` where each class begins."""
         return [0, *itertools.accumulate(self._sizes)][:-1]
 
 
@@ -69,19 +69,19 @@ class _BatchesByClass:
 class ClassBatches(_BatchesByClass):
     """C classes and K images of each, where C · K = `global_batch_size` (SEC, appendix B.1).
 
-    The C classes are different ones, drawn uniformly among those that have images, and so are the K images of a
-    class. Only where a class has n < K images do they come again, each ⌊K / n⌋ or ⌈K / n⌉ times. The rows of a class
+    The C classes are distinct, drawn uniformly among those that have images, and so are the K images of a
+    class. If a class has only n < K images, they are repeated, each ⌊K / n⌋ or ⌈K / n⌉ times. The rows of a class
     are adjacent.
 
     K = 2 is the sampling of the N-pair loss, and that of Triplet-II in the angular loss's paper (sections 3.3, 4.2).
 
     Attributes:
-        images_per_class: K.
+        images_per_class: number K of images of each class.
 
     Raises:
-        ConfigError: K does not divide the batch, or leaves it fewer than two classes or more than there are; the
-            message lists what would do.
-        DataError: there is one class only.
+        ConfigError: K does not divide the batch, or leaves fewer than two classes or more than there are; the
+            message lists the valid values.
+        DataError: there is only one class.
     """
 
     images_per_class: int
@@ -115,13 +115,13 @@ class TripletBatches(_BatchesByClass):
     """Disjoint triplets: Triplet-I of the angular loss's paper (Wang et al., 2017, Fig. 4a and section 4.2).
 
     Rows 3i, 3i + 1 and 3i + 2 are an anchor, a positive of its class and a negative of another one. No two rows of a
-    batch are the same image, while a class may be in several triplets. The paper leaves open how a triplet is drawn:
-    here uniformly the anchor's class, among those with two images that are not in the batch yet; then the negative's,
-    among the others with one; then the images.
+    batch are the same image, while a class may be in several triplets. The paper does not say how a triplet is drawn:
+    here the anchor's class is drawn uniformly among those with two images not yet in the batch, then the negative's
+    among the others with one, then the images.
 
     Raises:
-        ConfigError: the batch is no multiple of 3, or so large that the images may run out, in some order of drawing.
-        DataError: there is one class only.
+        ConfigError: the batch is no multiple of 3, or so large that some order of drawing runs out of images.
+        DataError: there is only one class.
     """
 
     def __post_init__(self) -> None:
@@ -148,7 +148,7 @@ class TripletBatches(_BatchesByClass):
 
 
 class _Classes:
-    """A deck for each class, created at its first use."""
+    """A deck of images for each class, created at its first use."""
 
     def __init__(self, sizes: list[int], numbers: Iterator[int]) -> None:
         self._sizes = sizes
@@ -163,7 +163,7 @@ class _Classes:
                 return chosen
 
     def deal(self, chosen: int) -> int:
-        """An image of a class, by its place in the class."""
+        """Deals an image of a class; returns its place in the class."""
         return self._deck(chosen).deal()
 
     def _deck(self, chosen: int) -> "_Deck":
@@ -176,7 +176,7 @@ class _Deck:
     """The numbers below `size` in random order.
 
     Attributes:
-        left: how many have not been dealt.
+        left: how many numbers have not been dealt.
     """
 
     def __init__(self, size: int, numbers: Iterator[int]) -> None:
@@ -185,7 +185,7 @@ class _Deck:
         self._moved: dict[int, int] = {}
 
     def deal(self) -> int:
-        """A number that was not dealt before; `left` must not be 0."""
+        """Deals a number that was not dealt before; `left` must not be 0."""
         place = next(self._numbers) % self.left
         self.left -= 1
         card = self._moved.get(place, place)

@@ -49,15 +49,15 @@ def own_classes(image_set: ImageSet) -> ImageSet:
 
 
 def split_by_class(image_set: ImageSet, num_train_classes: int, split: Literal["train", "test"]) -> ImageSet:
-    """The images of the first classes, or of all others; classes without images are left out.
+    """The images of the first classes, or of all other classes; classes without images are left out.
 
     Args:
         image_set: the images of all classes.
-        num_train_classes: the training classes are those with labels 0 to num_train_classes - 1.
-        split: which part.
+        num_train_classes: number of training classes, which have the labels 0 to num_train_classes - 1.
+        split: the training or test classes.
 
     Raises:
-        DataError: the images have no labels or one class only, or a part has no images.
+        DataError: the images have no labels or only one class, or a part has no images.
         ConfigError: one of the parts would have no classes.
     """
     require_labels(image_set, "training by classes")
@@ -82,9 +82,9 @@ def hold_out_classes(image_set: ImageSet, share: float, seed: int) -> tuple[Imag
 
     Args:
         image_set: the images of all training classes.
-        share: of the classes that are held out, in (0, 1); at least two are held out and two kept, since among the
+        share: share of the classes that is held out, in (0, 1); at least two are held out and two kept, since among the
             images of one class every retrieval is correct.
-        seed: decides which classes are held out.
+        seed: seed of the choice of the held-out classes.
 
     Returns:
         The images to train on and the held-out ones, each with their own labels, in the order of the classes.
@@ -107,12 +107,12 @@ def hold_out_classes(image_set: ImageSet, share: float, seed: int) -> tuple[Imag
 
 @dataclass(frozen=True, kw_only=True)
 class HeadAndTail:
-    """Training images of head classes, with many, and tail classes, with few; all others test them (SFT, Section 4.2).
+    """Training images of head classes (many) and tail classes (few); the other images test them (SFT, Section 4.2).
 
     Attributes:
         train: the training images.
         test: the other images of the same classes, with the same labels.
-        tail: whether a class is a tail class.
+        tail: whether each class is a tail class.
     """
 
     train: ImageSet
@@ -134,15 +134,15 @@ def head_and_tail(
 
     Args:
         image_set: resident or encoded images.
-        more_than: classes with more images than this are drawn from.
-        num_head: of the head classes, ≥ 1.
-        num_tail: of the tail classes, ≥ 1; None for all large classes that are not drawn as heads.
+        more_than: number of images above which a class is large.
+        num_head: number of head classes, ≥ 1.
+        num_tail: number of tail classes, ≥ 1; None for all large classes that are not drawn as heads.
         head_images: training images of each head class, 1 to `more_than`.
         tail_images: training images of each tail class, 1 to `more_than`.
-        seed: decides which classes and which of their images.
+        seed: seed of the draw of the classes and their images.
 
     Raises:
-        DataError: there are fewer large classes than that.
+        DataError: there are fewer large classes than asked for.
     """
     large = (image_set.labels.bincount(minlength=len(image_set.class_names)) > more_than).nonzero().flatten()
     needed = num_head + (1 if num_tail is None else num_tail)
@@ -167,11 +167,11 @@ def head_and_tail(
 
 
 def without_people(image_set: ImageSet, people: Collection[str]) -> ImageSet:
-    """The images of all other people, as nobody in the test pairs may be trained on.
+    """The images of all but some people: nobody in the test pairs may be trained on.
 
     Args:
         image_set: resident or encoded images.
-        people: names of classes, which need not all be in the set.
+        people: names of the people's classes, which need not all be in the set.
 
     Returns:
         The others' images, with their own labels, in the order of the classes; logs how many people and images were
@@ -201,7 +201,7 @@ def require_disjoint(train: Iterable[str], test: Iterable[str], name: str) -> No
     Args:
         train: names of the training classes.
         test: names of the test classes.
-        name: of the data set, for the error.
+        name: name of the data set, for messages.
 
     Raises:
         DataError: some classes are in both.

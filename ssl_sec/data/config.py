@@ -35,7 +35,7 @@ class _TorchvisionConfig(DataSetConfig):
 
     Attributes:
         root: the folder that holds torchvision's files.
-        download: whether to fetch them if they are not there.
+        download: whether to download missing files.
     """
 
     root: Local = "data"
@@ -66,7 +66,7 @@ class FolderConfig(FilesConfig):
 
     Attributes:
         root: the folder that holds the images, or train/ and test/.
-        labels: whether the folders in train/ and test/ are classes; null if they look so.
+        labels: whether the folders in train/ and test/ are classes; null decides by their contents.
     """
 
     name: Literal["folder"] = "folder"
@@ -75,7 +75,7 @@ class FolderConfig(FilesConfig):
 
     @property
     def title(self) -> str:
-        """The folder's own name."""
+        """The name of the folder."""
         return title_of_place(self.root) or self.name
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
@@ -97,7 +97,7 @@ class _ShardsConfig(FilesConfig):
         train: the training files: paths, globs, ranges ({000..041}) or fsspec URLs.
         test: the test files, likewise; may be None where num_train_classes splits the training files, and in face
             recognition.
-        cache_folder: where what is made of the files once is kept.
+        cache_folder: the folder for copies and indices that are made of the files once.
         shuffle_window: pretraining reads a streamed set by blocks of a few hundred images and shuffles this many at
             once, so that the set may be larger than the disk; null for any order, for which the files are on this
             machine or are laid out on its disk.
@@ -110,16 +110,16 @@ class _ShardsConfig(FilesConfig):
 
     @property
     def title(self) -> str:
-        """The first file's own name, or that of its folder."""
+        """The name of the first file, or that of its folder."""
         return (title_of_place(self.train[0]) if self.train else "") or self.name
 
     @property
     def has_test_images(self) -> bool:
-        """Whether it says where test images are."""
+        """Whether the options say where test images are."""
         return self.test is not None
 
     def open_by_class(self, split: Split, crop: Crop) -> ImageSet:
-        """As of every data set; the images of a class are anywhere in the set."""
+        """As for every data set; the set may not be streamed, since the images of a class may be anywhere in it."""
         needed = "null: batches of classes are drawn from the whole set"
         check(self.shuffle_window is None, "data.shuffle_window", self.shuffle_window, needed)
         return super().open_by_class(split, crop)
@@ -135,8 +135,8 @@ class ParquetConfig(_ShardsConfig):
 
     Attributes:
         image_column: the column of the images; None finds the one that holds images.
-        label_column: the column of the classes, integers or names; null for images without labels, which files
-            without a column `label` hold too.
+        label_column: the column of the classes, integers or names; null for images without labels, such as those of
+            files without a column `label`.
     """
 
     name: Literal["parquet"] = "parquet"
@@ -202,12 +202,12 @@ class RecordsConfig(FilesConfig):
 
     @property
     def title(self) -> str:
-        """The folder's own name."""
+        """The name of the folder."""
         return title_of_place(self.root) or self.name
 
     @property
     def has_test_images(self) -> bool:
-        """Its files hold training images alone."""
+        """False: the files hold only training images."""
         return False
 
     def _open(self, split: Split, crop: Crop | None) -> ImageSet:
@@ -226,7 +226,7 @@ class _RetrievalConfig(DataSetConfig):
     """A data set of metric learning in the layout that it is published in; its images have no common size.
 
     Attributes:
-        on_bad_image: raise stops at an unreadable image; skip replaces it by the next one and counts it.
+        on_bad_image: action on an unreadable image: raise stops; skip replaces it by the next one and counts it.
         root: the folder of the data set in its published layout.
     """
 

@@ -23,7 +23,7 @@ from ssl_sec.seeding import derived_seed, mix, uniform
 # Left, top, right and bottom, in pixels.
 Box = tuple[int, int, int, int]
 
-# Boxes that are drawn before the centre is taken instead, as in torchvision's RandomResizedCrop.
+# Boxes that are tried before the centre is taken instead, as in torchvision's RandomResizedCrop.
 NUM_TRIES = 10
 NUMBERS_PER_BOX = 2 + 2 * NUM_TRIES
 
@@ -34,14 +34,14 @@ def row_draws(seed: int, step: int, global_batch_size: int) -> Int64[Tensor, " g
     Args:
         seed: the run's seed.
         step: 0-based global step.
-        global_batch_size: rows of all workers, of which each takes its own.
+        global_batch_size: rows of all workers; each worker takes its own.
     """
     return mix(derived_seed(seed, "crops", step) + torch.arange(global_batch_size))
 
 
 @runtime_checkable
 class Crop(Protocol):
-    """Image of any size -> square of one size."""
+    """A function from an image of any size to a square of a fixed size."""
 
     @property
     def size_px(self) -> int:
@@ -53,14 +53,14 @@ class Crop(Protocol):
 
         Args:
             image: RGB or grey, upright.
-            draw: any int64, from which all that is random is derived; None if nothing may be.
+            draw: any int64, from which all random numbers are derived; None if nothing may be random.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class CentreSquare:
-    """The largest centred square, resized: how images of pretraining are brought to one size.
+    """The largest centred square, resized: how pretraining brings images to one size.
 
     Attributes:
         size_px: side of the result, ≥ 1.
@@ -89,8 +89,8 @@ class RandomResizedCrop:
         size_px: side of the result, ≥ 1.
         min_scale: smallest crop, as a share of the image's area, in (0, 1].
         min_aspect: smallest width / height of a crop, > 0.
-        max_aspect: largest, ≥ min_aspect.
-        flip_probability: of a horizontal flip, in [0, 1].
+        max_aspect: largest width / height of a crop, ≥ min_aspect.
+        flip_probability: probability of a horizontal flip, in [0, 1].
     """
 
     short_side_px: int = 256
@@ -152,7 +152,7 @@ def _resized_size(size: tuple[int, int], short_side_px: int) -> tuple[int, int]:
 
 
 def _cut(image: Image.Image, short_side_px: int, box: Box) -> Image.Image:
-    """The box of the resized image, without the rest of it."""
+    """The box of the resized image, computed without the rest of it."""
     width, height = _resized_size(image.size, short_side_px)
     left, top, right, bottom = box
     stored = (

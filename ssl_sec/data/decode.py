@@ -1,4 +1,4 @@
-"""Encoded images to pixels: every file becomes uint8 [channels, height, width] or one `DataError` line.
+"""Encoded images to pixels: every file becomes uint8 [channels, height, width] or a `DataError` of one line.
 
 The rules for each kind of file:
 
@@ -34,13 +34,13 @@ from ssl_sec.errors import ConfigError, DataError, first_line, printable
 
 OnBadImage = Literal["raise", "skip"]
 
-# Pillow's own limit of about 179 million stays in force above it.
+# Pillow's own limit of about 179 million remains in force above it.
 MAX_PIXELS = 2**26
 
 # Pillow can open more, some of it by starting other programs (EPS runs Ghostscript).
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
-# EXIF 2.3, tag 0x0112: what turns the stored pixels upright.
+# EXIF 2.3, tag 0x0112: operation that turns the stored pixels upright.
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -57,11 +57,11 @@ class Decoding:
     """How the encoded images of a set become pixels.
 
     Attributes:
-        image_size_px: side that images are resized to, their largest centred square; None leaves that to `crop`.
-        num_channels: 3 for RGB, 1 for grey.
-        on_bad_image: raise an error about an unreadable image, or skip it: drop it from a resident set, replace it in a
-            streamed one; None raises an error if no option can skip the image.
-        resident_limit_mib: the set is decoded into memory if its pixels need no more than this.
+        image_size_px: side to which the largest centred square of an image is resized; None leaves that to `crop`.
+        num_channels: channels of the images: 3 for RGB, 1 for grey.
+        on_bad_image: action on an unreadable image: raise an error, or skip it: drop it from a resident set, replace it
+            in a streamed one; None raises an error if no option can skip the image.
+        resident_limit_mib: largest size of the pixels at which a set is decoded into memory.
         crop: the crop of images of any size, taken whenever they are read: the set is then streamed, however small it
             is; without effect if image_size_px is given. Without either, all images must have one size.
     """
@@ -80,7 +80,7 @@ class Decoding:
 
     @property
     def square(self) -> Crop | None:
-        """The crop of each image, if there is one."""
+        """The crop of each image; None if there is none."""
         return self.crop if self.image_size_px is None else CentreSquare(size_px=self.image_size_px)
 
     def is_resident(self, num_images: int, image_shape: tuple[int, int, int]) -> bool:
@@ -89,7 +89,7 @@ class Decoding:
         return fits and (self.crop is None or self.image_size_px is not None)
 
 
-# Colour images of one size.
+# For colour images that already have one size.
 AS_THEY_ARE = Decoding()
 
 # Images held at once: enough for every thread, few enough for memory.
@@ -108,16 +108,16 @@ def decode_image(
 
     Args:
         source: a file's path, or the encoded bytes.
-        name: of the image in errors: the path, or the Parquet file and row.
-        num_channels: 3 for RGB, 1 for grey (ITU-R 601 luma of colours).
+        name: name of the image in errors: the path, or the Parquet file and row.
+        num_channels: 3 for RGB, 1 for grey (ITU-R 601 luma).
         crop: the crop of the upright image; None keeps the whole image.
-        draw: the random number for a random crop.
+        draw: random number for a random crop.
 
     Returns:
         Pixels, 0-255, of shape [num_channels, crop.size_px, crop.size_px] if there is a crop.
 
     Raises:
-        DataError: the file cannot be opened, is no image of a known format, is truncated, has too many
+        DataError: the file cannot be opened, is not an image of a known format, is truncated, has too many
             pixels or pixels of 32 bits; one line that names it.
     """
     name = printable(name)
@@ -146,7 +146,7 @@ def decode_image(
     if crop is not None:
         pixels = crop(pixels, draw)
     array = np.array(pixels)
-    # By NumPy: torch would start threads of its own in each thread that decodes.
+    # With NumPy: torch would start threads of its own in each decoding thread.
     in_order = array.reshape(*array.shape[:2], num_channels).transpose(2, 0, 1)
     return torch.from_numpy(np.ascontiguousarray(in_order))
 
@@ -177,14 +177,14 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _to_8_bit(image: Image.Image, name: str) -> Image.Image:
-    # Pillow holds 16-bit grey in these modes; it reduces 16-bit colours itself, by the high byte too.
+    # Pillow holds 16-bit grey in these modes; it reduces 16-bit colours itself, also to the high byte.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise DataError(f"{name}: 32-bit pixels found; allowed: at most 16 bits per channel")
     if image.mode in ("L", "RGB"):
         return image
-    # Grey with alpha stays grey; from all else RGB is the way that Pillow knows, by RGBA where a palette
+    # Grey with alpha stays grey; Pillow converts everything else by way of RGB, or of RGBA where a palette
     # has transparent entries.
     if image.mode == "LA":
         return image.convert("L")

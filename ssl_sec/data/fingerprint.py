@@ -11,7 +11,7 @@ from ssl_sec.data.shards.streamed import StreamedImages
 from ssl_sec.data.stores import FileStore
 from ssl_sec.errors import DataError
 
-# How much of the pixels in memory, and how many of the encoded images, are hashed, evenly spaced.
+# Bytes of pixels in memory, and number of encoded images, that are hashed, evenly spaced.
 _PIXEL_BYTES = 2**28
 _FILES = 512
 _BLOCKS = 8

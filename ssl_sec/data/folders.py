@@ -14,12 +14,12 @@ from ssl_sec.data.image_set import UNLABELLED, ImageSet, Split
 from ssl_sec.data.stores import FileStore, from_store
 from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 
-# What the folder of a run, or of all runs, holds, and the names of MLflow's folders of artifacts.
+# Files in the folder of a run, or of all runs, and names of MLflow's folders of artifacts.
 _OF_RUNS = frozenset(("metrics.jsonl", "mlflow.db"))
 _ARTIFACTS = frozenset(("mlruns", "mlartifacts"))
 _LAYOUT = "data.root must hold images, or train/<class>/ and test/<class>/"
 
-# Words in the names of folders and files of any data set.
+# Words that name folders and files of any data set.
 _GENERIC_WORDS = frozenset(("", "data", "dataset", "images", "img", "train", "training", "test", "val", "validation"))
 
 EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
@@ -37,12 +37,12 @@ def open_folder(
     The training images are in root/train/, or in all of root if it has no such folders; the test images in root/test/,
     or root/val/ if there is no test. Folders directly below are the classes, in the order of their names; only the
     images directly in them are read. The classes are those of `train`, for both splits, or those of each split
-    (`shared_classes`). Without labels, all images below are read, however deep, but for plots of runs. Files without an
-    image's extension are ignored, and names that begin with a dot.
+    (`shared_classes`). Without labels, all images below are read, at any depth, except plots of runs. Files without an
+    image's extension are ignored, and so are names that begin with a dot.
 
     Args:
-        split: which part.
-        root: the folder.
+        split: the training or test images.
+        root: folder of the data set.
         decoding: how images become pixels.
         shared_classes: whether the splits have the same classes; if not, each has its own classes and labels.
         labels: whether folders are classes; None if root/train/ has folders, no images beside them, and images directly
@@ -55,7 +55,7 @@ def open_folder(
     """
     root = Path(root)
     held_out = root / "test" if (root / "test").is_dir() or not (root / "val").is_dir() else root / "val"
-    # Without a test split, all of the folder is trained on.
+    # Without a test split, training uses the whole folder.
     train = root if not (root / "train").is_dir() and not held_out.is_dir() else root / "train"
     folder = train if split == "train" else held_out
     for path in (root, folder):
@@ -110,7 +110,7 @@ def _list_classes(
 
 
 def _has_classes(folder: Path, root: Path) -> bool:
-    """Whether a folder holds a folder of images for each class, and no images beside them."""
+    """Whether a folder holds a folder of images for each class, and no images next to them."""
     names = _inside(folder, root)
     if any(_is_image(name) for name in names):
         return False
@@ -128,7 +128,7 @@ def _class_folders(folder: Path, root: Path) -> list[str]:
 def _images_below(folder: Path, root: Path) -> list[str]:
     """Paths of the images in a folder and all folders below it, in the order of their names; not the plots of runs."""
     found: list[str] = []
-    real_folders: set[str] = set()  # links may lead in circles
+    real_folders: set[str] = set()  # links may form cycles
     waiting = [str(folder)]
     while waiting:
         current = waiting.pop()
@@ -156,8 +156,8 @@ def image_files(folder: Path, root: Path) -> list[str]:
     """Sorted names of the images directly in a folder below `root`.
 
     Raises:
-        DataError: it has none, or a link leads out of `root`.
-        OSError: it cannot be read.
+        DataError: the folder has no images, or a link leads out of `root`.
+        OSError: the folder cannot be read.
     """
     files = [name for name in _inside(folder, root) if _is_image(name)]
     if not files:
@@ -170,7 +170,7 @@ def image_paths(root: Path) -> list[str]:
 
     Raises:
         MissingDataError: there is no such folder.
-        DataError: it has no images, or a link leads out of it.
+        DataError: the folder has no images, or a link leads out of it.
     """
     printed = printable(str(root))
     if not root.is_dir():
@@ -194,12 +194,12 @@ def check_paths(listed: Iterable[tuple[str, str]], root: Path, called: str) -> N
     """Refuses files and folders that are not below a folder, or missing; each folder is read once.
 
     Args:
-        listed: paths, and where they are listed.
-        root: the folder.
-        called: what errors call it.
+        listed: paths, each with the place where it is listed.
+        root: folder that the paths must be below.
+        called: name of the folder in errors.
 
     Raises:
-        DataError: the first of them.
+        DataError: for the first such path.
     """
     real_root = os.path.realpath(root)
     folders: dict[str, dict[str, bool]] = {}
@@ -223,14 +223,14 @@ def require_folder(root: Path) -> None:
     """Refuses a missing folder.
 
     Raises:
-        MissingDataError: it is not.
+        MissingDataError: there is no such folder.
     """
     if not root.is_dir():
         raise MissingDataError(f"{printable(str(root))}: no such folder")
 
 
 def _links(folder: str, where: str) -> dict[str, bool]:
-    """The names in a folder that are links, from its listing, without access to each file."""
+    """Name -> whether it is a link, from the listing of a folder, without access to each file."""
     try:
         with os.scandir(folder) as entries:
             return {entry.name: entry.is_symlink() for entry in entries}
@@ -275,7 +275,7 @@ def read_matlab(path: Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def is_number(text: str) -> bool:
-    """Whether a field of a list is a whole number of at most 9 digits: Python refuses to read thousands."""
+    """Whether a field of a list is a whole number of at most 9 digits: Python refuses to convert thousands."""
     return text.isascii() and text.isdigit() and len(text) <= 9
 
 
@@ -291,7 +291,7 @@ def _inside(folder: Path, root: Path) -> list[str]:
                 continue
             if entry.is_symlink() and not _is_below(entry.path, real_root):
                 raise DataError(f"{printable(entry.path)}: leads out of {printable(str(root))}; copy the file into it")
-            # A pipe or a device would block its reader; a dangling link is kept, and reported as unreadable.
+            # A pipe or a device would block its reader; a dangling link is kept and reported as unreadable.
             if entry.is_file() or entry.is_dir() or entry.is_symlink():
                 names.append(entry.name)
     return sorted(names)
@@ -313,7 +313,7 @@ def _display(name: str) -> str:
 def title_of_place(location: str) -> str:
     """The last meaningful part of a path or URL, as a name; empty if there is none."""
     is_url = "://" in location
-    # The query of a URL may have its signature.
+    # The query of a URL may contain a signature.
     path = re.split(r"[?#]", location.partition("://")[2])[0] if is_url else str(Path(location).expanduser().absolute())
     for part in reversed(path.split("/")):
         bare = re.sub(r"\.(parquet|pq)$|-?\d{5}-of-\d{5}", "", part)

@@ -18,7 +18,7 @@ from ssl_sec.errors import DataError, printable
 
 logger = logging.getLogger("ssl_sec.data")
 
-# This many unreadable images in a row mean that the store is gone, not that some files are bad.
+# This many unreadable images in a row mean that the store is unavailable, not that some files are bad.
 MAX_BAD_IN_A_ROW = 100
 
 # Class names are listed up to the largest label, so that absurd labels must be refused.
@@ -40,9 +40,9 @@ class Columns:
     """The columns of Parquet files.
 
     Attributes:
-        image_column: struct{bytes, path}; None takes the only one of that type.
-        label_column: integers, 0 or more, or names of classes. None for images without labels, which files without a
-            column `label` hold too.
+        image_column: column of images, struct{bytes, path}; None takes the only one of that type.
+        label_column: column of classes, integers ≥ 0 or names. None for images without labels, as are those of files
+            without a column `label`.
     """
 
     image_column: str | None = None
@@ -51,7 +51,7 @@ class Columns:
 
 NAMED_AS_USUAL = Columns()
 
-# The folder for copies of streamed Parquet files that can be read by row.
+# The folder for copies of Parquet files that are read by row, and for indices of shards.
 CACHE_FOLDER = "~/.cache/ssl_sec"
 
 
@@ -116,17 +116,17 @@ class ImageSet(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ResidentImages:
-    """All images in memory, on the CPU or on a device; images that could not be decoded were dropped.
+    """All images in memory, on the CPU or on a device; images that could not be decoded are left out.
 
     Attributes:
         images: pixels, 0-255.
         labels: class of each image of this set, on the CPU; all UNLABELLED if there are no classes.
         class_names: name of each class; none if the images have no labels.
-        name: of the split.
+        name: name of the split.
         description: source of the images.
-        num_bad_images: how many were dropped when the set was loaded.
+        num_bad_images: number of images that were dropped when the set was loaded.
         queries: mask of the queries, with the others as the gallery, on the CPU; None: each image is both.
-        rows: row in `images` of each image of this set, on the CPU; None if they are all of them in order.
+        rows: row in `images` of each image of this set, on the CPU; None for all rows in order.
     """
 
     images: UInt8[Tensor, "stored channels height width"]
@@ -165,7 +165,7 @@ class ResidentImages:
 
 @runtime_checkable
 class ImageStore(Protocol):
-    """Encoded images by row."""
+    """Encoded images that are read by row."""
 
     def image_name(self, row: int) -> str:
         """The name of an image in errors."""
@@ -175,7 +175,7 @@ class ImageStore(Protocol):
         """The file of an image, or its encoded bytes.
 
         Raises:
-            DataError: that part of the store is damaged.
+            DataError: this part of the store is damaged.
         """
         ...
 
@@ -195,11 +195,11 @@ class EncodedImages:
         class_names: name of each class; none if the images have no labels.
         image_shape: channels, height and width of each image.
         crop: the crop of each image; None if all must have `image_shape` already.
-        name: of the split.
+        name: name of the split.
         description: source of the images.
-        on_bad_image: what to do about an unreadable image; None raises an error if no option can skip the image.
+        on_bad_image: action on an unreadable image; None raises an error if no option can skip the image.
         queries: mask of the queries, with the others as the gallery, on the CPU; None: each image is both.
-        rows: row in `store` of each image of this set; None if they are all of them in order.
+        rows: row in `store` of each image of this set; None for all rows in order.
         bad_indices: the unreadable images met so far.
     """
 
@@ -225,7 +225,7 @@ class EncodedImages:
         return len(self.labels)
 
     def read(self, indices: Int64[Tensor, " batch"], draws: Int64[Tensor, " batch"] | None = None) -> Batch:
-        """The images at `indices`, on the CPU; `Batch.indices` has those of the replacements of bad ones."""
+        """The images at `indices`, on the CPU; `Batch.indices` are those of the images actually read."""
         batch, bad = self.decode(indices, draws)
         self.record_bad(bad)
         return batch
@@ -233,7 +233,7 @@ class EncodedImages:
     def decode(
         self, indices: Int64[Tensor, " batch"], draws: Int64[Tensor, " batch"] | None = None
     ) -> tuple[Batch, dict[int, str]]:
-        """The batch of `read`, and by index the reasons why images were replaced.
+        """The batch of `read`, and the reasons why images were replaced, by index.
 
         Loader workers call this, and the main process calls `record_bad` with their bad images, since the workers'
         copies of the set and of the log are lost.
@@ -266,11 +266,11 @@ class EncodedImages:
 
 @runtime_checkable
 class Decoded(Protocol):
-    """A set whose images are decoded when they are read: what decides how."""
+    """The properties that decide how images of a set are decoded when they are read."""
 
     @property
     def name(self) -> str:
-        """Of the split."""
+        """Name of the split."""
         ...
 
     @property
@@ -285,7 +285,7 @@ class Decoded(Protocol):
 
     @property
     def on_bad_image(self) -> OnBadImage | None:
-        """What to do about an unreadable image."""
+        """The action on an unreadable image."""
         ...
 
 
@@ -295,10 +295,10 @@ def first_readable(
     """The first of some images that can be read, and its index in the set.
 
     Args:
-        image_set: decides whether images may be replaced, and how they become pixels.
-        candidates: an image and those that may replace it: index, name in errors, and what gets its file or bytes.
+        image_set: the set, which decides whether images may be replaced, and how they become pixels.
+        candidates: an image and those that may replace it: index, name in errors, and a getter of its file or bytes.
         draw: random number for the crop.
-        bad: gets the reason of each unreadable one by its index.
+        bad: receives the reason of each unreadable image, by its index.
 
     Raises:
         DataError: an image cannot be read and may not be replaced, or none can be read.
@@ -313,7 +313,7 @@ def first_readable(
             bad[index] = str(error)
             reasons.append(str(error))
         else:
-            # Outside of the `try`: a wrong size is a wrong setting, which a replacement cannot fix.
+            # Outside of the `try`: a wrong size is due to a wrong setting, which a replacement cannot fix.
             check_shape(image, image_set.image_shape, name)
             return image, index
     raise DataError(f"{image_set.name}: {len(reasons)} images in a row cannot be read, the first: {reasons[0]}")
@@ -335,7 +335,7 @@ def check_shape(image: UInt8[Tensor, "channels height width"], image_shape: tupl
 
 
 def check_num_classes(num_classes: int, num_images: int, where: str) -> None:
-    """Refuses a number of classes that only a damaged label explains, as every class takes memory.
+    """Refuses a number of classes that only a damaged label can explain, since every class takes memory.
 
     Raises:
         DataError: there are far more classes than images.
@@ -371,11 +371,11 @@ def require_labels(image_set: ImageSet, purpose: str) -> None:
     """Refuses images without labels.
 
     Args:
-        image_set: any.
-        purpose: what needs the labels.
+        image_set: the images.
+        purpose: purpose that needs the labels, for messages.
 
     Raises:
-        DataError: it has none.
+        DataError: the images have no labels.
     """
     if not image_set.class_names:
         found = f"{image_set.name}: {len(image_set):,} images without labels found"
@@ -391,7 +391,7 @@ def with_crop(image_set: ImageSet, crop: Crop) -> ImageSet:
     """The same images with another crop: training and evaluation use one set.
 
     Args:
-        image_set: encoded images, with which the result shares the count of bad ones; those of one size, resident or
+        image_set: encoded images, with which the result shares the count of bad ones; images of one size, resident or
             read at `data.image_size_px`, are returned unchanged.
         crop: the new crop of each image.
     """

@@ -31,10 +31,10 @@ def batches(
         image_set: the images.
         index_batches: positions in `image_set`, on the CPU; may be endless. It is read ahead by
             num_loader_workers · prefetch batches.
-        device: of the batches.
-        num_loader_workers: processes or threads that decode; 0 decodes in this one. Without effect on resident images.
+        device: device of the batches.
+        num_loader_workers: processes or threads that decode; 0 decodes in this one. No effect on resident images.
         prefetch: batches that each process keeps ready, ≥ 1.
-        draws: for each batch, random numbers for the crops of its rows. Without effect on resident images.
+        draws: for each batch, random numbers for the crops of its rows. No effect on resident images.
 
     Raises:
         DataError: an image cannot be read and may not be replaced; raised at its batch's turn.

@@ -1,6 +1,6 @@
 """The data sets of image retrieval in their published layouts: CUB-200-2011, Cars196, SOP and In-Shop.
 
-Training and test classes are disjoint (SEC, Table 1). A list names the images: it is read and checked when the
+Training and test classes are disjoint (SEC, Table 1). A list names the images. It is read and checked when the
 set is opened, against the folders (one listing of each, nothing for each file) and against the published numbers
 of images and classes. The images have no common size and are cut when read. Bounding boxes are never used.
 """
@@ -34,7 +34,7 @@ class Counts:
         return f"{self.images:,} images of {self.classes:,} classes"
 
 
-# A part of a set -> the names of its parts in a list: In-Shop's test split has queries and a gallery.
+# Part of a set -> names of its own parts in a list: In-Shop's test split has queries and a gallery.
 PARTS = {
     "train": ("train",),
     "test": ("test", "query", "gallery"),
@@ -76,9 +76,9 @@ class Listed(NamedTuple):
 
     Attributes:
         path: relative to the root of the set, with slashes.
-        class_number: of its class in the whole set.
+        class_number: number of its class in the whole set.
         part: a key of PARTS.
-        where: the list and the place in it, for errors.
+        where: list and position in it, for errors.
     """
 
     path: str
@@ -92,10 +92,10 @@ class Listing:
     """The images of a whole set.
 
     Attributes:
-        name: of the set.
+        name: name of the set.
         root: folder that the paths are relative to.
-        images: those of both splits.
-        class_names: by number.
+        images: images of both splits.
+        class_names: class names by number.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Listing:
     class_names: Mapping[int, str]
 
     def check(self, counts: Mapping[str, Counts]) -> "Listing":
-        """This listing, after a check that its splits are disjoint and its parts have the expected sizes."""
+        """Checks that the splits are disjoint and the parts have the expected sizes; returns the listing."""
         for part, expected in counts.items():
             of_part = [image.class_number for image in self._of(part)]
             found = Counts(len(of_part), len(set(of_part)))
@@ -115,7 +115,7 @@ class Listing:
         return self
 
     def open(self, split: Split, decoding: Decoding) -> EncodedImages:
-        """One split, after a check that its images exist."""
+        """Opens one split, after a check that its images exist."""
         assert decoding.crop is not None, "the images have no common size"
         chosen = self._of(split)
         _check_paths(chosen, self.root)
@@ -144,16 +144,16 @@ class Listing:
 
 
 def open_retrieval_set(name: RetrievalSet, split: Split, root: str | Path, decoding: Decoding) -> EncodedImages:
-    """One split of a set; In-Shop's test split has `queries`, which rank the other images.
+    """Opens one split of a set; In-Shop's test split has `queries`, which rank the other images.
 
     Args:
-        name: of the set.
-        split: which part.
-        root: the folder of the set, as for its `read_...`.
+        name: name of the set.
+        split: the training or test images.
+        root: folder of the set, as for its `read_...`.
         decoding: how images become pixels; it needs a crop.
 
     Raises:
-        MissingDataError: the set is not there.
+        MissingDataError: there is no such set.
         DataError: a list is damaged, names a missing file or one outside of `root`, or has other numbers of
             images and classes than were published.
     """
@@ -177,7 +177,7 @@ def read_cub(root: Path, counts: Mapping[str, Counts]) -> Listing:
             raise DataError(f"{where}: image {printable(image_id)!r} is listed again")
         numbers[image_id] = _class_number(class_id, where)
     listed: list[Listed] = []
-    # The folder of its images names a species: 001.Black_footed_Albatross.
+    # The name of an image folder is that of its species: 001.Black_footed_Albatross.
     names: dict[int, str] = {}
     for where, (image_id, path) in _rows(images, 2):
         if image_id not in numbers:
@@ -194,7 +194,7 @@ def read_cars196(root: Path, counts: Mapping[str, Counts]) -> Listing:
     The official halves of the set share their classes and are not used: all images are split by class.
 
     Args:
-        root: what holds `car_ims/` and `cars_annos.mat`.
+        root: folder that holds `car_ims/` and `cars_annos.mat`.
         counts: images and classes of each part, as published.
     """
     annotations = root / "cars_annos.mat"
@@ -233,7 +233,7 @@ def read_inshop(root: Path, counts: Mapping[str, Counts]) -> Listing:
     """In-Shop Clothes Retrieval: 7,982 articles; the list says which are for training, queries and gallery.
 
     Args:
-        root: what holds `Eval/list_eval_partition.txt`, or that list itself, and `Img/img/`, or `img/`.
+        root: folder that holds `Eval/list_eval_partition.txt`, or that list itself, and `Img/img/`, or `img/`.
         counts: images and classes of each part, as published.
     """
     name = "list_eval_partition.txt"
@@ -274,9 +274,9 @@ def _rows(path: Path, num_fields: int, header: str = "", lines_before: int = 0) 
     """The position of each line in the file, and its fields.
 
     Args:
-        path: a list with fields between blanks.
-        num_fields: that each line must have.
-        header: the line before the first row; none if empty.
+        path: list with fields separated by spaces.
+        num_fields: number of fields that each line must have.
+        header: line before the first row; none if empty.
         lines_before: number of lines before the header.
     """
     printed = printable(str(path))

@@ -1,4 +1,4 @@
-r"""Which images are in step t: a function of (seed, t) alone, in memory of a few batches.
+r"""The images of step t as a function of (seed, t) alone, in memory of a few batches.
 
 Epoch e of a set of N images is a permutation π_e of {0, …, N-1}, and the global batch of step t holds
 π_e(jB), …, π_e(jB + B - 1), where B is the global batch size, S = ⌊N / B⌋ the steps of an epoch,
@@ -38,16 +38,16 @@ BATCHES_AT_ONCE = 16
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Which images are in step t, on any number of workers."""
+    """Chooses the images of step t, for any number of workers."""
 
     @property
     def global_batch_size(self) -> int:
-        """Images of one step over all workers."""
+        """Number of images in one step over all workers."""
         ...
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps after which as many images were drawn as whole batches of the set hold."""
+        """Number of steps in an epoch: the number of whole batches in the set."""
         ...
 
     def indices(self, step: int) -> Int64[Tensor, " global_batch"]:
@@ -59,12 +59,12 @@ class Sampler(Protocol):
 class ShuffledBatches:
     """Global batches of indices; every epoch visits the images in another order.
 
-    The images of an epoch's last, partial batch are left out; they are others in each epoch.
+    The images of an epoch's last, partial batch are left out; these differ between epochs.
 
     Attributes:
         num_images: number of images, N.
-        global_batch_size: images of one step over all workers, B ≤ N.
-        seed: any int64.
+        global_batch_size: number of images in one step over all workers, B ≤ N.
+        seed: seed of the order, any int64.
 
     Raises:
         ConfigError: there are fewer images than a batch holds.
@@ -79,7 +79,7 @@ class ShuffledBatches:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches in one pass over the images."""
+        """Number of whole batches in one pass over the images."""
         return self.num_images // self.global_batch_size
 
     def indices(self, step: int) -> Int64[Tensor, " global_batch"]:
@@ -97,7 +97,7 @@ def check_batch_size(global_batch_size: int, num_images: int) -> None:
 
 @lru_cache(maxsize=2)
 def _block(sampler: ShuffledBatches, epoch: int, block: int) -> Int64[Tensor, " images"]:
-    """The images of some steps in a row, since a permutation of many numbers takes little longer than one of a few."""
+    """The images of some consecutive steps, since permuting many numbers takes little longer than permuting a few."""
     images_at_once = BATCHES_AT_ONCE * sampler.global_batch_size
     end = min((block + 1) * images_at_once, sampler.steps_per_epoch * sampler.global_batch_size)
     positions = torch.arange(block * images_at_once, end)
@@ -108,7 +108,7 @@ def worker_rows(global_batch_size: int, rank: int, world_size: int) -> slice:
     """The contiguous rows of every global batch that belong to one worker.
 
     Raises:
-        ConfigError: the workers cannot have equal shares; lists the counts that would do.
+        ConfigError: the workers cannot have equal shares; the message lists the counts that can.
     """
     assert 0 <= rank < world_size
     if global_batch_size % world_size != 0:
@@ -133,7 +133,7 @@ def permute(
     Args:
         positions: 0 ≤ position < num_images.
         num_images: N, at most 2^62.
-        seed: any int64.
+        seed: seed of the order, any int64.
         epoch: e ≥ 0.
     """
     half_bits = ((num_images - 1).bit_length() + 1) // 2

@@ -17,14 +17,14 @@ class ClassSamplerConfig(Settings, key="sampler"):
     """C classes and K images of each in every batch.
 
     Attributes:
-        images_per_class: images of each class in a batch, ≥ 2; it has global_batch_size / images_per_class classes.
+        images_per_class: images of each class in a batch of global_batch_size / images_per_class classes, ≥ 2.
     """
 
     name: Literal["classes"] = "classes"
     images_per_class: Annotated[int, Range(ge=2)] = 3
 
     def build(self, labels: Tensor, global_batch_size: int, seed: int) -> ClassBatches:
-        """The sampler over the images of these classes."""
+        """The sampler over images with these labels."""
         return ClassBatches(
             labels=labels, images_per_class=self.images_per_class, global_batch_size=global_batch_size, seed=seed
         )
@@ -37,7 +37,7 @@ class TripletSamplerConfig:
     name: Literal["triplets"] = "triplets"
 
     def build(self, labels: Tensor, global_batch_size: int, seed: int) -> TripletBatches:
-        """The sampler over the images of these classes."""
+        """The sampler over images with these labels."""
         return TripletBatches(labels=labels, global_batch_size=global_batch_size, seed=seed)
 
 
@@ -48,7 +48,7 @@ class ShuffledSamplerConfig:
     name: Literal["shuffled"] = "shuffled"
 
     def build(self, labels: Tensor, global_batch_size: int, seed: int) -> Sampler:
-        """The sampler over the images of these classes."""
+        """The sampler over images with these labels."""
         return ShuffledBatches(num_images=len(labels), global_batch_size=global_batch_size, seed=seed)
 
 
@@ -67,12 +67,12 @@ class HeadAndTailConfig(Settings, key="split"):
     """Classes with many and with few training images, drawn among the large ones of a set (SFT, Section 4.2).
 
     Attributes:
-        more_than: classes with more images than this are drawn from.
-        num_head: classes with many training images, the heads.
-        num_tail: classes with few, the tails; None for all large classes that are not heads.
-        head_images: training images of each head class, at most more_than; its others test it.
-        tail_images: training images of each tail class, fewer than head_images; its others test it.
-        seed: of the draws of the classes and of their training images.
+        more_than: number of images above which a class is large; only large classes are drawn.
+        num_head: number of classes with many training images, the heads.
+        num_tail: number of classes with few, the tails; None for all large classes that are not heads.
+        head_images: training images of each head class, at most more_than; the others are test images.
+        tail_images: training images of each tail class, fewer than head_images; the others are test images.
+        seed: seed of the draws of the classes and of their training images.
     """
 
     name: Literal["head_and_tail"] = "head_and_tail"

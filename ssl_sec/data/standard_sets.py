@@ -25,7 +25,7 @@ def open_digits(split: Split) -> ResidentImages:
     Their values of 0-16 are scaled to 0-255 and rounded. The set has no official split: a fifth of each class
     (360 images) is the test split, drawn with a fixed seed.
     """
-    # A quarter of the time that importing this module would take.
+    # Imported late: it would take a quarter of the time of importing this module.
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -52,8 +52,8 @@ def open_cifar10(split: Split, root: str | Path, download: bool) -> ResidentImag
         download: fetch the set into `root` if it is not there.
 
     Raises:
-        MissingDataError: the set is not there, or not with the right checksums.
-        DataError: it cannot be downloaded.
+        MissingDataError: there is no such set, or its checksums are wrong.
+        DataError: the set cannot be downloaded.
     """
     from torchvision.datasets import CIFAR10  # torchvision takes two seconds to import
 
@@ -61,7 +61,7 @@ def open_cifar10(split: Split, root: str | Path, download: bool) -> ResidentImag
 
 
 def open_cifar100(split: Split, root: str | Path, download: bool) -> ResidentImages:
-    """CIFAR-100, with its 100 fine classes: otherwise as `open_cifar10`, from `cifar-100-python`."""
+    """CIFAR-100, with its 100 fine classes, from `cifar-100-python`; otherwise as `open_cifar10`."""
     from torchvision.datasets import CIFAR100
 
     return _open_cifar(CIFAR100, "cifar100", split, Path(root), download)
@@ -100,7 +100,7 @@ def _open_torchvision(dataset: Any, name: str, split: Split, root: Path, downloa
     try:
         if download:
             root.mkdir(parents=True, exist_ok=True)
-            # One process of a machine downloads; the others wait and find the files.
+            # One process of each machine downloads; the others wait and find the files.
             with locked(root / f".{name}.lock"):
                 return dataset(str(root), train=split == "train", download=True)
         return dataset(str(root), train=split == "train")

@@ -29,7 +29,7 @@ from ssl_sec.errors import ConfigError, DataError
 
 logger = logging.getLogger("ssl_sec.data")
 
-# A label and an image to decode, with its name in errors.
+# An image to decode: its name in errors, its file or bytes, and its label.
 Encoded = tuple[str, Path | bytes, int]
 
 
@@ -41,8 +41,8 @@ class PackedBytes:
     in every forked worker.
 
     Attributes:
-        content: of all of them.
-        ends: where each ends.
+        content: bytes of all strings.
+        ends: index after the end of each string.
     """
 
     content: UInt8[np.ndarray, " bytes"]
@@ -50,7 +50,7 @@ class PackedBytes:
 
     @classmethod
     def of(cls, strings: Iterable[bytes]) -> "PackedBytes":
-        """These strings."""
+        """Packs strings."""
         strings = list(strings)
         ends = np.cumsum([len(string) for string in strings], dtype=np.int64)
         return cls(content=np.frombuffer(b"".join(strings), np.uint8), ends=ends)
@@ -69,7 +69,7 @@ class FileStore:
 
     Attributes:
         root: the folder.
-        paths: file names relative to it, as the bytes of the file system.
+        paths: file names relative to the folder, as the file system's bytes.
     """
 
     root: Path
@@ -77,7 +77,7 @@ class FileStore:
 
     @classmethod
     def of(cls, root: Path, paths: Iterable[str | bytes]) -> "FileStore":
-        """The files at these paths."""
+        """The store of the files at these paths."""
         return cls(root=root, paths=PackedBytes.of(map(os.fsencode, paths)))
 
     def image_name(self, row: int) -> str:
@@ -94,13 +94,13 @@ class ArrowStore:
     """A memory-mapped Arrow IPC file with the columns `name` and `encoded`.
 
     Attributes:
-        path: the file. Only the path is pickled; every process maps the file itself, once.
+        path: path of the file. Only the path is pickled; every process maps the file once for itself.
     """
 
     path: Path
 
     def image_name(self, row: int) -> str:
-        """The Parquet file and row where the image came from."""
+        """The Parquet file and the row that the image came from."""
         return mapped_table(self.path)["name"][row].as_py()
 
     def source(self, row: int) -> bytes:
@@ -113,8 +113,8 @@ class MemoryStore:
     """A few encoded images in memory.
 
     Attributes:
-        names: what errors call each image.
-        encoded: the bytes of each image.
+        names: name of each image in errors.
+        encoded: bytes of each image.
     """
 
     names: PackedBytes
@@ -122,7 +122,7 @@ class MemoryStore:
 
     @classmethod
     def of(cls, names: Iterable[str], encoded: Iterable[bytes]) -> "MemoryStore":
-        """These images."""
+        """The store of these images."""
         return cls(names=PackedBytes.of(map(str.encode, names)), encoded=PackedBytes.of(encoded))
 
     def image_name(self, row: int) -> str:
@@ -151,16 +151,16 @@ def from_store(
     decoding: Decoding,
     rows: Int64[Tensor, " images"] | None = None,
 ) -> ImageSet:
-    """Images of a store: decoded into memory if they fit there, else whenever they are read.
+    """The images of a store: decoded into memory if they fit, else whenever they are read.
 
     Args:
         store: the encoded images.
         labels: class of each image, on the CPU; all UNLABELLED if there are no classes.
         class_names: name of each class; none if the images have no labels.
-        name: of the set.
-        description: where the images came from.
-        decoding: how they become pixels.
-        rows: row in `store` of each image, on the CPU; None if they are all of them in order.
+        name: name of the set.
+        description: source of the images.
+        decoding: how images become pixels.
+        rows: row in `store` of each image, on the CPU; None for all rows in order.
 
     Raises:
         DataError: an image cannot be read, or has another size than the first.
@@ -185,14 +185,14 @@ def from_store(
 
 
 def limit_images(image_set: ImageSet, max_images: int, seed: int) -> ImageSet:
-    """A view of at most `max_images` images, with numbers of each class as equal as possible.
+    """A view of at most `max_images` images, with class sizes as equal as possible.
 
-    Images without labels are drawn as if all had one class.
+    Images without labels are drawn as if all were of one class.
 
     Args:
         image_set: resident or encoded images.
-        max_images: how many to keep, ≥ 1; the set itself is returned if it has no more.
-        seed: which images of each class are kept, and which classes get one more.
+        max_images: number of images to keep, ≥ 1; the set itself is returned if it has no more.
+        seed: seed of the choice of images, and of the classes that keep one more.
 
     Raises:
         ConfigError: `max_images` is less than 1.
@@ -202,7 +202,7 @@ def limit_images(image_set: ImageSet, max_images: int, seed: int) -> ImageSet:
     if max_images >= len(image_set):
         return image_set
     order = torch.randperm(len(image_set), generator=torch.Generator().manual_seed(seed))
-    # The n-th image of every class comes before the n+1-st of any: a round of each class in turn.
+    # The n-th image of every class comes before the n+1-st of any: classes take turns.
     classes = image_set.labels - UNLABELLED
     by_class = order[torch.argsort(classes[order], stable=True)]
     counts = torch.bincount(classes)
@@ -238,10 +238,10 @@ def unreadable_images(
     """The error about unreadable images, with the option that skips them if there is one.
 
     Args:
-        reasons: one or more.
-        num_images: that were decoded.
-        name: of the set.
-        on_bad_image: the option.
+        reasons: one or more errors.
+        num_images: number of images that were tried.
+        name: name of the set.
+        on_bad_image: value of the option; None if there is no such option.
     """
     if len(reasons) == 1:
         return unreadable(reasons[0], on_bad_image)
@@ -259,7 +259,7 @@ def decode_all(
     name: str,
     description: str,
 ) -> ResidentImages:
-    """The readable images; their labels may determine the names of the classes."""
+    """Decodes the readable images; their labels may determine the class names."""
 
     def decode(item: Encoded) -> Tensor | DataError:
         try:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Embeddings = Float[Tensor, "images dim"] | Float[np.ndarray, "images dim"]
-# The functions check that sizes agree, with errors that name those that do not.
+# The functions check that sizes agree, with errors that name the arguments that do not.
 Rows = Float[Tensor, "_ dim"] | Float[np.ndarray, "_ dim"]
 Labels = Int[Tensor, " _"] | Int[np.ndarray, " _"]
 Scores = Float[Tensor, " _"] | Float[np.ndarray, " _"]
@@ -31,11 +31,11 @@ def unit_rows(embeddings: Float[Tensor, "images dim"]) -> Float[Tensor, "images 
 def rounded(cosines: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Cosines in float64, rounded to multiples of 2⁻²⁴, in float32, which holds these exactly.
 
-    So equally similar rows tie, as they should, whatever their norms and the order of a sum.
+    Equally similar rows then tie, as they should, whatever their norms and the order of a sum.
     """
     return torch.round(cosines * 2**24).mul_(2**-24).float()
 
 
 def tiles(count: int, size: int) -> Iterator[slice]:
-    """Consecutive slices of `size`; the last has the rest."""
+    """Consecutive slices of `size`; the last one has the rest."""
     return (slice(start, min(start + size, count)) for start in range(0, count, size))

@@ -20,8 +20,8 @@ def nmi_f1(assignments: Labels, labels: Labels) -> tuple[float, float]:
     Work and memory grow with the number of images, not with clusters · classes.
 
     Args:
-        assignments: cluster of each image; any numbers.
-        labels: class of each image; any numbers.
+        assignments: cluster of each image; any whole numbers.
+        labels: class of each image; any whole numbers.
 
     Raises:
         DataError: the numbers of images differ, or there are none.
@@ -48,21 +48,21 @@ def kmeans_assignments(
 
     The rows are normalised first and the distance is Euclidean. The initial centres are those of scikit-learn's greedy
     k-means++ (Arthur and Vassilvitskii 2007, the best of 2 + ln k draws for each centre), as in the SEC authors' code.
-    faiss then runs the iterations, over all images, and assigns the images. The initial centres take one pass over the
+    faiss then runs the iterations over all images and assigns the images. The initial centres take one pass over the
     images each: seconds for the 98 classes of Cars196, many minutes for the 11,316 of SOP. A cluster may be empty if
     images coincide.
 
     Args:
         embeddings: one row for each image, of any norm, finite.
         num_clusters: 1 to the number of images; the number of classes, by convention.
-        seed: decides the draw of the first centres, 0 to 2³² - 1.
-        num_iterations: of Lloyd's algorithm, ≥ 1.
+        seed: seed of the draw of the first centres, 0 to 2³² - 1.
+        num_iterations: iterations of Lloyd's algorithm, ≥ 1.
 
     Raises:
         ConfigError: `num_clusters` is outside its range.
         DataError: an embedding is not finite.
     """
-    # Imported late: they load OpenMP runtimes of their own beside torch's.
+    # Imported late: these load OpenMP runtimes of their own in addition to torch's.
     import faiss
     from sklearn.cluster import kmeans_plusplus
 
@@ -76,7 +76,7 @@ def kmeans_assignments(
         rows.shape[1],
         num_clusters,
         niter=num_iterations,
-        # By default faiss samples the images of large clusters, and warns of small ones.
+        # By default faiss samples the images of large clusters, and warns about small ones.
         max_points_per_centroid=len(rows),
         min_points_per_centroid=1,
     )

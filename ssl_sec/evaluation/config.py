@@ -26,22 +26,22 @@ class ProbeConfig(Settings, key="probe"):
         learning_rates: learning rates, all trained at once; one is chosen on a held-out tenth of the training set.
         labels_per_class: labels of each class to train on; None takes all.
         epochs: epochs of the linear classifier's training, ≥ 1.
-        batch_size: images in a step of it, ≥ 1.
+        batch_size: images in a step of its training, ≥ 1.
         momentum: momentum of its SGD, in [0, 1).
         decay_at: shares of the epochs, each in (0, 1), after which the learning rates fall.
-        decay_factor: factor by which the learning rates are divided then, ≥ 1.
+        decay_factor: divisor of the learning rates at those epochs, ≥ 1.
         seed: seed of the order of the images, the held-out tenth, the few labels and the noise of corrupted images.
         corruptions: whether the probe is also measured on blurred, noisy, JPEG-coded and faded test images, at five
             strengths each.
         logistic: whether a logistic regression by L-BFGS is measured, too, its penalty chosen on the held-out tenth.
-        few_shot: numbers of labels of each class with which the nearest class mean is measured, over many draws.
-        few_shot_draws: draws of those labels.
+        few_shot: numbers of labels of each class for the classification by the nearest class mean, over many draws.
+        few_shot_draws: number of draws of those labels.
         mean_per_class: whether the logistic regression's penalty is chosen by the mean of the classes' accuracies, and
             few-shot accuracies are such means; for sets whose papers do so.
         test_share: share of each class of the training split that is held out as the test images; None takes the test
             split.
-        image_size_px: side that images are resized and cropped to on the device; None leaves them as they are.
-        num_channels: 1 or 3, to which images are converted; None leaves them as they are.
+        image_size_px: side to which images are resized and cropped on the device, pixels; None leaves them as they are.
+        num_channels: number of channels, 1 or 3, to which images are converted; None leaves them as they are.
     """
 
     enabled: bool = False

@@ -19,8 +19,8 @@ def class_divergences(
     """The spread of each class: the trace of its scatter matrix, the mean of ‖x − μ_k‖² (SFT, Eq. 11).
 
     Args:
-        embeddings: of any norm; SFT takes unit rows.
-        labels: the class of each row.
+        embeddings: rows of any norm; SFT uses unit rows.
+        labels: class of each row.
 
     Returns:
         The labels that occur, ascending, and the divergence of each, ≥ 0.
@@ -40,9 +40,9 @@ def within_class_energy(
     between classes are the same.
 
     Args:
-        embeddings: of any norm; SFT takes unit rows.
-        labels: the class of each row.
-        energy: the share of the means' energy that U holds, in (0, 1].
+        embeddings: rows of any norm; SFT uses unit rows.
+        labels: class of each row.
+        energy: share of the means' energy that U holds, in (0, 1].
 
     Returns:
         r_w in [0, 1]; 0 if no class has any spread.
@@ -62,14 +62,14 @@ def within_class_energy(
 
 
 def class_means(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The classes that occur, their means, the index of each row's class and the sizes of the classes, as floats."""
+    """The classes that occur, their means, the index of each row's class, and the sizes of the classes as floats."""
     classes, numbers, counts = labels.unique(return_inverse=True, return_counts=True)
     sums = embeddings.new_zeros(len(classes), embeddings.shape[1]).index_add(0, numbers, embeddings)
     sizes = counts.to(embeddings.dtype)
     return classes, sums / sizes.unsqueeze(1), numbers, sizes
 
 
-# Pairs whose embeddings are gathered at once: few, so that they fit into the processor's cache.
+# Pairs whose embeddings are gathered at once: few enough for the processor's cache.
 _PAIRS_AT_ONCE = 1024
 
 
@@ -78,10 +78,10 @@ class Distribution:
     """The distribution of a quantity, in plain lists and numbers for JSON.
 
     Attributes:
-        edges: bounds of the bins, ascending, one more than bins.
+        edges: bounds of the bins, ascending; one more than there are bins.
         counts: number of values in each bin.
-        mean: of the values, not of the bins; None without a value.
-        variance: mean squared distance from the mean; None without a value.
+        mean: mean of the values themselves, not of the bins; None without values.
+        variance: mean squared distance from the mean; None without values.
     """
 
     edges: list[float]
@@ -95,11 +95,11 @@ class Distribution:
 
 @dataclass(frozen=True)
 class PairCosines:
-    """Cosines between images of one class, and between images of two (SEC, Fig. 5b and c).
+    """Cosines between images of the same class, and between images of different classes (SEC, Fig. 5b and c).
 
     Attributes:
-        positives: cos θ_ap of pairs of one class, in equal bins over [-1, 1].
-        negatives: cos θ_an of pairs of two classes, in the same bins.
+        positives: cos θ_ap of pairs of the same class, in equal bins over [-1, 1].
+        negatives: cos θ_an of pairs of different classes, in the same bins.
     """
 
     positives: Distribution
@@ -124,8 +124,8 @@ class DirectionChanges:
     """Changes of the embeddings' directions between two steps (SEC, Fig. 7).
 
     Attributes:
-        first_step: the global step of the earlier embeddings.
-        last_step: the global step of the later ones.
+        first_step: global step of the earlier embeddings.
+        last_step: global step of the later embeddings.
         changes: 1 − cos between the two directions of each image.
     """
 
@@ -139,8 +139,8 @@ class ClassSpread:
     """The spread of the directions of each class, and r_w (SFT, Section 4.2).
 
     Attributes:
-        classes: the labels that occur, ascending.
-        divergences: of each class, in [0, 1] (SFT, Eq. 11); 0 for a class of one image.
+        classes: labels that occur, ascending.
+        divergences: divergence of each class, in [0, 1] (SFT, Eq. 11); 0 for a class of one image.
         within_class_energy: r_w, in [0, 1] (SFT, Eq. 8).
     """
 
@@ -155,7 +155,7 @@ class ClassSpread:
 def cosine_distributions(
     embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor, " images"], seed: int, max_pairs: int = 200_000
 ) -> CosineDistributions:
-    """Cosines between pairs of images of one class and of two, and their differences over triplets.
+    """Cosines of pairs of images of the same class and of different ones, and their differences over triplets.
 
     If there are more than `max_pairs` positive pairs, that many are drawn uniformly with replacement; the negative
     pairs and the triplets likewise. Memory grows with the images and with `max_pairs`, not with the number of pairs.
@@ -163,8 +163,8 @@ def cosine_distributions(
     Args:
         embeddings: one row for each image, of any norm.
         labels: class of each image.
-        seed: decides which pairs and triplets are drawn.
-        max_pairs: the largest number of each kind, ≥ 1.
+        seed: seed of the draw of pairs and triplets.
+        max_pairs: largest number of each kind, ≥ 1.
 
     Raises:
         DataError: for a row without a direction.
@@ -199,12 +199,12 @@ def pair_cosines(positives: Float[Tensor, " pairs"], negatives: Float[Tensor, " 
 
 
 def pooled(distributions: Sequence[Distribution]) -> Distribution:
-    """The distribution of the values of several together, as of the same runs with different seeds.
+    """The distribution of the values of several distributions together, for example of runs with different seeds.
 
-    Mean and variance are exact. Bins that differ are replaced by as many over all values, as if evenly filled.
+    Mean and variance are exact. Bins that differ are replaced by as many common ones, as if each were evenly filled.
 
     Args:
-        distributions: one or more.
+        distributions: one or more distributions.
     """
     first = distributions[0]
     held = [(sum(each.counts), each) for each in distributions if each.mean is not None]
@@ -226,8 +226,8 @@ class DistanceDistributions:
     """Distances between the directions of pairs of images (SFT, Fig. 4b).
 
     Attributes:
-        positives: ‖f̂_a − f̂_p‖ of pairs of one class, in equal bins over [0, 2].
-        negatives: ‖f̂_a − f̂_n‖ of pairs of two classes, in the same bins.
+        positives: ‖f̂_a − f̂_p‖ of pairs of the same class, in equal bins over [0, 2].
+        negatives: ‖f̂_a − f̂_n‖ of pairs of different classes, in the same bins.
     """
 
     positives: Distribution
@@ -243,13 +243,13 @@ class DistanceDistributions:
 def distance_distributions(
     embeddings: Float[Tensor, "images dim"], labels: Int64[Tensor, " images"], seed: int, max_pairs: int = 200_000
 ) -> DistanceDistributions:
-    """Euclidean distances √(2 − 2 cos θ) between directions of pairs of images of one class and of two.
+    """Euclidean distances √(2 − 2 cos θ) between directions of images of the same class and of different ones.
 
     Args:
         embeddings: one row for each image, of any norm.
         labels: class of each image.
-        seed: decides which pairs are drawn, the same as those of `cosine_distributions`.
-        max_pairs: the largest number of each kind, ≥ 1.
+        seed: seed of the draw of pairs, which are those of `cosine_distributions`.
+        max_pairs: largest number of each kind, ≥ 1.
 
     Raises:
         DataError: for a row without a direction.
@@ -275,9 +275,9 @@ def direction_changes(
     Args:
         before: embeddings at the earlier step, of any norm.
         after: embeddings of the same images at the later step.
-        first_step: the earlier global step.
-        last_step: the later one.
-        num_bins: equal bins from the smallest to the largest change, ≥ 1.
+        first_step: earlier global step.
+        last_step: later global step.
+        num_bins: number of equal bins from the smallest to the largest change, ≥ 1.
 
     Raises:
         DataError: for a row without a direction.
@@ -322,7 +322,7 @@ def checked_directions(embeddings: Float[Tensor, "images dim"]) -> Float[Tensor,
 
 
 def _pair_cosines(unit: Tensor, ends: Tensor, max_pairs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Cosines of pairs of one class and of two, of rows in the order of their classes, each of which ends at `ends`."""
+    """Cosines of pairs of one class and of two; rows are sorted by class, and the class of each ends at `ends`."""
     # Each pair counts once, in ascending order.
     anchors, ranks = _combinations(ends - 1 - torch.arange(len(unit)), max_pairs, generator)
     positives = _cosines(unit, anchors, anchors + 1 + ranks)
@@ -331,7 +331,7 @@ def _pair_cosines(unit: Tensor, ends: Tensor, max_pairs: int, generator: torch.G
 
 
 def _combinations(numbers: Tensor, most: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Anchors, and the indices of their combinations, below `numbers`; all of them, or `most` drawn ones."""
+    """Anchors, and the indices of their combinations, below `numbers`: all, or `most` drawn ones."""
     ends = numbers.cumsum(0)
     total = int(numbers.sum())
     drawn = torch.arange(total) if total <= most else torch.randint(total, (most,), generator=generator)
@@ -341,7 +341,7 @@ def _combinations(numbers: Tensor, most: int, generator: torch.Generator) -> tup
 
 def _cosines(unit: Tensor, rows: Tensor, others: Tensor) -> Tensor:
     chunks = zip(rows.split(_PAIRS_AT_ONCE), others.split(_PAIRS_AT_ONCE), strict=True)
-    # Rounding must not leave the range of the bins.
+    # Rounding could otherwise leave the range of the bins.
     return torch.cat([torch.linalg.vecdot(unit[row], unit[other]) for row, other in chunks]).clamp(-1, 1)
 
 

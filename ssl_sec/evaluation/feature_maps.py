@@ -13,8 +13,8 @@ class FeatureMaps(NamedTuple):
     """Some channels of the last feature maps of each image, the strongest first.
 
     Attributes:
-        maps: the activations.
-        channels: the numbers of the channels.
+        maps: activations of the channels.
+        channels: numbers of the channels.
     """
 
     maps: Float[Tensor, "images count height width"]
@@ -28,15 +28,15 @@ def strongest_feature_maps(
     """The channels of the last feature maps with the greatest mean activation in each image (SEC, Fig. 8).
 
     The last feature maps are the last output of any of the encoder's modules that has rows and columns, more than one
-    pixel in all; that of a pooling to one pixel is not.
+    pixel in total; the output of a pooling to one pixel does not count.
 
     Args:
         encoder: images in [0, 1] -> features; in evaluation mode during the call.
         images: grey or RGB, 0-255.
-        count: channels of each image; fewer if there are fewer.
+        count: number of channels for each image; fewer if the encoder has fewer.
 
     Returns:
-        The maps in float32 on the CPU; None if the encoder has none, as a transformer of patches.
+        The maps in float32 on the CPU; None if the encoder has none, like a transformer of patches.
     """
     last: list[Tensor] = []
 

@@ -30,11 +30,11 @@ def extract_features(
     Args:
         encoder: images in [0, 1] -> features; in evaluation mode during the call.
         image_set: the data set.
-        indices: at least one; None takes all images.
-        device: the encoder's device; None takes that of its parameters.
-        batch_size: images of a forward pass on one worker.
-        num_loader_workers: processes that decode a streamed set.
-        corrupt: images in [0, 1] and their indices -> the images that the encoder gets; None leaves them as they are.
+        indices: indices of the images, at least one; None takes all images.
+        device: the encoder's device; None takes the device of its parameters.
+        batch_size: images in a forward pass of one worker.
+        num_loader_workers: number of processes that decode a streamed set.
+        corrupt: function from images in [0, 1] and their indices to the encoder's input; None changes nothing.
 
     Returns:
         Features in float32 or the encoder's float64, and labels, both on `device`.
@@ -42,7 +42,7 @@ def extract_features(
     indices = torch.arange(len(image_set)) if indices is None else indices
     device = next((p.device for p in encoder.parameters()), torch.device("cpu")) if device is None else device
     per_worker = -(-len(indices) // world_size())
-    # The last worker repeats images from the start so that all gather the same number of rows.
+    # The last worker repeats images from the start so that all workers gather the same number of rows.
     padded = indices.repeat(-(-per_worker * world_size() // len(indices)))[: per_worker * world_size()]
     own = padded[rank() * per_worker : (rank() + 1) * per_worker]
     was_training = encoder.training

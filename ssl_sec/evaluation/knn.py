@@ -28,11 +28,11 @@ def knn_top1(
 
     Args:
         bank: features of the training images, of any norm; at least one row.
-        bank_labels: their classes, below `num_classes`.
+        bank_labels: classes of the training images, below `num_classes`.
         queries: features of the images to classify.
-        query_labels: their classes.
-        num_classes: the number of classes.
-        k: how many neighbours vote; all of the bank if it has fewer.
+        query_labels: classes of the queries.
+        num_classes: number of classes.
+        k: number of neighbours that vote; the whole bank if it has fewer.
         temperature: a neighbour at cosine s votes with weight exp(s / temperature), > 0.
         chunk_size: queries compared at once; memory grows with chunk_size · bank.
     """

@@ -27,7 +27,7 @@ from ssl_sec.training.schedules import epochs_at
 
 FeatureBatch = tuple[Float[Tensor, "batch dim"], Int64[Tensor, " batch"]]
 
-# Share of the training images of each class on which the learning rate is chosen.
+# Share of each class's training images on which the learning rate is chosen.
 HELD_OUT_SHARE = 0.1
 
 
@@ -65,10 +65,10 @@ class ProbeResult:
     Attributes:
         learning_rate: the base learning rate that was chosen on the held-out images.
         held_out_top1: accuracy on the held-out images for each learning rate, in [0, 1].
-        top1: accuracy on the test set, in [0, 1].
-        top5: the same for the five best classes, or for all classes if there are fewer than five.
+        top1: top-1 accuracy on the test set, in [0, 1].
+        top5: top-5 accuracy on the test set; among all classes if there are fewer than five.
         confusion: number of test images by true class (row) and predicted class (column).
-        calibration: the confidence of the classifier on the test set, and how often it is right.
+        calibration: confidence and accuracy of the classifier on the test set, in bins.
     """
 
     learning_rate: float
@@ -88,7 +88,7 @@ def linear_probe(
 
     Args:
         train: features and labels of the training images.
-        test: likewise of the test images.
+        test: features and labels of the test images.
         config: how classifiers are trained; of its fields, learning_rates, epochs, batch_size, momentum, decay_at,
             decay_factor and seed. The others concern images. None for the defaults.
 
@@ -120,7 +120,7 @@ def shuffled(
         features: one row for each training image.
         labels: class of each image.
         batch_size: rows of a batch, ≥ 1; the last batch of an epoch has the rest.
-        seed: decides the order.
+        seed: seed of the order.
 
     Returns:
         A function from an epoch to its batches.
@@ -153,15 +153,15 @@ def train_linear_probes(
     convex, so a random start would only need another seed.
 
     Args:
-        feature_batches: from an epoch, counted from 0, to its batches: `shuffled` for cached features, or the features
+        feature_batches: function from a 0-based epoch to its batches: `shuffled` for cached features, or the features
             of freshly augmented images. It runs without gradients.
         config: epochs, momentum (without dampening) and decays, which take place at the nearest epochs.
         learning_rates: base learning rates, distinct, > 0.
-        num_classes: labels are below it.
-        dim: columns of the features.
-        device: of the classifiers, to which batches are moved; the CPU by default.
-        dtype: of the classifiers; batches are converted to it.
-        on_epoch: called after each epoch with its number and the mean training loss of each learning
+        num_classes: number of classes; labels are below it.
+        dim: width of the features.
+        device: device of the classifiers, to which batches are moved; the CPU by default.
+        dtype: type of the classifiers, to which batches are converted.
+        on_epoch: function called after each epoch with its number and the mean training loss of each learning
             rate, with shape (rates,), in nats.
 
     Raises:
@@ -206,7 +206,7 @@ def select_learning_rate(
     Args:
         probes: the trained classifiers.
         held_out_features: features of images that are neither trained on nor in the test set.
-        held_out_labels: their classes.
+        held_out_labels: classes of the held-out images.
 
     Returns:
         The learning rate, and the top-1 accuracy of each in [0, 1]; a classifier that diverged has 0.
@@ -237,10 +237,10 @@ def evaluate_probe(
 
     Args:
         probes: the trained classifiers.
-        learning_rate: the chosen one, from `select_learning_rate`.
+        learning_rate: the chosen learning rate, from `select_learning_rate`.
         held_out_top1: the held-out accuracies, from `select_learning_rate`.
         test_features: features of the test images.
-        test_labels: their classes.
+        test_labels: classes of the test images.
     """
     logits = probes.only(learning_rate).logits(test_features)[0]
     num_classes = logits.shape[1]
@@ -262,7 +262,7 @@ def top_k_accuracy(logits: Float[Tensor, "images classes"], labels: Int64[Tensor
 
     Args:
         logits: any scores, higher is likelier.
-        labels: the true classes.
+        labels: true classes.
         k: 1 to the number of classes; at that number every finite row is correct.
     """
     return _is_in_top_k(logits, labels.to(logits.device), k).double().mean().item()
@@ -281,8 +281,8 @@ def confusion_of(
     """Counts by true class (row) and predicted class (column), with the hits of `top_k_accuracy` on the diagonal.
 
     Args:
-        logits: any scores, higher is likelier; of a row that is not finite, the predicted class is a wrong one.
-        labels: the true classes.
+        logits: any scores, higher is likelier; the predicted class of a row that is not finite is a wrong one.
+        labels: true classes.
     """
     labels, num_classes = labels.to(logits.device), logits.shape[1]
     others = logits.nan_to_num().scatter(1, labels.unsqueeze(1), -torch.inf)

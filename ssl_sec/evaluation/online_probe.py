@@ -1,4 +1,4 @@
-"""A linear probe that is trained while the encoder is, without a gradient to the encoder.
+"""A linear probe that is trained together with the encoder, without passing gradients to it.
 
 With features f of d columns, whose mean μ and variance σ² are those of the global batch,
 
@@ -18,7 +18,7 @@ from ssl_sec.collectives import sum_over_workers
 from ssl_sec.evaluation.linear_probe import top_k_accuracy
 from ssl_sec.networks.batch_norm import GlobalBatchNorm
 
-# Stable: heavy-ball descent is below 2 (1 + momentum) / curvature = 7.6.
+# Heavy-ball descent is stable below 2 (1 + momentum) / curvature = 7.6.
 _LEARNING_RATE = 3.0
 _MOMENTUM = 0.9
 
@@ -27,9 +27,9 @@ class OnlineProbe(nn.Module):
     """A linear classifier of features, the same on every worker.
 
     Args:
-        num_features: d ≥ 1.
-        num_classes: ≥ 2.
-        left_out: indices of the images that it is not trained on, ascending, ≥ 1 of them.
+        num_features: width d ≥ 1 of the features.
+        num_classes: number of classes, ≥ 2.
+        left_out: indices of the images that it is not trained on, ascending, one or more.
     """
 
     weight: Tensor
@@ -47,11 +47,11 @@ class OnlineProbe(nn.Module):
 
     @torch.no_grad()
     def update(self, features: Float[Tensor, "views dim"], batch: Batch) -> None:
-        """One step of SGD; every worker calls it.
+        """Takes one step of SGD; every worker must call this.
 
         Args:
-            features: of the views of this worker's images, all first views before all second ones.
-            batch: the images.
+            features: features of the views of this worker's images, all first views before all second ones.
+            batch: this worker's images.
         """
         num_views = len(features) // len(batch.labels)
         labels = batch.labels.repeat(num_views).unsqueeze(1)
@@ -61,7 +61,7 @@ class OnlineProbe(nn.Module):
         gradient.scatter_add_(1, labels, gradient.new_full(labels.shape, -1.0))
         gradient *= is_trained_on.unsqueeze(1)
         own = torch.cat([(gradient.T @ rows).flatten(), gradient.sum(0), is_trained_on.sum(0, keepdim=True).to(rows)])
-        # One sum over the workers for all.
+        # A single sum over the workers for all three.
         of_weight, of_bias, count = sum_over_workers(own).split([self.weight.numel(), len(self.bias), 1])
         of_both = torch.cat([of_weight.view_as(self.weight), of_bias.unsqueeze(1)], dim=1)
         self.velocity.mul_(_MOMENTUM).add_(of_both / count.clamp(min=1))
@@ -75,15 +75,15 @@ class OnlineProbe(nn.Module):
         labels: Int64[Tensor, " images"],
         others: Float[Tensor, "others dim"],
     ) -> float:
-        """Its accuracy, in [0, 1].
+        """The probe's accuracy, in [0, 1].
 
         An encoder's running statistics lag behind while it trains, and its features of whole images differ from those
-        of views: the mean and variance are those of other images.
+        of views: so the mean and variance are taken from other images.
 
         Args:
-            features: of an encoder in evaluation mode.
-            labels: of their images.
-            others: the same encoder's features of two or more images.
+            features: features of whole images by an encoder in evaluation mode.
+            labels: classes of these images.
+            others: features of two or more other images by the same encoder.
         """
         variance, mean = torch.var_mean(others.to(self.weight), 0, correction=0)
         scale = (features.shape[1] * (variance + self.normalise.eps)).sqrt()

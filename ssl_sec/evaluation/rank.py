@@ -16,7 +16,7 @@ def rankme(features: Float[Tensor, "images dim"], epsilon: float = 1e-7) -> floa
 
     Args:
         features: one row for each image.
-        epsilon: keeps the logarithm finite, > 0.
+        epsilon: constant > 0 that keeps the logarithm finite.
 
     Returns:
         About 1 for features on a line or all zero, at most about min(images, dim); NaN if a feature is not
@@ -34,14 +34,14 @@ def rankme(features: Float[Tensor, "images dim"], epsilon: float = 1e-7) -> floa
 def alpha_req(features: Float[Tensor, "images dim"]) -> float:
     """Decay α of the spectrum of the features' covariance, λ_k ∝ k^-α (Agrawal et al. 2022, "α-ReQ").
 
-    The slope of a line fitted to log λ_k over log k by least squares, over the eigenvalues that are at least 1e-10 of
+    Minus the slope of the least-squares line of log λ_k over log k, over the eigenvalues that are at least 1e-10 of
     the largest. Good features were found near 1; a larger value means that few dimensions carry the variance.
 
     Args:
         features: one row for each image; they are centred first.
 
     Returns:
-        NaN if a feature is not finite, or fewer than two eigenvalues are left.
+        α; NaN if a feature is not finite, or fewer than two eigenvalues are left.
     """
     eigenvalues = _eigenvalues(features.double() - features.double().mean(dim=0))
     if eigenvalues is None:
@@ -55,7 +55,7 @@ def alpha_req(features: Float[Tensor, "images dim"]) -> float:
 
 
 def _eigenvalues(features: Float[Tensor, "images dim"]) -> Float[Tensor, " rank"] | None:
-    """Of the Gram matrix, those of its rank at most, ascending and ≥ 0; None if a feature is not finite."""
+    """The min(images, dim) largest eigenvalues of the Gram matrix, ascending, ≥ 0; None if a feature is not finite."""
     num_images, dim = features.shape
     gram = torch.zeros(dim, dim, dtype=torch.float64, device=features.device)
     for chunk in features.split(4096):

@@ -22,8 +22,8 @@ class _Images(NamedTuple):
 
     Attributes:
         rows: embeddings of length 1, or 0 where they were 0, with shape (images, dim).
-        labels: ascending, with shape (images,).
-        ids: the position of each before the sorting, by which a query recognises itself.
+        labels: classes, ascending, with shape (images,).
+        ids: position of each image before sorting, by which a query recognises itself.
     """
 
     rows: Tensor
@@ -53,16 +53,16 @@ def recall_at_k(
     result depends neither on the order of the images nor on the tiles. If the encoder has collapsed, all queries are
     undecided, and ranking takes several times as long.
 
-    All embeddings are needed in one process. Beside them it takes up to 20 bytes for each of their values, on their
+    All embeddings are needed in one process. Besides them it takes up to 20 bytes for each of their values, on their
     device, and about 20 bytes · tile_size².
 
     Args:
         embeddings: one row for each image, of any norm.
         labels: class of each image.
-        ks: numbers of neighbours, each ≥ 1; above the size of the gallery all of it.
-        query: a mask of the images that are queries, or their indices; they rank the others, the gallery (the protocol
+        ks: numbers of neighbours, each ≥ 1; above the size of the gallery, the whole gallery counts.
+        query: mask or indices of the queries; they rank the other images, the gallery (the protocol
             of In-Shop). By default every image ranks all others.
-        tile_size: queries and gallery images compared at once, ≥ 1. It affects memory and speed alone: with smaller
+        tile_size: queries and gallery images compared at once, ≥ 1. It affects only memory and speed: with smaller
             tiles threads wait for each other more often, and larger ones do not fit into the caches.
 
     Raises:
@@ -96,13 +96,13 @@ def nearest(
 ) -> Int64[Tensor, "queries k"]:
     """Indices of the k images nearest to each query by cosine, the nearest first; never the query itself.
 
-    It is meant for figures: it takes 8 bytes · images · (queries + dim) beside the embeddings, on their device.
+    It is meant for figures: it takes 8 bytes · images · (queries + dim) in addition to the embeddings, on their device.
 
     Args:
         embeddings: one row for each image, of any norm; those that are not finite come last.
-        queries: the queries' indices or a mask of them.
-        k: at least 1, at most the size of the gallery without the query.
-        gallery: the candidates, as indices or a mask; all images by default.
+        queries: indices of the queries, or a mask.
+        k: number of neighbours, 1 to the size of the gallery without the query.
+        gallery: indices of the candidates, or a mask; all images by default.
 
     Raises:
         ConfigError: `k` is outside its range.
@@ -155,7 +155,7 @@ def _rank_bounds(queries: _Images, gallery: _Images, tile_size: int) -> Int64[Te
             if tile.labels[0] <= others.labels[-1] and others.labels[0] <= tile.labels[-1]:
                 similarities.masked_fill_(tile.labels.unsqueeze(1) == others.labels, -torch.inf)
             for counts, threshold in zip(num_below, thresholds, strict=True):
-                # NaN is never below. Summing bools to int32 is several times as fast as to int64.
+                # A comparison with NaN is never true. Summing bools to int32 is several times as fast as to int64.
                 counts[rows] += (similarities < threshold[rows].unsqueeze(1)).sum(1, dtype=torch.int32)
                 if is_mirrored:
                     counts[columns] += (similarities < threshold[columns]).sum(0, dtype=torch.int32)

@@ -8,7 +8,7 @@ from ssl_sec.data.image_set import ImageSet
 from ssl_sec.errors import ConfigError, DataError, printable
 from ssl_sec.seeding import derived_seed
 
-# Of each class, where there are too many classes to sample all.
+# Images of each sampled class if there are too many classes to sample all.
 _PER_CLASS = 10
 
 
@@ -22,7 +22,7 @@ def stratified_split(
     Args:
         labels: class of each image, ≥ 0.
         fraction: share of each class to hold out, in (0, 1), rounded to whole images.
-        seed: decides the draw.
+        seed: seed of the draw.
 
     Returns:
         Indices of the rest and of the held-out images, each ascending, on the CPU.
@@ -49,7 +49,7 @@ def require_held_out(held_out: Int64[Tensor, " held_out"]) -> None:
 def stratified_sample(labels: Int64[Tensor, " images"], num_images: int, seed: int) -> Int64[Tensor, " chosen"]:
     """About `num_images` images, the same share of every class, drawn by `seed`; all if there are no more.
 
-    Where that is fewer than two of a class in the mean, up to ten images each of some of the classes.
+    If that is fewer than two images per class on average, up to ten images of each of some classes are drawn.
 
     Returns:
         Indices, ascending, on the CPU.
@@ -72,9 +72,9 @@ def labelled_subset(
 
     Args:
         labels: class of each image, ≥ 0.
-        labels_per_class: how many of each class to choose, ≥ 1.
-        seed: decides the draw.
-        key: that gives the number, for messages.
+        labels_per_class: number of images of each class to choose, ≥ 1.
+        seed: seed of the draw.
+        key: key of `labels_per_class`, for messages.
 
     Returns:
         Indices of the chosen images, ascending, on the CPU.
@@ -101,10 +101,10 @@ def labelled_share(
 
     Args:
         labels: class of each image, ≥ 0.
-        share: in (0, 1].
-        seed: decides the draw.
-        of: images of each class that the share is of; None for those of `labels`. Where there are fewer than that
-            share of them, all are chosen.
+        share: share of each class to choose, in (0, 1].
+        seed: seed of the draw.
+        of: size of each class from which the share is computed; None for the sizes in `labels`. If a class has
+            fewer images than that, all of them are chosen.
 
     Returns:
         Indices of the chosen images, ascending, on the CPU.
@@ -127,7 +127,7 @@ def require_same_classes(train_set: ImageSet, test_set: ImageSet, what: str) -> 
     Args:
         train_set: labelled images.
         test_set: labelled images; the last classes may have none.
-        what: needs the same classes, for messages.
+        what: purpose that needs the same classes, for messages.
 
     Raises:
         DataError: the classes differ.

@@ -1,7 +1,7 @@
 """Alignment and uniformity on the sphere: what a contrastive loss asks for, measured without labels.
 
 Wang and Isola 2020, "Understanding Contrastive Representation Learning through Alignment and Uniformity on the
-Hypersphere". Both are about directions; both are lower the better.
+Hypersphere". Both measure directions, and lower values are better for both.
 """
 
 import torch
@@ -16,7 +16,7 @@ def alignment(first: Float[Tensor, "images dim"], second: Float[Tensor, "images 
 
     Args:
         first: embeddings of one view of each image, of any norm.
-        second: of another view, in the same order.
+        second: embeddings of another view, in the same order.
     """
     difference = functional.normalize(first.double(), dim=1) - functional.normalize(second.double(), dim=1)
     return difference.square().sum(dim=1).mean().item()
@@ -28,11 +28,11 @@ def uniformity(embeddings: Float[Tensor, "images dim"], t: float = 2.0, chunk_si
 
     Args:
         embeddings: one row for each image, of any norm; two rows or more.
-        t: > 0.
-        chunk_size: rows compared with all others at once.
+        t: factor in the exponent, > 0.
+        chunk_size: number of rows that are compared with all others at once.
 
     Returns:
-        At most 0, where all directions are equal; at least -4 t.
+        A value in [-4 t, 0]; 0 if all directions are equal.
     """
     directions = functional.normalize(embeddings.double(), dim=1)
     num_images = len(directions)

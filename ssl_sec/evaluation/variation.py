@@ -20,7 +20,7 @@ from ssl_sec.evaluation.directions import (
 from ssl_sec.losses.transform import rotation
 from ssl_sec.seeding import derived_seed
 
-# Shares of the means' energy at which r_w is measured; the paper names the last.
+# Shares of the means' energy at which r_w is measured; the paper names only the last.
 ENERGIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 
@@ -30,9 +30,9 @@ class ClassCovariances:
 
     Attributes:
         classes: labels of the classes.
-        sizes: rows of each.
-        diagonals: of each class, the variance of each coordinate, ≥ 0.
-        eigenvalues: of each class, descending and as many as all of the classes can have: the least size less one, or
+        sizes: number of rows of each class.
+        diagonals: variance of each coordinate, ≥ 0, for each class.
+        eigenvalues: eigenvalues of each class, descending; as many as all classes can have: the least size less one, or
             the dimension.
     """
 
@@ -47,7 +47,7 @@ class RotationShifts:
     """How far rotations between classes move the variation, and how far that lies in the span of the means.
 
     Attributes:
-        shifts: ‖Aσ − σ‖ of drawn rows and other classes, in equal bins over [0, 2] (SFT, Fig. 6a).
+        shifts: ‖Aσ − σ‖ for drawn rows and other classes, in equal bins over [0, 2] (SFT, Fig. 6a).
         energies: shares of the means' energy.
         within_class_energies: r_w at each of them, in [0, 1] (SFT, Eq. 8 and Fig. 6c).
     """
@@ -65,7 +65,7 @@ def class_covariances(
     Args:
         embeddings: one row for each image, of any norm.
         labels: class of each image.
-        num_classes: the largest number of classes; those with two rows or more, of equal ones the first.
+        num_classes: largest number of classes; only those with two rows or more, the first of equally large ones.
 
     Raises:
         DataError: for a row without a direction.
@@ -87,15 +87,15 @@ def class_covariances(
 
 
 def relative_deviation(values: list[list[float]]) -> float:
-    """How different values at one position are: their standard deviation over their mean, averaged over positions.
+    """The relative deviation of values at the same position: standard deviation over mean, averaged over positions.
 
     The paper calls eigenvalues of four classes different by "about 8 %" without saying how it measures that.
 
     Args:
-        values: a list for each class, all of one length.
+        values: a list for each class, all of the same length.
 
     Returns:
-        ≥ 0; 0 without a position whose mean is above 0.
+        The deviation, ≥ 0; 0 if no position has a mean above 0.
     """
     columns = np.array(values)
     means = columns.mean(0)
@@ -114,8 +114,8 @@ def rotation_shifts(
     Args:
         embeddings: one row for each image, of any norm.
         labels: class of each image.
-        seed: decides the draws.
-        num_draws: of a row and of another class, evenly and with replacement; the paper takes 10,000.
+        seed: seed of the draws.
+        num_draws: number of draws of a row and another class, uniformly with replacement; the paper takes 10,000.
 
     Raises:
         DataError: for a row without a direction.

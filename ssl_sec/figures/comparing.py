@@ -1,4 +1,4 @@
-"""What a report draws of several runs, from the files that each of them has left in MLflow."""
+"""The figures of several runs in a report, from the files that each run has left in MLflow."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ class Drawn(NamedTuple):
 
     Attributes:
         figure: the figure.
-        rows: for a table, each with the key "arm".
+        rows: rows of a table, each with the key "arm".
     """
 
     figure: Figure
@@ -30,16 +30,16 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A figure that can show several arms beside each other.
+    """A figure that can show several arms side by side.
 
     Attributes:
-        about: what it shows, for its title.
-        artifact: the file of a run that it is drawn from.
-        read: reads what is drawn from that file; None if it is not there.
-        draw: what was read of each arm's runs, one or more, and a title -> the figure. Raises a DataError for arms that
-            cannot be compared.
-        pools_seeds: whether the runs of an arm are drawn together; otherwise it has one run.
-        draw_panels: as `draw`, for the arms of several data sets, by the names of these; None where they are drawn like
+        about: description of the figure, for its title.
+        artifact: file of a run from which the figure is drawn.
+        read: function that reads the drawn data from that file; it returns None if they are not there.
+        draw: function from the data of each arm's runs, one or more, and a title to the figure. Raises a DataError for
+            arms that cannot be compared.
+        pools_seeds: whether the runs of an arm are drawn together; otherwise an arm has one run.
+        draw_panels: like `draw`, for the arms of several data sets by name; None if they are drawn like
             those of one.
     """
 
@@ -52,11 +52,11 @@ class Comparison:
 
 
 def numbers_of(name: str, build: Callable[[Any], Any]) -> Callable[[Path], Any]:
-    """Reads the numbers of one comparison from the file of all.
+    """A function that reads the numbers of one comparison from the file of all comparisons.
 
     Args:
-        name: of the comparison.
-        build: made of its plain values.
+        name: name of the comparison.
+        build: function that makes the result from its plain values.
     """
 
     def read(path: Path) -> Any:
@@ -67,14 +67,14 @@ def numbers_of(name: str, build: Callable[[Any], Any]) -> Callable[[Path], Any]:
 
 
 def from_plain(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    """A dataclass from what `dataclasses.asdict` has made of it."""
+    """A dataclass from the output of `dataclasses.asdict`."""
     hints = get_type_hints(kind)
     nested = {name for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
     return kind(**{name: from_plain(hints[name], one) if name in nested else one for name, one in values.items()})
 
 
 def draw_norms(arms: Mapping[str, Sequence[NormHistogram]], title: str) -> Drawn:
-    """Draws distributions of norms, of each arm the mean over its runs."""
+    """Draws distributions of norms, for each arm the mean over its runs."""
     edges, shares = norm_distributions(arms)
     rows = [row for arm, values in shares.items() for row in bins(arm, edges, values)]
     return Drawn(norm_distributions_figure(edges, shares, title), rows)
@@ -106,7 +106,7 @@ def _last_histogram(path: Path) -> NormHistogram | None:
     return next((NormHistogram(**one) for one in histograms if sum(one["counts"])), None)
 
 
-# Of every training.
+# The comparison that every training run allows.
 NORMS = Comparison(
     about="norms of the embeddings, last batch of training",
     artifact="norms.json",

@@ -17,7 +17,7 @@ from ssl_sec.evaluation.directions import CosineDistributions, DirectionChanges,
 from ssl_sec.figures.comparing import Drawn, Rows, bins
 from ssl_sec.figures.drawing import add_grid, arm_look, draw_distribution, message, percentages_between
 
-# That fit above a panel, or into its legend.
+# Letters that fit above a panel, or into its legend.
 _LETTERS_IN_PANEL = 44
 
 
@@ -26,7 +26,7 @@ def cosine_distributions_figure(arms: Mapping[str, PairCosines], title: str) -> 
 
     Args:
         arms: the distributions of each run, by name; one or more.
-        title: written above all of them.
+        title: title above all panels.
     """
     figure = Figure(figsize=(max(4.6 * len(arms), 6.5), 4.0), layout="constrained")
     figure.suptitle(title)
@@ -44,11 +44,11 @@ def cosine_distributions_figure(arms: Mapping[str, PairCosines], title: str) -> 
 
 
 def cosine_difference_figure(arms: Mapping[str, CosineDistributions], title: str) -> Figure:
-    """The differences cos θ_ap − cos θ_an over triplets, which ought to be above 0, of several arms (SEC, Fig. 5d).
+    """The differences cos θ_ap − cos θ_an over triplets, which should be above 0, for several arms (SEC, Fig. 5d).
 
     Args:
         arms: the distributions of each run, by name; one or more.
-        title: written above.
+        title: title of the figure.
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -76,8 +76,8 @@ def direction_changes_figure(arms: Mapping[str, Sequence[DirectionChanges]], tit
 
     Args:
         arms: the changes of each run, by name; a panel shows the arms that have its two steps.
-        title: written above all of them.
-        num_bins: common bins of the arms in a panel.
+        title: title above all panels.
+        num_bins: number of common bins of the arms in a panel.
     """
     panels = sorted({(one.first_step, one.last_step) for changes in arms.values() for one in changes})
     if not panels:
@@ -135,7 +135,7 @@ def _draw(axes: Axes, distribution: Distribution, edges: Sequence[float], place:
 
 
 def _edge_above(distribution: Distribution, share: float) -> float:
-    """The smallest edge with at least a share of the values below it; the last one without a value."""
+    """The smallest edge with at least a share of the values below it; the last edge if there are no values."""
     below = np.cumsum(distribution.counts)
     return (
         distribution.edges[1 + int(np.searchsorted(below, share * below[-1]))] if below[-1] else distribution.edges[-1]
@@ -143,7 +143,7 @@ def _edge_above(distribution: Distribution, share: float) -> float:
 
 
 def _occupied(distributions: Sequence[Distribution]) -> tuple[float, float]:
-    """Bounds of the bins that hold anything, and one bin more on each side; the distributions have the same edges."""
+    """Bounds of the occupied bins, with one bin more on each side; the distributions have the same edges."""
     edges = distributions[0].edges
     held = np.flatnonzero(np.sum([one.counts for one in distributions], axis=0))
     if not len(held):

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 # By Okabe and Ito: distinct with every common colour blindness.
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
 
-# For the arms of a comparison; with three line styles, a curve shows through the one drawn over it.
+# Colours of the arms of a comparison; with three line styles, a curve shows through the one drawn over it.
 _ARM_COLOURS = (VERMILION, BLUE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _ARM_STYLES = ("solid", "dashed", "dotted")
 
@@ -26,11 +26,11 @@ def draw_distribution(axes: Axes, percentages: Sequence[float], edges: Sequence[
     """Draws the outline of an arm's histogram over a light filling, so that others show through.
 
     Args:
-        axes: where it is drawn.
-        percentages: the share in each bin.
-        edges: bounds of the bins, ascending, one more than bins.
-        place: of the arm; decides its colour and line style.
-        label: of the arm in the legend.
+        axes: axes to draw on.
+        percentages: share in each bin, percent.
+        edges: bounds of the bins, ascending; one more than there are bins.
+        place: place of the arm, which decides its colour and line style.
+        label: label of the arm in the legend.
     """
     colour, style = arm_look(place)
     axes.stairs(percentages, np.array(edges), color=colour, alpha=0.25, fill=True, linewidth=0)
@@ -43,8 +43,8 @@ def percentages_between(
     """A histogram's shares in new bins, in percent, as if each of its bins were evenly filled.
 
     Args:
-        edges: bounds of the histogram's bins, ascending, one more than bins.
-        counts: the number in each bin; not all zero.
+        edges: bounds of the histogram's bins, ascending; one more than there are bins.
+        counts: number in each bin; not all zero.
         new_edges: bounds of the new bins, ascending.
     """
     below = np.concatenate([[0], np.cumsum(counts)]) / sum(counts)
@@ -64,10 +64,10 @@ def small_plots(
     """A figure of small plots, three in a row; four are two by two.
 
     Args:
-        count: of the plots.
-        size_inches: width and height of each.
-        least_width: of the figure, in inches.
-        margin: its height beyond that of the plots, in inches.
+        count: number of plots.
+        size_inches: width and height of each plot.
+        least_width: smallest width of the figure, in inches.
+        margin: height of the figure beyond that of the plots, in inches.
     """
     columns = 2 if count == 4 else min(count, 3)
     rows = -(-count // columns)

@@ -1,4 +1,4 @@
-"""Pictures of images: those of the first step with their views, and those that are nearest to others."""
+"""Pictures of images: those of the first step with their views, and queries with their nearest images."""
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,17 +18,17 @@ _GREY = "0.35"
 _LETTERS_PER_INCH = 11
 
 _CELL_INCHES = 1.25
-# Of a picture with a column for each view.
+# Largest width of a picture with a column for each view.
 _MOST_INCHES = 24.0
 
 
 class Retrieved(NamedTuple):
-    """The images that are nearest to some others.
+    """The images that are nearest to some queries.
 
     Attributes:
-        queries: grey or RGB, 0-255.
-        images: of each query, nearest first.
-        correct: whether an image has its query's class; None without labels.
+        queries: query images, grey or RGB, 0-255.
+        images: images retrieved for each query, nearest first.
+        correct: whether each image has its query's class; None without labels.
     """
 
     queries: UInt8[Tensor, "queries channels height width"]
@@ -42,8 +42,8 @@ def views_figure(
     """A row for each image: itself, then its views.
 
     Args:
-        images: grey or RGB, 0-255; one or more.
-        views: the first view of each image, the second, …; views may have another size than the images, and each other.
+        images: images, grey or RGB, 0-255; one or more.
+        views: the first view of each image, the second, …; their sizes may differ from the images' and from each other.
     """
     columns = [images, *views]
     cell_inches = min(_CELL_INCHES, _MOST_INCHES / len(columns))
@@ -70,8 +70,8 @@ def retrieved_figure(arms: Mapping[str, Retrieved], title: str) -> Figure:
     have the query's grey frame.
 
     Args:
-        arms: of each run, by name; one or more, with the same queries.
-        title: written above all of them.
+        arms: retrieved images of each run, by name; one or more, with the same queries.
+        title: title of the figure.
     """
     queries = next(iter(arms.values())).queries
     columns = [one.images.shape[1] for one in arms.values()]
@@ -120,7 +120,7 @@ def _draw(axes: Axes, image: Tensor, extent: tuple[float, float, float, float] |
 
 
 def _wrapped(names: Iterable[str], inches: Sequence[float]) -> list[str]:
-    """Names in lines of a width, all of as many lines, so that what is below them is level."""
+    """Names wrapped to given widths, all with the same number of lines, so that everything below them is level."""
     lines = [textwrap.wrap(name, int(width * _LETTERS_PER_INCH)) for name, width in zip(names, inches, strict=True)]
     most = max(map(len, lines))
     return ["\n".join([*each, *[" "] * (most - len(each))]) for each in lines]

@@ -1,4 +1,4 @@
-"""What metrics are called on the axes of figures."""
+"""Labels of metrics on the axes of figures."""
 
 # The labels of common metrics on an axis; other metrics are labelled by their names.
 _AXIS_LABELS = {

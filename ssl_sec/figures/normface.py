@@ -12,9 +12,9 @@ class AtWeight(NamedTuple):
     """The accuracy with one weight of the second loss.
 
     Attributes:
-        weight: ≥ 0; None for runs without a second loss.
-        mean: in percent.
-        deviation: standard deviation, in percentage points.
+        weight: weight of the second loss, ≥ 0; None for runs without one.
+        mean: mean accuracy, in percent.
+        deviation: standard deviation of the accuracy, in percentage points.
     """
 
     weight: float | None
@@ -28,7 +28,7 @@ def bounds_figure(squared_norms: Sequence[float], bounds: Mapping[int, Sequence[
     Args:
         squared_norms: ℓ², ascending.
         bounds: number of classes -> the bound at each.
-        title: written above.
+        title: title of the figure.
     """
     figure = Figure(figsize=(7, 4.6), layout="constrained")
     axes = figure.subplots()
@@ -46,10 +46,10 @@ def weights_figure(arms: Mapping[str, Sequence[AtWeight]], spread: str, title: s
     """Accuracies over the weight of the second loss, with error bars (NormFace, Fig. 8).
 
     Args:
-        arms: by label, ascending by weight; an arm without a second loss has one point, drawn as a line from side to
-            side.
-        spread: over what the deviations are.
-        title: written above.
+        arms: accuracies by label, ascending by weight; an arm without a second loss has one point, drawn as a
+            horizontal line.
+        spread: what the deviations are taken over, for example seeds.
+        title: title of the figure.
     """
     figure = Figure(figsize=(7, 4.6), layout="constrained")
     axes = figure.subplots()
@@ -70,7 +70,7 @@ def weights_figure(arms: Mapping[str, Sequence[AtWeight]], spread: str, title: s
         axes.set_xscale("log")
     else:
         axes.set_xscale("symlog", linthresh=min((weight for weight in shown if weight > 0), default=1.0))
-    # No room for labels that are nearer.
+    # Labels that are nearer to each other would overlap.
     ticks = [weight for place, weight in enumerate(shown) if not place or weight > 1.5 * shown[place - 1]]
     axes.set_xticks(ticks, [f"{weight:g}" for weight in ticks])
     axes.set_xticks([], minor=True)

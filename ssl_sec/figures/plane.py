@@ -17,14 +17,14 @@ def plane_figure(
     class_names: Sequence[str],
     probabilities: Float[Tensor, " points"] | None,
 ) -> Figure:
-    """The embeddings in the colours of their classes and, beside them, the probability of class 0 over the plane.
+    """The embeddings in the colours of their classes and, next to them, the probability of class 0 over the plane.
 
     Args:
-        embeddings: raw.
-        labels: class of each.
+        embeddings: raw embeddings.
+        labels: class of each image.
         class_names: name of each class.
-        probabilities: of class 0 at each point of `ssl_sec.evaluation.plane.plane_grid`; None if the loss is no
-            softmax.
+        probabilities: probability of class 0 at each point of `ssl_sec.evaluation.plane.plane_grid`; None if the loss
+            is no softmax.
     """
     is_finite = embeddings.isfinite().all(1)
     if not is_finite.any():

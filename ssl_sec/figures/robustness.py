@@ -1,4 +1,4 @@
-"""How far a classifier's confidence and its accuracy on corrupted images can be trusted."""
+"""The reliability of a classifier's confidence, and its accuracy on corrupted images."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,9 +12,9 @@ def reliability_figure(counts: Sequence[int], confidences: Sequence[float], accu
     """The accuracy in each bin of the confidence (Guo et al. 2017, Fig. 1), and the share of the images there.
 
     Args:
-        counts: images in each of the equal bins over [0, 1].
-        confidences: the mean confidence in each.
-        accuracies: the accuracy in each, in [0, 1].
+        counts: number of images in each of the equal bins over [0, 1].
+        confidences: mean confidence in each bin, in [0, 1].
+        accuracies: accuracy in each bin, in [0, 1].
     """
     edges = np.linspace(0, 1, len(counts) + 1)
     shares = np.array(counts) / max(sum(counts), 1)
@@ -37,8 +37,8 @@ def corruption_figure(clean_top1: float, corrupted_top1: Mapping[str, Sequence[f
     """The accuracy over the strength of each kind of corruption; strength 0 is the clean images.
 
     Args:
-        clean_top1: in [0, 1].
-        corrupted_top1: in [0, 1], by kind, from the weakest strength to the strongest.
+        clean_top1: accuracy on the clean images, in [0, 1].
+        corrupted_top1: accuracies in [0, 1] by kind of corruption, from the weakest strength to the strongest.
     """
     figure = Figure(figsize=(5.6, 4.2), layout="constrained")
     axes = figure.subplots()

@@ -26,11 +26,11 @@ class RunRecord(Protocol):
     """The files of a finished run.
 
     Attributes:
-        path: the run's folder, which has its name.
-        features_path: features of some training images, or embeddings of the test images.
-        views_path: some images of the first step and their views; as soon as a pretraining run begins.
-        examples_path: some images and their neighbours.
-        confusion_path: a probe's confusion matrix.
+        path: folder of the run, named after the run.
+        features_path: file of the features of some training images, or of the embeddings of the test images.
+        views_path: file of some images of the first step and their views, which pretraining writes at its start.
+        examples_path: file of some images and their neighbours.
+        confusion_path: file of a probe's confusion matrix.
     """
 
     path: Path
@@ -52,11 +52,11 @@ class RunRecord(Protocol):
         ...
 
     def watched_paths(self) -> list[Path]:
-        """Embeddings of the watched images, in the order of the steps."""
+        """Files of the embeddings of the watched images, in the order of the steps."""
         ...
 
     def test_set_paths(self) -> list[Path]:
-        """Results on face test sets, in the order of their titles."""
+        """Files of the results on face test sets, in the order of their titles."""
         ...
 
 
@@ -65,7 +65,7 @@ def training_figures(run: RunRecord) -> dict[str, Figure]:
     history: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for record in run.records():
         for key, value in record["metrics"].items():
-            # The first repeats the steps; the others are single points.
+            # The epoch repeats the steps; the others are single points.
             if key == "train/epoch" or key.startswith(("retrieval/", "face/", "finetune/")):
                 continue
             history[key].append((record["step"], value))

@@ -1,4 +1,4 @@
-"""What a study draws: differences from a baseline with their intervals, and the curves of its arms."""
+"""Figures of a study: differences from a baseline with their intervals, and the curves of its arms."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ class Interval(NamedTuple):
     """A difference from the baseline.
 
     Attributes:
-        arm: whose.
-        mean: of the pairs.
-        half_width: of its interval; NaN if there is none.
-        pairs: the difference of each pair.
+        arm: name of the arm.
+        mean: mean difference of the pairs.
+        half_width: half width of the interval of the mean; NaN if there is none.
+        pairs: difference of each pair.
     """
 
     arm: str
@@ -31,14 +31,14 @@ class Interval(NamedTuple):
 
 
 def forest_figure(points: Mapping[str, Sequence[Interval]], metric: str, baseline: str) -> Figure:
-    """Draws a line for each arm: its mean difference from the baseline, the interval, and each pair as a dot.
+    """Draws a row for each arm: its mean difference from the baseline, the interval, and each pair as a dot.
 
     The mean of an arm without an interval is hollow.
 
     Args:
         points: name of a point -> differences of its arms; one or more.
-        metric: what is compared, with its unit.
-        baseline: what the arms are compared to.
+        metric: metric that is compared, with its unit.
+        baseline: arm that the others are compared to.
     """
     num_rows = sum(map(len, points.values()))
     heights = [max(len(rows), 1) for rows in points.values()]
@@ -62,19 +62,19 @@ def forest_figure(points: Mapping[str, Sequence[Interval]], metric: str, baselin
 
 
 def _interval(half_width: float) -> tuple[float | None, Literal["full", "none"]]:
-    """The bar of an interval and how its marker is filled: without an interval there is no bar, and it is hollow."""
+    """The bar of an interval and the filling of its marker, which is hollow without an interval."""
     return (None, "none") if math.isnan(half_width) else (half_width, "full")
 
 
 class Cause(NamedTuple):
-    """An arm's runs beside those of the baseline, paired by seed.
+    """An arm's runs compared with those of the baseline, paired by seed.
 
     Attributes:
-        arm: whose.
-        point: where; empty if there is one alone.
-        ratios: figure -> how many times the baseline's, geometric mean over the seeds.
-        difference: from the baseline, mean over the seeds.
-        half_width: of its interval; NaN if there is none.
+        arm: name of the arm.
+        point: name of the point of the study; empty if there is only one.
+        ratios: figure -> its ratio to the baseline's, geometric mean over the seeds.
+        difference: difference from the baseline, mean over the seeds.
+        half_width: half width of the interval of the difference; NaN if there is none.
     """
 
     arm: str
@@ -87,14 +87,14 @@ class Cause(NamedTuple):
 def causes_figure(arms: Sequence[Cause], labels: Mapping[str, str], metric: str, baseline: str) -> Figure:
     """Draws the arms' differences over what they change in the norms and the steps, a panel for each.
 
-    If one of these is the only cause of the differences, arms that change it alike lie at one height in its panel. The
+    If one of these is the only cause of the differences, arms that change it equally are level in its panel. The
     marker of an arm without an interval is hollow.
 
     Args:
-        arms: one or more; beside them the baseline is drawn, at 1 and 0.
+        arms: one or more arms; the baseline is drawn beside them, at 1 and 0.
         labels: figure -> its label; a panel for each.
-        metric: what is compared, with its unit.
-        baseline: what the arms are compared to.
+        metric: metric that is compared, with its unit.
+        baseline: arm that the others are compared to.
     """
     figure, all_axes = small_plots(len(labels), (4.2, 3.6), margin=0.5)
     figure.suptitle(f"differences over what the arms change, as multiples of {baseline}", fontsize=10)
@@ -132,11 +132,11 @@ def causes_figure(arms: Sequence[Cause], labels: Mapping[str, str], metric: str,
 def curves_figure(
     arms: Mapping[str, Mapping[str, Sequence[Sequence[tuple[float, float]]]]], title: str
 ) -> Figure | None:
-    """Draws metrics over the steps, a panel for each, with all arms: the mean over their runs.
+    """Draws metrics over the steps, a panel for each metric, with the mean over the runs of every arm.
 
     Args:
         arms: arm -> metric -> the (step, value) pairs of each run, in the order of steps.
-        title: above all panels.
+        title: title above all panels.
 
     Returns:
         The figure; None if no arm has a curve.

@@ -14,9 +14,9 @@ class Point(NamedTuple):
 
     Attributes:
         x: the setting, or the place of a category.
-        mean: of the metric.
-        deviation: its sample standard deviation; None for one run.
-        num_seeds: how many runs.
+        mean: mean of the metric.
+        deviation: sample standard deviation of the metric; None for one run.
+        num_seeds: number of runs.
     """
 
     x: float
@@ -30,7 +30,7 @@ class Panel:
     """A plot of several arms.
 
     Attributes:
-        x_label: what varies, with its unit.
+        x_label: the setting that varies, with its unit.
         y_label: the metric, with its unit.
         arms: the points of each arm, by its label.
         levels: values that do not vary, as horizontal lines.
@@ -48,8 +48,8 @@ def panels_figure(panels: Sequence[Panel], title: str) -> Figure:
     """Draws panels side by side, with error bars where there are several seeds.
 
     Args:
-        panels: one or more.
-        title: above all of them.
+        panels: one or more panels.
+        title: title above all panels.
     """
     figure = Figure(figsize=(max(5.2 * len(panels), 6.5), 4.4), layout="constrained")
     figure.suptitle(title)

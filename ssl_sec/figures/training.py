@@ -52,9 +52,9 @@ class Curve:
     """A metric over the steps, of one run or as the mean of several.
 
     Attributes:
-        steps: ascending.
-        values: one for each step; not finite where there is a gap.
-        deviations: standard deviation over runs at each step; None for a single run.
+        steps: global steps, ascending.
+        values: value at each step; not finite where there is a gap.
+        deviations: standard deviation over the runs at each step; None for a single run.
     """
 
     steps: list[int]
@@ -109,8 +109,8 @@ def norm_histograms_figure(histograms: Sequence[NormHistogram], num_bins: int = 
     their own bins and are converted to common ones, as if evenly filled.
 
     Args:
-        histograms: in any order; the later of two with the same step is used.
-        num_bins: common bins between the smallest and the largest edge.
+        histograms: histograms in any order; the later of two with the same step is used.
+        num_bins: number of common bins between the smallest and the largest edge.
     """
     by_step = {histogram.step: histogram for histogram in histograms if sum(histogram.counts)}
     if not by_step:
@@ -125,7 +125,7 @@ def norm_histograms_figure(histograms: Sequence[NormHistogram], num_bins: int = 
     figure = Figure(figsize=(9.5, 4.2), layout="constrained")
     heat_axes, outline_axes = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
 
-    # The square root keeps a wide distribution visible beside a narrow one, which the constraint makes.
+    # The square root keeps a wide distribution visible next to a narrow one, which the constraint makes.
     mesh = heat_axes.pcolormesh(
         _cell_bounds(steps),
         edges,
@@ -157,11 +157,11 @@ def norm_histograms_figure(histograms: Sequence[NormHistogram], num_bins: int = 
 def norm_distributions(
     arms: Mapping[str, Sequence[NormHistogram]], num_bins: int = 80
 ) -> tuple[list[float], dict[str, list[float]]]:
-    """The distributions of several arms over common bins, each the mean of its runs' in percent.
+    """The distributions of several arms over common bins, in percent, each the mean over the runs of the arm.
 
     Args:
         arms: the histograms of each arm's runs, one or more, none empty.
-        num_bins: common bins between the smallest and the largest edge.
+        num_bins: number of common bins between the smallest and the largest edge.
 
     Returns:
         The edges of the bins, and the share in each bin of every arm (%).
@@ -188,9 +188,9 @@ def norm_distributions_figure(edges: Sequence[float], shares: Mapping[str, Seque
     """The distributions of the norms of several arms (SEC, Figs. 1 and 5a).
 
     Args:
-        edges: bounds of the bins, ascending, one more than bins.
-        shares: of each arm in each bin, in percent.
-        title: of the figure.
+        edges: bounds of the bins, ascending; one more than there are bins.
+        shares: share of each arm in each bin, in percent.
+        title: title of the figure.
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -207,8 +207,8 @@ def compared_curves_figure(panels: Mapping[str, Mapping[str, Curve]], title: str
 
     Args:
         panels: metric -> arm -> curve; a metric without curves is left out.
-        title: of the figure.
-        metric: of all panels, whose keys are then their titles.
+        title: title of the figure.
+        metric: metric of all panels, whose keys are then their titles; None if the keys are metrics.
     """
     shown = {panel: curves for panel, curves in panels.items() if curves}
     if not shown:
@@ -255,7 +255,7 @@ def features_figure(
         features: one row for each image, of any norm.
         labels: class of each image.
         class_names: name of each class; none for images without labels, which have one colour.
-        seed: decides which images are shown, and seeds t-SNE.
+        seed: seed of t-SNE and of the choice of the images shown.
         max_points: the largest number of images shown.
     """
     generator = torch.Generator().manual_seed(derived_seed(seed, "t-SNE"))
@@ -297,10 +297,10 @@ def scatter_classes(
     """Draws points in the colours of their classes, with a legend beside them, or a colour bar for many classes.
 
     Args:
-        figure: of the axes, with a constrained layout.
-        axes: where they are drawn.
-        points: [images, 2].
-        labels: the class of each.
+        figure: figure of the axes, with a constrained layout.
+        axes: axes to draw on.
+        points: coordinates, with shape [images, 2].
+        labels: class of each point.
         class_names: name of each class.
     """
     if len(class_names) > _MOST_NAMED_CLASSES:
@@ -336,7 +336,7 @@ def confusion_figure(confusion: Int64[Tensor, "classes classes"], class_names: S
     side_inches = min(max(0.55 * num_classes, 5.0), 15.0)
     figure = Figure(figsize=(side_inches + 1, side_inches), layout="constrained")
     axes = figure.subplots()
-    # The square root shows confusions of a few percent beside a diagonal near 100.
+    # The square root shows confusions of a few percent next to a diagonal near 100.
     image = axes.imshow(percentages, cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=100), interpolation="nearest")
     figure.colorbar(image, ax=axes, label="share of the true class (%)", shrink=0.8, aspect=30)
     named = range(0, num_classes, -(-num_classes // 100))

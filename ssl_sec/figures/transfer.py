@@ -11,7 +11,7 @@ def transfer_figure(results: Mapping[str, Mapping[str, tuple[float, float | None
     """A row of points for each data set, one for each measure.
 
     Args:
-        results: of each data set, by measure: a percentage, and half the width of its interval, if it has one.
+        results: results of each data set by measure: a percentage, and half the width of its interval or None.
     """
     figure = Figure(figsize=(7, 1.8 + 0.6 * len(results)), layout="constrained")
     axes = figure.subplots()

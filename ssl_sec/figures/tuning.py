@@ -12,12 +12,12 @@ from ssl_sec.figures.drawing import BLUE, VERMILION, add_grid
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """What varies.
+    """A key that varies between the trials.
 
     Attributes:
-        name: of the key.
-        values: of each trial: numbers, or names.
-        is_log: whether numbers are drawn by their logarithm.
+        name: name of the key.
+        values: value of each trial: numbers, or names.
+        is_log: whether numbers are drawn on a logarithmic scale.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Axis:
     is_log: bool = False
 
     def places(self) -> tuple[np.ndarray, list[tuple[float, str]]]:
-        """Where each value is, in [0, 1], and the places that have a name."""
+        """The position of each value, in [0, 1], and the labelled positions."""
         if any(isinstance(value, str) for value in self.values):
             names = sorted(set(map(str, self.values)))
             at = {name: 0.5 if len(names) == 1 else place / (len(names) - 1) for place, name in enumerate(names)}
@@ -42,9 +42,9 @@ def tuning_figure(axes_of_keys: Sequence[Axis], metric: str, figures: Sequence[f
     """Draws a line for each trial through its values to its metric, and the metrics in the order of the trials.
 
     Args:
-        axes_of_keys: what varies, with a value for each trial.
-        metric: what the trials are compared by.
-        figures: of each trial; one or more.
+        axes_of_keys: keys that vary, with a value for each trial.
+        metric: metric by which the trials are compared.
+        figures: metric of each trial; one or more.
         largest: whether the largest metric is best.
     """
     scores = np.array(figures, dtype=np.float64)

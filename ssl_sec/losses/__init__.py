@@ -37,7 +37,7 @@ from ssl_sec.losses.spherical import SphericalConstraint, spherical_constraint
 from ssl_sec.losses.template import CContrastiveLoss, CenterLoss, CTripletLoss
 from ssl_sec.losses.transform import Rotation, SphericalFeatureTransform, rotation
 
-# By name, those whose rows of one label are positives of each other.
+# Losses by name in which rows of one label are positives of each other.
 PAIR_LOSSES: Mapping[str, type[Loss]] = {
     "ntxent": NTXentLoss,
     "supcon": SupConLoss,
@@ -55,7 +55,7 @@ PAIR_LOSSES: Mapping[str, type[Loss]] = {
     "angular_hinge": AngularHingeLoss,
     "npair_angular": NPairAngularLoss,
 }
-# By name, those that have something for each class of the data.
+# Losses by name with parameters or centres for each class of the data.
 CLASS_LOSSES: Mapping[str, type[Loss]] = {
     "softmax": SoftmaxLoss,
     "l2softmax": L2SoftmaxLoss,

@@ -1,12 +1,12 @@
-"""How much is lost by comparing rows with the agents of classes instead of with each other (NormFace, Proposition 3).
+"""The error of comparing rows with the agents of classes instead of with each other (NormFace, Proposition 3).
 
 With rows f_j, the agent W of the class of f_j, and d the Euclidean distance of directions, the distances of a row f_0
 are distorted by
 
     (1/n) Σ_j (d(f_0, f_j) − d(f_0, W))²  ≤  (1/n) Σ_j d(f_j, W)²
 
-The paper has the sums over one class and one f_0. Here they are over all rows of a batch but f_0, and the mean over
-every row as f_0 is taken: the bound is then the mean squared distance of the batch's rows to their agents.
+The paper has the sums over one class and one f_0. Here they are over all rows of a batch but f_0, and averaged over
+every row as f_0: the bound is then the mean squared distance of the batch's rows to their agents.
 """
 
 from typing import Any
@@ -23,18 +23,18 @@ RATE = 0.01
 
 @torch.no_grad()
 def agent_distortion(embeddings: Embeddings, agents: Embeddings, anchors: slice = slice(None)) -> Scalar:
-    """The mean squared error of the rows' distances if their agents stand for them; a share of it, as of a loss.
+    """The mean squared error of the rows' distances if agents stand for the rows; a share of it, as for a loss.
 
     Args:
         embeddings: rows of the global batch, of any norm.
         agents: the agent of each row's class, of any norm.
-        anchors: the range of rows that are f_0; the shares of a partition add up.
+        anchors: the range of rows taken as f_0; the shares of a partition add up.
     """
     rows, agents = directions(embeddings), directions(agents)
     between, to_agents = (root(2 - 2 * rows[anchors] @ others.T) for others in (rows, agents))
     errors = (between - to_agents).square()
     count = len(rows)
-    # Not with itself.
+    # A row is not compared with itself.
     places = torch.arange(count, device=rows.device)[anchors].unsqueeze(1)
     return errors.scatter(1, places, 0.0).sum() / max(count * (count - 1), 1)
 
@@ -49,11 +49,11 @@ def agent_distortion_bound(embeddings: Embeddings, agents: Embeddings) -> Scalar
 
 
 class AgentDistortion(nn.Module):
-    """The distortion and its bound as moving averages over the steps of a training.
+    """The distortion and its bound as moving averages over the steps of training.
 
     Attributes:
-        distortion: of the batches so far, the latest with the weight `RATE`; 0 before the first.
-        bound: likewise.
+        distortion: moving average over the batches, the latest weighted by `RATE`; 0 before the first.
+        bound: moving average of the bound, likewise.
     """
 
     distortion: Tensor
@@ -70,7 +70,7 @@ class AgentDistortion(nn.Module):
 
     @torch.no_grad()
     def forward(self, distortion: Scalar, bound: Scalar) -> None:
-        """Moves the averages to those of another batch; it waits for no device."""
+        """Updates the averages with another batch, without waiting for the device."""
         for average, value in ((self.distortion, distortion), (self.bound, bound)):
             value = value.double()
             average.copy_(torch.where(self.started, average.lerp(value, RATE), value))

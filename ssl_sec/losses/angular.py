@@ -1,6 +1,6 @@
 """The angular loss (Wang et al. 2017), which bounds the angle at the negative of a triangle a, p, n.
 
-On disjoint triplets, without interaction among them, with c = (a + p) / 2,
+On disjoint triplets, which do not interact, with c = (a + p) / 2,
 
     ℓ_tri = max(0, ‖x_a − x_p‖² − ‖x_a − x_n‖² + m)                                             (Triplet-I, Eq. 2)
     ℓ_ang = max(0, ‖x_a − x_p‖² − 4 tan²α ‖x_n − x_c‖²)                                                    (Eq. 6)
@@ -64,7 +64,7 @@ class NPairAngularLoss(Loss):
 
     Args:
         alpha_degrees: α in (0, 90), the largest angle at the negative.
-        weight: λ ≥ 0, of the angular loss beside N-pair.
+        weight: weight λ ≥ 0 of the angular loss, added to the N-pair loss.
     """
 
     def __init__(self, alpha_degrees: float = 45.0, weight: float = 2.0) -> None:
@@ -81,7 +81,7 @@ class NPairAngularLoss(Loss):
 class DisjointLoss(Loss):
     """A loss over disjoint triplets: rows 3i, 3i + 1 and 3i + 2 are an anchor, a positive and a negative.
 
-    The mean over the triplets, including those that are 0; a triplet belongs to the share of its anchor's row.
+    The mean over the triplets, including those that are 0; a triplet counts in the share of its anchor's row.
     """
 
     def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:
@@ -93,7 +93,7 @@ class DisjointLoss(Loss):
         return 3 * torch.where(are_triplets[own], terms, torch.nan).sum() / len(labels)
 
     def compares(self, labels: Labels) -> Bool[Tensor, ""]:
-        """Whether the rows are those of triplets."""
+        """Whether the rows form triplets."""
         if len(labels) % 3 != 0 or len(labels) == 0:
             return labels.new_zeros((), dtype=torch.bool)
         return ((labels[0::3] == labels[1::3]) & (labels[0::3] != labels[2::3])).all()
@@ -103,7 +103,7 @@ class DisjointLoss(Loss):
 
 
 def require_disjoint_triplets(name: str, labels: Labels) -> None:
-    """Refuses rows that are not those of triplets: by their number, and by their labels if that waits for no device."""
+    """Refuses rows that do not form triplets, by their number and, where no device is waited for, by their labels."""
     needed = "rows 3i, 3i + 1 and 3i + 2 must be an anchor, a positive and a negative, as of sampler=triplets"
     if len(labels) % 3 != 0 or len(labels) == 0:
         raise ValueError(f"{name} needs a multiple of 3 rows: the batch has {len(labels)}; {needed}")
@@ -122,10 +122,10 @@ class DisjointTripletLoss(DisjointLoss):
 
     max(0, d²_ap − d²_an + m) (angular loss, Eq. 2) of disjoint triplets (Fig. 4a); the mean over triplets.
 
-    Rows 3i, 3i + 1 and 3i + 2 are the anchor, the positive and the negative of a triplet, as of sampler=triplets.
+    Rows 3i, 3i + 1 and 3i + 2 are the anchor, the positive and the negative of a triplet, as in sampler=triplets.
 
     Args:
-        margin: m ≥ 0, by which negatives must be farther than positives, in squared distances.
+        margin: m ≥ 0, how much farther negatives must be than positives, in squared distances.
     """
 
     def __init__(self, margin: float = 1.0) -> None:
@@ -135,7 +135,7 @@ class DisjointTripletLoss(DisjointLoss):
 
     def _terms(self, anchors: _Rows, positives: _Rows, negatives: _Rows) -> Float[Tensor, " triplets"]:
         anchors, positives, negatives = directions(anchors), directions(positives), directions(negatives)
-        nearer = 2 * (anchors * (negatives - positives)).sum(1)  # d² = 2 − 2s, as of all losses
+        nearer = 2 * (anchors * (negatives - positives)).sum(1)  # d² = 2 − 2s, as in all losses
         return (nearer + self.margin).clamp(min=0)
 
 
@@ -144,7 +144,7 @@ class AngularHingeLoss(DisjointLoss):
 
     max(0, ‖x_a − x_p‖² − 4 tan²α ‖x_n − (x_a + x_p) / 2‖²) on raw rows (angular loss, Eq. 6); the mean over triplets.
 
-    Rows 3i, 3i + 1 and 3i + 2 are the anchor, the positive and the negative of a triplet, as of sampler=triplets.
+    Rows 3i, 3i + 1 and 3i + 2 are the anchor, the positive and the negative of a triplet, as in sampler=triplets.
 
     Args:
         alpha_degrees: α in (0, 90), the largest angle at the negative.

@@ -20,15 +20,15 @@ class Loss(nn.Module, ABC):
     """A loss on the raw embeddings of the global batch.
 
     It never communicates or waits for a device, and computes in float32 or better, also under autocast. A batch
-    without pairs to compare is an error on the CPU, where the check is free; elsewhere, and where it is compiled, its
-    loss is NaN. A loss that is summed in tiles has no second derivative, and says so.
+    without pairs to compare is an error on the CPU, where the check is free; elsewhere, and when compiled, its
+    loss is NaN. A loss that is summed in tiles has no second derivative and raises an error if one is asked for.
     """
 
     def forward(self, embeddings: Embeddings, labels: Labels, anchors: slice = slice(None)) -> Scalar:
         """The loss, or the share of it that a range of anchors contributes.
 
         Args:
-            embeddings: raw rows of the global batch; the loss normalises for itself.
+            embeddings: raw rows of the global batch; the loss normalises them itself.
             labels: the class of each row, or, in self-supervision, the image that it is a view of.
             anchors: the range of rows whose terms are summed; the shares of a partition add up to the loss.
 
@@ -42,9 +42,9 @@ class Loss(nn.Module, ABC):
         return share if can_look(labels) else torch.where(self.compares(labels), share, torch.nan)
 
     def compares(self, labels: Labels) -> Bool[Tensor, ""]:
-        """Whether a batch with these labels has something to compare; it waits for no device.
+        """Whether a batch with these labels has something to compare; it does not wait for the device.
 
-        As long as a loss does not say otherwise: a row with a positive and a negative.
+        By default: a row with a positive and a negative.
         """
         size = classes_of(labels).size
         return ((size > 1) & (size < len(labels))).any()
@@ -64,8 +64,8 @@ class CombinedLoss(Loss):
 
     Args:
         first: any loss.
-        second: any other.
-        weight: of the second, ≥ 0.
+        second: any other loss.
+        weight: weight of the second loss, ≥ 0.
     """
 
     def __init__(self, first: Loss, second: Loss, weight: float) -> None:
@@ -87,7 +87,7 @@ def from_views(*views: Float[Tensor, "images dim"]) -> tuple[Float[Tensor, "batc
     """The embeddings of several views of the same images as one batch: `loss(*from_views(z1, z2))`.
 
     Args:
-        views: two or more, each with one row for each image, in one order.
+        views: two or more, each with one row for each image, all in the same order.
 
     Returns:
         The rows of the views, one view after the other, and for each row the number of its image: views of one image
@@ -123,7 +123,7 @@ def require_labels(name: str, embeddings: Tensor, labels: Tensor) -> None:
 
 
 def require_triplets(name: str, classes: Classes) -> None:
-    """Refuses a batch in which no row has a positive, or none a negative, if the check waits for no device."""
+    """Refuses a batch in which no row has a positive, or none a negative, unless the check would wait for a device."""
     if not can_look(classes.size):
         return
     largest = int(classes.size.max()) if len(classes.size) else 0

@@ -4,7 +4,7 @@ With n_j rows x_i of class j in the batch, the centre of that class moves by
 
     Δμ_j = Σ_i (μ_j − x_i) / (1 + n_j),    μ_j ← μ_j − Δμ_j                        (SFT, Eq. 9; Wen et al. 2016)
 
-and the others stay. A centre starts at 0 and is 0 until its class is first seen.
+and the other centres stay. A centre starts at 0 and is 0 until its class is first seen.
 """
 
 from typing import cast

@@ -17,8 +17,8 @@ class Classes:
 
     Attributes:
         size: rows of the row's class, including itself.
-        occurrence: number of earlier rows of its class.
-        start: where its class starts in `order`.
+        occurrence: number of earlier rows of the row's class.
+        start: index in `order` where the row's class starts.
         order: the rows, class by class in the order of the labels, and within a class in the batch's order.
     """
 
@@ -81,12 +81,12 @@ def positive_pairs(
 
 
 def negative_pairs(labels: Int64[Tensor, " batch"], anchors: slice = slice(None)) -> Bool[Tensor, "anchors batch"]:
-    """Mask of the rows of another class than each anchor."""
+    """Mask of the rows whose class differs from the anchor's."""
     return labels[anchors].unsqueeze(1) != labels
 
 
-# What adds rows up in a fixed order differs by device: on a CPU `index_add`, and accumulating indexing, which threads
-# there do in any order, on a GPU. A sum of three numbers or more depends on their order.
+# The operation that adds rows in a fixed order differs by device: `index_add` on a CPU, and accumulating indexing
+# on a GPU, which CPU threads do in any order. A sum of three numbers or more depends on their order.
 
 
 def take_rows(values: Float[Tensor, "values dim"], index: Int64[Tensor, " rows"]) -> Float[Tensor, "rows dim"]:
@@ -103,5 +103,5 @@ def sum_rows(
 
 
 def can_look(labels: Tensor) -> bool:
-    """Whether values may be read: on the CPU that waits for no device; a graph that is being captured has none."""
+    """Whether values may be read: on the CPU that waits for nothing; during the capture of a graph there are none."""
     return labels.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -36,19 +36,19 @@ class _LossConfig(Declared, key="loss"):
 
 
 class _ClassLossConfig(Declared, key="loss"):
-    """A loss with something for each class of the data."""
+    """A loss with parameters or centres for each class of the data."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         try:
-            # Not the meta device, whose first use imports sympy for two seconds.
+            # Not on the meta device, whose first use imports sympy for two seconds.
             with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
                 self.build(num_classes=1000, dim=1)
         except ValueError as error:
             raise ConfigError(f"loss.{error}") from None
 
     def build(self, num_classes: int, dim: int) -> losses.Loss:
-        """The loss for so many classes and embeddings of `dim`."""
+        """The loss for `num_classes` classes and embeddings of `dim` dimensions."""
         return self._construct(num_classes=num_classes, dim=dim)
 
 
@@ -81,7 +81,7 @@ class MoCoV3Config(Settings, key="loss"):
     """MoCo v3 (Chen et al. 2021): a softmax over the rows of a teacher that follows the network.
 
     Attributes:
-        temperature: T, which the similarities are divided by, > 0.
+        temperature: T > 0, the divisor of the similarities.
         momentum: m of the teacher's first step, in [0, 1); it rises to 1 along half a cosine.
         predictor_dim: width of the hidden layer of the predictor, ≥ 1.
     """
@@ -123,7 +123,7 @@ class CombinedConfig(_ClassLossConfig):
     weight: float
 
     def build(self, num_classes: int, dim: int) -> losses.Loss:
-        """The loss for so many classes and embeddings of `dim`."""
+        """The loss for `num_classes` classes and embeddings of `dim` dimensions."""
         return losses.CombinedLoss(
             self.first.build(num_classes, dim), self.second.build(num_classes, dim), weight=self.weight
         )
@@ -137,14 +137,14 @@ else:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transformed:
-    """What a transform is built for.
+    """The data and the network that a transform is built for.
 
     Attributes:
-        class_sizes: numbers of training samples of the classes.
+        class_sizes: number of training samples of each class.
         num_features: width of the backbone's features.
-        dim: of the embeddings.
-        steps_per_epoch: ≥ 1.
-        seed: of draws and initial weights.
+        dim: dimensions of the embeddings.
+        steps_per_epoch: steps of an epoch, ≥ 1.
+        seed: seed of the draws and the initial weights.
     """
 
     class_sizes: Int64[Tensor, " classes"]
@@ -169,11 +169,11 @@ class FeatureTransformConfig(Settings, key="transform"):
     """Rows of other classes, generated from the batch; see `ssl_sec.losses.SphericalFeatureTransform`.
 
     Attributes:
-        weight: λ ≥ 0, the weight of the loss of the generated rows (SFT, Eq. 10).
+        weight: weight λ ≥ 0 of the loss of the generated rows (SFT, Eq. 10).
         energy: share of the batch's variance that "ftl" transfers, in (0, 1].
-        tail_below: classes with fewer samples than this are generated, from rows of the others (the unbalanced
+        tail_below: classes with fewer samples than this are tail classes, generated from rows of the others (unbalanced
             scheme); None for the balanced one.
-        centres: mean follows the batches (SFT, Eq. 9); random and picked are those of SFT's Table 6.
+        centres: mean follows the batches (SFT, Eq. 9); random and picked are the alternatives of SFT's Table 6.
     """
 
     mode: ClassVar[Literal["rotate", "translate", "ftl"]]

@@ -18,7 +18,7 @@ views of the image of row i:
     MoCo v3 (Chen et al. 2021, Alg. 1):    ℓ_i = −(2 T / |P(i)|) Σ_{p ∈ P(i)} log( exp(⟨q̂_i, k̂_p⟩ / T) / Z_i ),
 
 with Z_i = Σ_j exp(⟨q̂_i, k̂_j⟩ / T) over the rows j of all images in other views than i's. The mean over all rows is half
-of what the papers have, which add the two directions of two views.
+of the papers' value, which adds the two directions of two views.
 
 Contrastive loss (Hadsell et al. 2006; NormFace, Eq. 7). With d²_ij = ‖f̂_i − f̂_j‖² and margin m,
 
@@ -47,7 +47,7 @@ class NTXentLoss(Loss):
     computed in tiles, and again in the backward pass. A row without a positive is an error.
 
     Args:
-        temperature: T, which the similarities are divided by, > 0.
+        temperature: T > 0, the divisor of the similarities.
     """
 
     def __init__(self, temperature: float = 0.5) -> None:
@@ -89,7 +89,7 @@ class SupConLoss(NTXentLoss):
     classes are the images, it is NT-Xent. Memory is linear in the batch.
 
     Args:
-        temperature: T, which the similarities are divided by, > 0.
+        temperature: T > 0, the divisor of the similarities.
     """
 
     def __init__(self, temperature: float = 0.1) -> None:
@@ -111,12 +111,12 @@ class SupConLoss(NTXentLoss):
 class DCLLoss(NTXentLoss):
     """Decoupled contrastive loss (Yeh et al. 2022, Eq. 5).
 
-    NT-Xent without the positives in the denominator, so that a positive that agrees already does not weaken the
+    NT-Xent without the positives in the denominator, so that a positive that already agrees does not weaken the
     gradient of the negatives; the mean over all rows. Its value may be negative. Memory is linear in the batch. A row
     without a positive or a negative is an error.
 
     Args:
-        temperature: T, which the similarities are divided by, > 0.
+        temperature: T > 0, the divisor of the similarities.
     """
 
     def __init__(self, temperature: float = 0.1) -> None:
@@ -233,7 +233,7 @@ class MoCoV3Loss(TeacherLoss):
     """Softmax over the teacher's rows of the other views of all images (MoCo v3, Chen et al. 2021, Alg. 1).
 
     Args:
-        temperature: T, which the similarities are divided by, > 0.
+        temperature: T > 0, the divisor of the similarities.
     """
 
     def __init__(self, temperature: float = 0.2) -> None:
@@ -249,7 +249,7 @@ class MoCoV3Loss(TeacherLoss):
         classes: Classes,
         anchors: slice,
     ) -> Float[Tensor, " anchors"]:
-        # The views of an image have one order in the batch.
+        # The views of all images have the same order in the batch.
         view = classes.occurrence
         others = log_sum_exp_of_keys(rows / self.temperature, keys, view[anchors], view)
         return 2 * self.temperature * (others - at_positives / self.temperature)

@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-# Whose norms GradScale takes: the rows' own, or the mean of the batch.
+# The norms that GradScale uses: each row's own, or the mean of the batch.
 GradScaleBy = Literal["rows", "batch"]
 
 
 def in_full_precision(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
-    """The rows in float32, or in float64 if they already are: half precision is for the network only."""
+    """The rows in float32, or in float64 if they already are: only the network uses half precision."""
     return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
 
 
@@ -38,7 +38,7 @@ class _Directions(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
         (embeddings,) = ctx.saved_tensors
-        lengths = _divisors(embeddings)  # again: a second derivative is one by the embeddings
+        lengths = _divisors(embeddings)  # computed again, for second derivatives with respect to the embeddings
         unit = embeddings / lengths
         along = (unit * grad_outputs[0]).sum(1, keepdim=True)
         return torch.addcmul(grad_outputs[0], unit, along, value=-1) / lengths
@@ -83,7 +83,7 @@ def grad_scale(
         embeddings: raw rows f_i of the global batch.
         power: p ≥ 0; 0 changes nothing.
         by: "rows", or "batch" to take the mean norm of all rows in place of ‖f_i‖: the steps grow with the norms as
-            they do by rows, and the rows keep their weights among each other.
+            with "rows", and the rows keep their relative weights.
     """
     if power == 0:
         return embeddings
@@ -135,7 +135,7 @@ class _InnerProducts(torch.autograd.Function):
 
 
 def inner_products(rows: Float[Tensor, "batch dim"], anchors: slice = slice(None)) -> Float[Tensor, "anchors batch"]:
-    """⟨x_i, x_j⟩ of each anchor with every row; the similarities s_ij, if the rows are directions."""
+    """⟨x_i, x_j⟩ of each anchor with every row; these are the similarities s_ij if the rows are directions."""
     if len(range(len(rows))[anchors]) < len(rows):
         return rows[anchors] @ rows.T
     products = _InnerProducts.apply(rows)

@@ -32,7 +32,7 @@ class TripletLoss(Loss):
     max(0, d²_ap − d²_an + m) (SEC, Eq. 2); the mean over all valid triplets, including those that are 0.
 
     Args:
-        margin: m ≥ 0, by which negatives must be farther than positives, in squared distances.
+        margin: m ≥ 0, how much farther negatives must be than positives, in squared distances.
     """
 
     def __init__(self, margin: float = 1.0) -> None:
@@ -78,12 +78,12 @@ def _violations_one_by_one(
     anchors: slice,
     margin: float,
 ) -> Float[Tensor, "anchors batch"]:
-    """The same counts, from one pass over each row for each of its positives, which should be few."""
+    """The same counts, from one pass over a row for each of its positives, which should be few."""
     at_negatives = squares.masked_fill(~negative_pairs(labels, anchors), torch.inf)
     counts = torch.zeros_like(squares)
     for steps in range(1, int(classes.size.max())):
         positive = classes.next(steps)[anchors].unsqueeze(1)
-        # A class with fewer rows has come round.
+        # For a class with fewer rows the steps have come full circle.
         bound = (squares.gather(1, positive) + margin).masked_fill(
             classes.size[anchors].unsqueeze(1) <= steps, -torch.inf
         )
@@ -96,13 +96,13 @@ def _violations_one_by_one(
 class SemihardTripletLoss(Loss):
     """Semihard triplets (FaceNet; SEC, Eq. 2).
 
-    The triplet of each positive pair with its semihard negative; the mean over ordered positive pairs.
+    Triplets of each positive pair and its semihard negative; the mean over ordered positive pairs.
 
     The negative is that with the smallest d²_an > d²_ap or, if there is none, with the largest d²_an; the term is
     max(0, d²_ap − d²_an + m) (SEC, Eq. 2).
 
     Args:
-        margin: m ≥ 0, by which negatives must be farther than positives, in squared distances.
+        margin: m ≥ 0, how much farther negatives must be than positives, in squared distances.
     """
 
     def __init__(self, margin: float = 0.2) -> None:
@@ -121,7 +121,7 @@ class SemihardTripletLoss(Loss):
             farthest = classes.num_negatives[anchors].unsqueeze(1) - 1
             chosen = order.gather(1, torch.minimum(beyond, farthest).clamp(min=0))
         hinges = (squares - squares.gather(1, chosen) + self.margin).clamp(min=0)
-        # A row whose class is the whole batch has no negative; it is refused with the batch.
+        # A row whose class is the whole batch has no negative; such a batch is refused.
         return torch.where(positive, hinges, 0.0).sum() / classes.num_positives.sum()
 
 
@@ -134,7 +134,7 @@ class NormalizedNPairLoss(Loss):
     A class with a single row takes no part.
 
     Args:
-        scale: s, which multiplies the cosines, > 0.
+        scale: s > 0, the factor on the cosines.
     """
 
     def __init__(self, scale: float = 25.0) -> None:
@@ -152,7 +152,7 @@ class NormalizedNPairLoss(Loss):
                 f"NormalizedNPairLoss needs a {missing}: "
                 f"{int(num_pairs)} of the batch's classes have two rows, must be ≥ 2"
             )
-        # The pairs, and this range's among them, padded to the largest possible number, which the shapes determine.
+        # The pairs, and those of this range, padded to the largest possible number, which the shapes determine.
         pairs = (~is_anchor).to(torch.uint8).argsort(stable=True)[: len(labels) // 2]
         start, stop = (own := range(len(labels))[anchors]).start, own.stop
         is_own = is_anchor[pairs] & (pairs >= start) & (pairs < stop)
@@ -183,7 +183,7 @@ class NPairLoss(Loss):
         classes = classes_of(labels)
         require_triplets(type(self).__name__, classes)
         positive = classes.positive[anchors]
-        # As a cross-entropy, again.
+        # Computed as a cross-entropy here, too.
         counted = negative_pairs(labels, anchors).scatter(1, positive.unsqueeze(1), True)
         logits = torch.where(counted, inner_products(embeddings, anchors), -torch.inf)
         targets = torch.where(classes.size[anchors] > 1, positive, _NO_TARGET)
@@ -200,9 +200,9 @@ class MultiSimilarityLoss(Loss):
 
     Args:
         epsilon: ε ≥ 0, the slack with which pairs are mined.
-        threshold: λ in [-1, 1], the similarity that both weights are measured from.
-        alpha: α > 0, how steep the weight of positives is.
-        beta: β > 0, how steep the weight of negatives is.
+        threshold: λ in [-1, 1], the similarity from which both weights are measured.
+        alpha: α > 0, how steeply the weight of positives grows.
+        beta: β > 0, how steeply the weight of negatives grows.
     """
 
     def __init__(self, epsilon: float = 0.1, threshold: float = 0.5, alpha: float = 2.0, beta: float = 40.0) -> None:
@@ -223,7 +223,7 @@ class MultiSimilarityLoss(Loss):
         with torch.no_grad():
             farthest_positive = similarities.masked_fill(~positive, torch.inf).amin(1, keepdim=True)
             nearest_negative = similarities.masked_fill(~negative, -torch.inf).amax(1, keepdim=True)
-            # Worded so that a NaN is kept, and seen.
+            # Written so that a NaN is kept and shows in the loss.
             positive &= ~(similarities - self.epsilon >= nearest_negative)
             negative &= ~(similarities + self.epsilon <= farthest_positive)
             has_both = positive.any(1) & negative.any(1)
@@ -242,7 +242,7 @@ class LiftedStructureLoss(Loss):
     of its rows, so that a share of the anchors still needs the distances of the whole batch.
 
     Args:
-        margin: m ≥ 0, a distance beyond which negatives are left alone.
+        margin: m ≥ 0, the distance beyond which negatives are left alone.
     """
 
     def __init__(self, margin: float = 1.0) -> None:
@@ -264,7 +264,7 @@ class LiftedStructureLoss(Loss):
 class RankedListLoss(Loss):
     """Ranked list (Wang et al. 2019b).
 
-    Positives are drawn within α − m, negatives pushed beyond α (Wang et al. 2019b); the mean over rows.
+    Positives are drawn within α − m, negatives are pushed beyond α (Wang et al. 2019b); the mean over rows.
 
     On Euclidean distances d, with weights w = exp(T_p (d − (α − m))) of the positives with d > α − m, and
     w = exp(T_n (α − d)) of the negatives with d < α,
@@ -274,11 +274,11 @@ class RankedListLoss(Loss):
     A side without such pairs contributes 0. The weights are differentiated too.
 
     Args:
-        margin: m in [0, alpha]: positives are drawn to within alpha - m.
-        alpha: > 0, the distance beyond which negatives are left alone.
-        negative_temperature: T_n ≥ 0, by which near negatives weigh more; 0 gives all the same weight.
-        positive_temperature: T_p ≥ 0, by which far positives weigh more; 0 gives all the same weight.
-        imbalance: weight of the negatives, in [0, 1]; the positives have the rest.
+        margin: m in [0, alpha]; positives are drawn to within alpha - m.
+        alpha: α > 0, the distance beyond which negatives are left alone.
+        negative_temperature: T_n ≥ 0; larger values give near negatives more weight, 0 gives all the same.
+        positive_temperature: T_p ≥ 0; larger values give far positives more weight, 0 gives all the same.
+        imbalance: λ in [0, 1], the weight of the negatives; that of the positives is 1 − λ.
     """
 
     def __init__(
@@ -308,7 +308,7 @@ class RankedListLoss(Loss):
         positive, negative = positive_pairs(labels, anchors)
         too_far = distances - (self.alpha - self.margin)
         too_near = self.alpha - distances
-        # Worded so that a NaN is kept, and seen.
+        # Written so that a NaN is kept and shows in the loss.
         pulled = _weighted_mean(too_far, positive & ~(too_far <= 0), self.positive_temperature)
         pushed = _weighted_mean(too_near, negative & ~(too_near <= 0), self.negative_temperature)
         return ((1 - self.imbalance) * pulled + self.imbalance * pushed).sum() / len(labels)

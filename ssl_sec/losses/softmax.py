@@ -1,4 +1,4 @@
-"""Softmax over the classes, and its margins: cross-entropies against one template a class.
+"""Softmax over the classes, with and without margins: cross-entropies against one template for each class.
 
 With the template w_k of class k, cos θ_k = ⟨f̂, ŵ_k⟩ and the row's class y:
 
@@ -11,7 +11,7 @@ With the template w_k of class k, cos θ_k = ⟨f̂, ŵ_k⟩ and the row's class
     ArcFace          the same, cos θ_y replaced by cos(θ_y + m)                              (Deng et al. 2019)
 
 All are means over the rows; the templates may be sharded over workers, as in `ssl_sec.losses.template`. Cross-entropy
-itself, of logits that the network computes, is here, too.
+itself, of logits that the network computes, is here too.
 """
 
 import math
@@ -44,11 +44,11 @@ def normalized_softmax_lower_bound(num_classes: int, squared_norm: float) -> flo
 
 @torch.no_grad()
 def class_probabilities(loss: nn.Module, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows classes"] | None:
-    """What a softmax makes of embeddings, without a margin (P_i of NormFace, Proposition 1).
+    """The class probabilities that a softmax gives embeddings, without a margin (P_i of NormFace, Proposition 1).
 
     Args:
-        loss: the first softmax in it counts, if it has all its templates here.
-        embeddings: raw.
+        loss: the first softmax in it that holds all its templates is used.
+        embeddings: raw rows.
 
     Returns:
         The probability of each class; None if there is no such softmax.
@@ -79,12 +79,12 @@ class _SoftmaxLoss(TemplateLoss):
         return torch.logaddexp(excess, torch.zeros_like(excess))
 
     def logits(self, embeddings: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows held"]:
-        """What the softmax compares, without a margin, for each template held here."""
+        """The logits without a margin, one for each template held here."""
         templates = in_full_precision(self.weight).to(embeddings.dtype)
         return self.scale * self._of_rows(embeddings) @ self._of_templates(templates).T
 
     def _harder(self, similarities: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-        """The similarity to the own template, made harder by the margin."""
+        """The similarity to the own template, reduced by the margin."""
         return similarities
 
     def _log_sum_exp(
@@ -95,20 +95,20 @@ class _SoftmaxLoss(TemplateLoss):
         own: Float[Tensor, " rows"],
     ) -> Float[Tensor, " rows"]:
         logits = rows @ self._of_templates(templates).T
-        # Not −∞: a tile that holds the own class alone would have no gradient.
+        # Not −∞: a tile that holds only the own class would have no gradient.
         return without_own(logits, places, torch.finfo(logits.dtype).min / 2).logsumexp(1)
 
 
 class SoftmaxLoss(_SoftmaxLoss):
     """Softmax on raw rows (NormFace, Eq. 1).
 
-    Cross-entropy of the inner products with the templates, plus a bias for each class if asked for (NormFace, Eq. 1).
+    Cross-entropy of the inner products with the templates, plus an optional bias for each class (NormFace, Eq. 1).
 
     The bias is a last column of the templates, which multiplies 1: it is drawn, decayed and sharded like them.
 
     Args:
         num_classes: n ≥ 2.
-        dim: of the embeddings.
+        dim: dimensions of the embeddings.
         bias: whether each class has a bias; with one, a longer row may make its own class less probable.
     """
 
@@ -132,7 +132,7 @@ class L2SoftmaxLoss(_SoftmaxLoss):
 
     Args:
         num_classes: n ≥ 2.
-        dim: of the embeddings.
+        dim: dimensions of the embeddings.
         scale: s > 0, the radius that the features are scaled to.
     """
 
@@ -152,7 +152,7 @@ class ModifiedSoftmaxLoss(_SoftmaxLoss):
 
     Args:
         num_classes: n ≥ 2.
-        dim: of the embeddings.
+        dim: dimensions of the embeddings.
     """
 
     def __init__(self, num_classes: int, dim: int) -> None:
@@ -172,9 +172,9 @@ class NormFaceLoss(_SoftmaxLoss):
 
     Args:
         num_classes: n ≥ 2.
-        dim: of the embeddings.
-        scale: s > 0, which multiplies the cosines; None learns it.
-        reachable_loss: a learned s starts where the bound of Prop. 2 is this, > 0.
+        dim: dimensions of the embeddings.
+        scale: s > 0, the factor on the cosines; None learns it.
+        reachable_loss: the bound of Prop. 2 at which a learned s starts, > 0.
     """
 
     def __init__(self, num_classes: int, dim: int, scale: float | None = None, reachable_loss: float = 1e-3) -> None:
@@ -206,9 +206,9 @@ class SphereFaceLoss(_SoftmaxLoss):
 
     Args:
         num_classes: n ≥ 2.
-        dim: of the embeddings.
-        scale: s > 0, which multiplies the cosines.
-        margin: m ≥ 1, a whole number that multiplies the angle to the own class.
+        dim: dimensions of the embeddings.
+        scale: s > 0, the factor on the cosines.
+        margin: m ≥ 1, the whole factor on the angle to the own class.
     """
 
     def __init__(self, num_classes: int, dim: int, scale: float = 64.0, margin: int = 3) -> None:
@@ -232,9 +232,9 @@ class CosFaceLoss(_SoftmaxLoss):
 
     Args:
         num_classes: n ≥ 2.
-        dim: of the embeddings.
-        scale: s > 0, which multiplies the cosines.
-        margin: m ≥ 0, taken from the cosine of the own class.
+        dim: dimensions of the embeddings.
+        scale: s > 0, the factor on the cosines.
+        margin: m ≥ 0, subtracted from the cosine of the own class.
     """
 
     def __init__(self, num_classes: int, dim: int, scale: float = 64.0, margin: float = 0.35) -> None:
@@ -256,8 +256,8 @@ class ArcFaceLoss(_SoftmaxLoss):
 
     Args:
         num_classes: n ≥ 2.
-        dim: of the embeddings.
-        scale: s > 0, which multiplies the cosines.
+        dim: dimensions of the embeddings.
+        scale: s > 0, the factor on the cosines.
         margin_radians: m in [0, π), added to the angle to the own class.
     """
 
@@ -276,7 +276,7 @@ class ArcFaceLoss(_SoftmaxLoss):
 class CrossEntropyLoss(Loss):
     """Cross-entropy of the embeddings as logits, with label smoothing.
 
-    −Σ_k q_k log softmax(f)_k with q_k = (1 − ε) [k = y] + ε / n of n classes (Szegedy et al. 2016, section 7): the
+    −Σ_k q_k log softmax(f)_k with q_k = (1 − ε) [k = y] + ε / n for n classes (Szegedy et al. 2016, section 7): the
     network has a classifier of its own.
 
     Args:
@@ -289,7 +289,7 @@ class CrossEntropyLoss(Loss):
         self.label_smoothing = label_smoothing
 
     def compares(self, labels: Labels) -> Bool[Tensor, ""]:
-        """Whether there is a row at all."""
+        """Whether there is any row."""
         return labels.new_full((), len(labels) > 0, dtype=torch.bool)
 
     def _share(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Scalar:

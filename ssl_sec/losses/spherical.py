@@ -20,7 +20,7 @@ def spherical_constraint(lengths: Float[Tensor, " batch"], radius: Float[Tensor,
 
     Args:
         lengths: L2 norms of the raw embeddings, ≥ 0.
-        radius: the sphere's radius; detached, so only the norms are pulled.
+        radius: radius of the sphere; detached, so that only the norms are pulled.
     """
     return (lengths - radius.detach()).square().mean()
 
@@ -29,8 +29,8 @@ class SphericalConstraint(nn.Module):
     """The norm constraint in its four uses.
 
     Args:
-        rho: weight of the batch's mean in μ, in (0, 1]; 1 is SEC, less is SEC-EMA.
-        radius: a fixed μ ≥ 0 instead; 0 is L²-reg.
+        rho: weight of the batch's mean in μ, in (0, 1]; 1 is SEC, smaller values are SEC-EMA.
+        radius: fixed μ ≥ 0 in place of the mean; 0 is L²-reg.
     """
 
     mean_norm: Tensor

@@ -73,12 +73,12 @@ class ClassParts(Protocol):
 
 
 class Compared(NamedTuple):
-    """Rows and the templates held here.
+    """Rows and the templates held by this worker.
 
     Attributes:
         rows: the rows, as similarities use them.
-        templates: those held here, unchanged.
-        places: index of a row's own template among these; another worker holds it if it is out of range.
+        templates: templates held by this worker, as stored.
+        places: index of each row's own template among these; out of range if another worker holds it.
         own: similarity of each row to its own template, whichever worker holds it.
     """
 
@@ -89,11 +89,11 @@ class Compared(NamedTuple):
 
 
 class TemplateLoss(_ClassLoss):
-    """A loss with learned templates: of all classes, or of some while other workers hold the rest.
+    """A loss with learned templates of all classes, or of some classes while other workers hold the rest.
 
     Attributes:
         weight: the templates, [held classes, dim].
-        first_class: the class of the first of them.
+        first_class: class of the first template.
     """
 
     weight: nn.Parameter
@@ -105,12 +105,12 @@ class TemplateLoss(_ClassLoss):
         self._parts: ClassParts | None = None
 
     def hold(self, first_class: int, templates: Float[Tensor, "held dim"], parts: ClassParts | None) -> None:
-        """Replaces the templates, by those of some classes if there are `parts`.
+        """Replaces the templates; with `parts`, by those of a range of classes.
 
         Args:
-            first_class: of those held here; the workers' ranges follow each other.
-            templates: of the classes from there on, at least one.
-            parts: puts the workers' parts together; None where all classes are here.
+            first_class: class of the first template held here; the workers' ranges are consecutive.
+            templates: templates of the classes from `first_class` on, at least one.
+            parts: combines the workers' parts; None if all classes are here.
         """
         self.first_class = first_class
         self.weight = nn.Parameter(templates)
@@ -124,12 +124,12 @@ class TemplateLoss(_ClassLoss):
     def _terms_of(self, embeddings: Embeddings, labels: Labels, anchors: slice) -> Float[Tensor, " anchors"]:
         if self._parts is None:
             return self._terms(embeddings[anchors], labels[anchors])
-        # A worker computes the part of its own classes for every row, not for its anchors alone.
+        # A worker computes the part of its own classes for every row, not only for its anchors.
         return self._terms(embeddings, labels)[anchors]
 
     @torch.no_grad()
     def recognised(self, embeddings: Embeddings, labels: Labels) -> Bool[Tensor, " batch"]:
-        """Whether a row is more similar to its own class's template than to every other; a tie does not count.
+        """Whether a row is more similar to its own class's template than to any other; a tie does not count.
 
         Args:
             embeddings: raw rows, the same on every worker.
@@ -162,14 +162,14 @@ class TemplateLoss(_ClassLoss):
 
     @torch.no_grad()
     def templates_of(self, labels: Labels) -> Float[Tensor, "batch dim"]:
-        """The template of each row's class, whichever worker holds it; every worker asks for the same."""
+        """The template of each row's class, whichever worker holds it; every worker must ask for the same labels."""
         places, held = self._places(labels)
         templates = self.weight[places.clamp(0, len(self.weight) - 1)]
         templates = templates.masked_fill(~held.unsqueeze(1), 0.0)
         return templates if self._parts is None else self._parts.sum(templates)
 
     def _places(self, labels: Int64[Tensor, " rows"]) -> tuple[Int64[Tensor, " rows"], Bool[Tensor, " rows"]]:
-        """The rows' templates among those held here, and whether they are."""
+        """Index of each row's template among those held here, and whether it is held here."""
         places = labels - self.first_class
         return places, (places >= 0) & (places < len(self.weight))
 
@@ -187,7 +187,7 @@ class TemplateLoss(_ClassLoss):
 
 
 class AgentLoss(TemplateLoss):
-    """A hinge for each other class, of squared distances."""
+    """A hinge on squared distances for each other class."""
 
     def __init__(self, num_classes: int, dim: int, margin: float) -> None:
         super().__init__(num_classes, dim)
@@ -201,7 +201,7 @@ class AgentLoss(TemplateLoss):
         return hinges + self._pull(compared.own)
 
     def _pull(self, own: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-        """The own class's term beside the hinges."""
+        """The term of the own class, added to the hinges."""
         return torch.zeros_like(own)
 
     def _sum_of_hinges(
@@ -216,7 +216,7 @@ class AgentLoss(TemplateLoss):
 
     @abstractmethod
     def _bound(self, own: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-        """The squared distance from which on another class costs nothing."""
+        """The squared distance beyond which another class contributes nothing."""
 
 
 class CContrastiveLoss(AgentLoss):
@@ -226,8 +226,8 @@ class CContrastiveLoss(AgentLoss):
 
     Args:
         num_classes: n ≥ 2.
-        dim: of the embeddings.
-        margin: m ≥ 0, a squared distance beyond which other classes are left alone.
+        dim: dimensions of the embeddings.
+        margin: m ≥ 0, the squared distance beyond which other classes are left alone.
     """
 
     def __init__(self, num_classes: int, dim: int, margin: float = 1.0) -> None:
@@ -247,8 +247,8 @@ class CTripletLoss(AgentLoss):
 
     Args:
         num_classes: n ≥ 2.
-        dim: of the embeddings.
-        margin: m ≥ 0, by which other classes must be farther than the own one, in squared distances.
+        dim: dimensions of the embeddings.
+        margin: m ≥ 0, how much farther other classes must be than the own one, in squared distances.
     """
 
     def __init__(self, num_classes: int, dim: int, margin: float = 0.8) -> None:
@@ -261,13 +261,13 @@ class CTripletLoss(AgentLoss):
 class CenterLoss(_ClassLoss):
     """Center loss (Wen et al. 2016), centres moved by SFT's Eq. 9.
 
-    ½ ‖f − μ_y‖² on raw rows (Wen et al. 2016); the centres move by SFT's Eq. 9, after they were used.
+    ½ ‖f − μ_y‖² on raw rows (Wen et al. 2016); the centres move by SFT's Eq. 9, after their use.
 
-    In training mode a call updates the centres, from the whole batch whatever the anchors are.
+    In training mode a call updates the centres, from the whole batch, whatever the anchors.
 
     Args:
         num_classes: n ≥ 2.
-        dim: of the embeddings.
+        dim: dimensions of the embeddings.
     """
 
     centres: Tensor

@@ -44,9 +44,9 @@ def log_sum_exp_of_others(
 
     Args:
         rows: x, in float32 or float64.
-        anchors: a range of them with step 1.
-        largest_logit: a bound of |⟨x_i, x_k⟩|.
-        groups: of the rows; then k runs over the rows of other groups alone. None for all other rows.
+        anchors: range of rows with step 1.
+        largest_logit: upper bound of |⟨x_i, x_k⟩|.
+        groups: group of each row; k then runs only over the rows of other groups. None for all other rows.
     """
     own = range(len(rows))[anchors]
     # Below this bound e^z and e^-z stay far from the ends of the exponent's range, and so do sums of them.
@@ -71,8 +71,8 @@ def log_sum_exp_of_keys(
     Args:
         rows: x, in float32 or float64.
         keys: y, likewise.
-        groups: of the rows.
-        groups_of_keys: of the keys.
+        groups: group of each row.
+        groups_of_keys: group of each key.
     """
     result = _RowForm.apply(rows, keys, 0, groups, groups_of_keys)
     assert isinstance(result, Tensor)
@@ -80,7 +80,7 @@ def log_sum_exp_of_keys(
 
 
 def _refuse_second_derivative() -> None:
-    """Raises a RuntimeError in a backward pass that is to be differentiated itself."""
+    """Raises a RuntimeError in a backward pass that is itself to be differentiated."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise RuntimeError("create_graph=True: found a loss that is summed in tiles, which has no second derivative")
 
@@ -144,7 +144,7 @@ def _ranges(rows: Tensor, start: int, stop: int) -> Iterator[slice]:
 
 
 def _upper_tiles(rows: Tensor, groups: Tensor | None = None) -> Iterator[tuple[slice, slice, Tensor]]:
-    """exp(z) in tiles on and above the diagonal; 0 on it, or where a row meets its group."""
+    """exp(z) in tiles on and above the diagonal; 0 on it, or where both rows are of one group."""
     for above in _ranges(rows, 0, len(rows)):
         for left in _ranges(rows, above.start, len(rows)):
             tile = (rows[above] @ rows[left].T).exp_()
@@ -160,7 +160,7 @@ def _row_tiles(
 ) -> Iterator[tuple[slice, slice, Tensor]]:
     """Tiles of z = ⟨anchor, row⟩; the first slice is of anchors.
 
-    They are −inf where an anchor meets its group, or, without groups, the row that it is: the anchors then are the rows
+    Entries are −inf where both rows are of one group or, without groups, the same row: the anchors are then the rows
     from `first` on.
     """
     for own in _ranges(rows, 0, len(anchors)):
@@ -169,7 +169,7 @@ def _row_tiles(
             if groups is not None and groups_of_rows is not None:
                 tile.masked_fill_(groups[own].unsqueeze(1) == groups_of_rows[others], -torch.inf)
             else:
-                # The row i of the batch meets itself where the column is i - others.start.
+                # Row i of the batch is compared with itself in column i - others.start.
                 tile.diagonal(first + own.start - others.start).fill_(-torch.inf)
             yield own, others, tile
 
@@ -184,10 +184,10 @@ def over_tiles(
     """The values of `part` for each tile of classes.
 
     Args:
-        part: (rows, templates of a tile, places in the tile, own) -> a number for each row; a pure function.
+        part: (rows, templates of a tile, places in the tile, own) -> a number for each row; must be a pure function.
         rows: the rows, as similarities use them.
         templates: one for each class.
-        places: index of the row's own class; none of these if it is out of range.
+        places: index of the row's own class; out of range if it is none of these.
         own: similarity of each row to its own template.
     """
     step = max(1, TILE_ENTRIES // max(1, len(rows)))
@@ -203,7 +203,7 @@ def over_tiles(
 def without_own(
     values: Float[Tensor, "rows some"], places: Int64[Tensor, " rows"], instead: float
 ) -> Float[Tensor, "rows some"]:
-    """The values, with `instead` in each row's own place, if that is in range."""
+    """The values, with `instead` in each row's own place where it is in range."""
     column = places.clamp(0, values.shape[1] - 1).unsqueeze(1)
     kept = torch.where(places.unsqueeze(1) == column, instead, values.gather(1, column))
     return values.scatter(1, column, kept)

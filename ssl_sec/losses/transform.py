@@ -25,7 +25,7 @@ from ssl_sec.settings import Range, check
 Centres = Literal["mean", "random", "picked"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # equal tensors are no reason; torch 2.11 hashes what a graph calls
+@dataclass(frozen=True, slots=True, eq=False)  # compared by identity; torch 2.11 hashes what a graph calls
 class Rotation:
     """Rotations in planes, one for each row; the plane is spanned by the orthonormal `first` and `second`."""
 
@@ -53,7 +53,7 @@ def rotation(mean_from: Float[Tensor, "*batch dim"], mean_to: Float[Tensor, "*ba
     first, target = _unit(mean_from), _unit(mean_to)
     cosine = (first * target).sum(-1, keepdim=True)
     across = target - cosine * first
-    # Once more, for means that are nearly parallel: the rounding error along μ_1 would be magnified.
+    # Projected once more for nearly parallel means, where the rounding error along μ_1 would be magnified.
     across = across - (across * first).sum(-1, keepdim=True) * first
     sine = _length(across)
     defined = (_length(first) > 0) & (_length(target) > 0)
@@ -78,24 +78,24 @@ class SphericalFeatureTransform(nn.Module):
     """Generates rows of other classes from the rows of a batch, around centres that follow the batches (SFT, Eq. 9).
 
     *Balanced* scheme (no tail classes): every row becomes one of another class, drawn evenly among all other classes of
-    the data set that have a centre: those that a batch had before. A row whose own class has none is unchanged. The
+    the data set that have a centre, because an earlier batch had them. A row whose own class has none is unchanged. The
     draw costs one pass over the centres.
 
     *Unbalanced* scheme (tail classes given): every row of a head class becomes one of a tail class, drawn evenly
     among all tail classes; rows of tail classes, and those without a centre, generate nothing. How many rows are
     generated depends on the labels, so that each step waits for a GPU once, and no static graph can be captured.
 
-    Table 6 of the paper compares the running means with two centres that are no estimates: "random" directions, which
+    Table 6 of the paper compares the running means with two that are no estimates: "random" directions, which
     never move, and a row that is picked at random among those of the class in the newest batch that has it.
 
     Args:
         num_classes: n ≥ 2.
-        dim: of the embeddings.
+        dim: dimensions of the embeddings.
         mode: "rotate", "translate" (SFT-d) or "ftl".
         tail_classes: the classes that are short of samples; None for the balanced scheme.
-        weight: λ ≥ 0, of the loss of the generated rows (Eq. 10).
+        weight: weight λ ≥ 0 of the loss of the generated rows (Eq. 10).
         energy: share of the batch's variance that "ftl" transfers, in (0, 1].
-        seed: of the draws, which depend on it, the step and the row alone.
+        seed: seed of the draws, which depend on it, the step and the row alone.
         centres: "mean" (Eq. 9), "random" or "picked" (Table 6).
     """
 
@@ -171,7 +171,7 @@ class SphericalFeatureTransform(nn.Module):
             return generated, targets
 
     def _other_classes(self, labels: Int64[Tensor, " batch"], step: int) -> Int64[Tensor, " batch"]:
-        """Another class for each row, drawn among all that have a centre; its own where there is none to draw."""
+        """Another class for each row, drawn among all that have a centre; its own class if there is none to draw."""
         known = snapshot(self.centres.any(1))
         up_to = known.cumsum(0)
         count = up_to[-1]
@@ -182,7 +182,7 @@ class SphericalFeatureTransform(nn.Module):
     def _heads(
         self, labels: Int64[Tensor, " batch"], tail_classes: Int64[Tensor, " tail"], step: int
     ) -> tuple[Int64[Tensor, " generated"], Int64[Tensor, " generated"]]:
-        """The rows of head classes that can be lent, and the tail class drawn for each."""
+        """The rows of head classes from which rows can be generated, and the tail class drawn for each."""
         drawn = tail_classes[self._draws(labels, step) % len(tail_classes)]
         is_head = ~torch.isin(labels, tail_classes)
         (heads,) = torch.nonzero(is_head & self._has_centre(labels) & self._has_centre(drawn), as_tuple=True)
@@ -227,8 +227,8 @@ class SphericalFeatureTransform(nn.Module):
 
 @torch.no_grad()
 def _principal_axes(residuals: Float[Tensor, "batch dim"], energy: float) -> Float[Tensor, "axes dim"]:
-    """The fewest principal axes that hold a share of the residuals' energy; the other axes are 0."""
-    # torch ships no type for it.
+    """The fewest principal axes that hold a share of the residuals' energy; the other axes are set to 0."""
+    # torch ships no type annotation for it.
     _, lengths, axes = cast(tuple[Tensor, Tensor, Tensor], torch.linalg.svd(residuals, full_matrices=False))  # pyright: ignore
     squares = lengths.square()
     before = squares.cumsum(0) - squares

@@ -14,7 +14,7 @@ class Architecture(Protocol):
 
     @property
     def title(self) -> str:
-        """Its name for people."""
+        """Human-readable name."""
         ...
 
     @property
@@ -23,7 +23,7 @@ class Architecture(Protocol):
         ...
 
     def building(self) -> str:
-        """Python code that builds `encoder`, from images to features, with our key names and without weights.
+        """Python code that builds `encoder`, a network from images to features, with our key names and without weights.
 
         Raises:
             ConfigError: if no other library builds it.
@@ -31,7 +31,7 @@ class Architecture(Protocol):
         ...
 
     def timm_model(self) -> tuple[str, Mapping[str, Any]]:
-        """The name and the arguments by which `timm.create_model` builds it.
+        """The name and the arguments with which `timm.create_model` builds it.
 
         Raises:
             ConfigError: if timm has no such model.
@@ -46,8 +46,8 @@ class TorchvisionResNet:
     Attributes:
         depth: 18, 34 or 50.
         stem: "cifar" or "imagenet".
-        width: of every layer, as a multiple of torchvision's.
-        num_channels: of the images.
+        width: width of every layer, as a multiple of torchvision's.
+        num_channels: channels of the images.
     """
 
     depth: int
@@ -57,7 +57,7 @@ class TorchvisionResNet:
 
     @property
     def title(self) -> str:
-        """Its name for people."""
+        """Human-readable name."""
         stem = "CIFAR stem (3x3, no pooling)" if self.stem == "cifar" else "ImageNet stem"
         return f"ResNet-{self.depth}, {stem}, width {self.width:g}"
 
@@ -67,7 +67,7 @@ class TorchvisionResNet:
         return "torchvision"
 
     def building(self) -> str:
-        """Python code that changes torchvision's ResNet: its first and last layers, and by a subclass its width."""
+        """Python code that changes torchvision's ResNet: its first and last layers and, in a subclass, its width."""
         planes = stage_planes(self.width)
         lines: list[str] = []
         if planes == stage_planes(1.0):
@@ -112,14 +112,14 @@ class TorchvisionGoogLeNet:
     """A GoogLeNet of `ssl_sec.networks.backbones.googlenet`, as torchvision builds it.
 
     Attributes:
-        num_channels: of the images.
+        num_channels: channels of the images.
     """
 
     num_channels: int
 
     @property
     def title(self) -> str:
-        """Its name for people."""
+        """Human-readable name."""
         return "GoogLeNet with batch norm"
 
     @property
@@ -137,7 +137,7 @@ class TorchvisionGoogLeNet:
         return "\n".join([*lines, "encoder.fc = torch.nn.Identity()"])
 
     def timm_model(self) -> tuple[str, Mapping[str, Any]]:
-        """None: timm has no such model.
+        """Raises an error: timm has no such model.
 
         Raises:
             ConfigError: always.
@@ -150,21 +150,21 @@ class TorchvisionGoogLeNet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnNetwork:
-    """A network that no installed library builds; it needs formats that include the forward pass.
+    """A network that no installed library builds; its export needs a format that includes the forward pass.
 
     Attributes:
-        title: its name for people.
+        title: human-readable name.
     """
 
     title: str
 
     @property
     def imports(self) -> str:
-        """No other module is needed."""
+        """torch: no other module is needed."""
         return "torch"
 
     def building(self) -> str:
-        """Refused: no other library builds it.
+        """Raises an error: no other library builds it.
 
         Raises:
             ConfigError: always.
@@ -172,7 +172,7 @@ class OwnNetwork:
         raise self._refusal("safetensors", "neither torchvision nor timm can build")
 
     def timm_model(self) -> tuple[str, Mapping[str, Any]]:
-        """Refused: timm has no such model.
+        """Raises an error: timm has no such model.
 
         Raises:
             ConfigError: always.
@@ -190,8 +190,8 @@ class TimmModel:
     """A model of timm.
 
     Attributes:
-        model: its name; a tag of pretrained weights after a point is left out.
-        arguments: the other arguments of `timm.create_model`.
+        model: timm's name of the model; a tag of pretrained weights after a point is dropped.
+        arguments: other arguments of `timm.create_model`.
     """
 
     model: str
@@ -199,7 +199,7 @@ class TimmModel:
 
     @property
     def title(self) -> str:
-        """Its name for people."""
+        """Human-readable name."""
         return f"timm's {self._name}"
 
     @property
@@ -212,10 +212,10 @@ class TimmModel:
         return self.model.partition(".")[0]
 
     def building(self) -> str:
-        """The call of `timm.create_model`."""
+        """Python code that calls `timm.create_model`."""
         arguments = ", ".join(f"{key}={value!r}" for key, value in self.arguments.items())
         return f"encoder = timm.create_model({self._name!r}, {arguments})"
 
     def timm_model(self) -> tuple[str, Mapping[str, Any]]:
-        """Its name and arguments."""
+        """The model's name and arguments."""
         return self._name, self.arguments

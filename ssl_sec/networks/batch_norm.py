@@ -56,7 +56,7 @@ class _GlobalBatchNormFunction(torch.autograd.Function):
                 None,
             )
         sum_bias, sum_weight = sums / total
-        # The formula of the module, as a sum of multiples of ∂y and x.
+        # The formula of the module, as a linear combination of ∂y and x.
         of_grad = weight * scale
         of_images = -of_grad * scale * sum_weight
         offset = -of_grad * sum_bias - of_images * mean
@@ -89,7 +89,7 @@ def _gradient_on_gpu(
         sums: Σ∂y and Σ(∂y x̂) over all workers.
         total: n.
     """
-    # Both in one layout: the kernel assumes that their strides are equal.
+    # Both in the same layout: the kernel assumes equal strides.
     layout = torch.contiguous_format
     if images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last):
         layout = torch.channels_last

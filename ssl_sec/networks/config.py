@@ -87,7 +87,7 @@ class _EncoderConfig(Settings, key="encoder"):
 
     @property
     def _has_weights(self) -> bool:
-        """Whether the initial weights are trained ones, whose running statistics are worth freezing."""
+        """Whether the initial weights are trained, so that their running statistics are worth freezing."""
         return self.weights is not None
 
     def _published_scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -287,7 +287,7 @@ class TimmConfig(_EncoderConfig):
     std: Std | None = None
 
     def architecture(self, num_channels: int, image_size_px: int) -> Architecture:
-        """The model by its name."""
+        """The timm model."""
         return TimmModel(model=self.model, arguments=timm_arguments(self.model, num_channels, image_size_px))
 
     @property
@@ -326,7 +326,7 @@ class _HeadConfig(Declared, key="head"):
     weights: Local | None = None
 
     def build(self, num_features: int, seed: int) -> nn.Module:
-        """The head for an encoder's features, with its initial weights; the seed is of its dropout."""
+        """The head for an encoder's features, with its initial weights; the seed is that of its dropout."""
         with torch.device("meta"):
             check_memory("head.dim", self.dim, self._construct(num_features=num_features, seed=seed))
         head = self._construct(num_features=num_features, seed=seed)

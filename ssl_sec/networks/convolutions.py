@@ -22,7 +22,7 @@ def lay_out(network: nn.Module, device: torch.device, channels_last: bool) -> No
     rounding. Names, parameters and buffers are unchanged.
 
     Args:
-        network: on the device; changed in place.
+        network: the network, already on the device; changed in place.
         device: the network's device.
         channels_last: whether activations are in the channels_last layout.
     """

@@ -17,7 +17,7 @@ class GlobalDropout(nn.Module):
 
     Args:
         probability: p, in [0, 1); with 0 nothing is drawn or changed.
-        width: of the rows.
+        width: width of the rows.
         seed: the run's seed.
     """
 
@@ -41,8 +41,8 @@ class GlobalDropout(nn.Module):
         Args:
             step: 0-based global step.
             rows: this worker's rows of the global batch.
-            num_views: views of each, all first views before all second ones.
-            device: of the rows.
+            num_views: views of each row; all first views come before all second ones.
+            device: device of the rows.
         """
         if self.probability == 0:
             return

@@ -1,4 +1,4 @@
-"""A backbone with the pixel scaling that its weights expect, and the network that is trained: with its head."""
+"""A backbone with the pixel scaling that its weights expect, and the trained network: an encoder with its head."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,9 +15,9 @@ class Encoder(nn.Module):
 
     Args:
         backbone: [batch, channels, height, width] -> [batch, num_features].
-        num_features: width of its output.
-        mean: one value for each channel, or one for all; 0 leaves the pixels as they are, as SimCLR does.
-        std: likewise, > 0.
+        num_features: width of the backbone's output.
+        mean: mean that is subtracted from the pixels, one value for each channel or one for all; 0 as in SimCLR.
+        std: divisor of the pixels, likewise, > 0.
     """
 
     mean: Tensor
@@ -46,11 +46,11 @@ class Encoder(nn.Module):
 
 
 class Embedded(NamedTuple):
-    """What a network computes from views.
+    """The output of a network for some views.
 
     Attributes:
         features: the encoder's output.
-        embeddings: the head's.
+        embeddings: the head's output.
     """
 
     features: Float[Tensor, "views features"]
@@ -79,7 +79,7 @@ class Network(nn.Module):
         """Features and raw embeddings of the views, those of the first size before those of the others.
 
         Args:
-            views: of one size.
+            views: views of the first size.
             others: views of other sizes, a batch for each.
         """
         of_each = [self.encoder(each) for each in (views, *others)]
@@ -89,12 +89,12 @@ class Network(nn.Module):
 
 @torch.no_grad()
 def why_not_taken(network: nn.Module, num_channels: int, image_size_px: int) -> str | None:
-    """Why a network cannot take images of a size; None if it can.
+    """The reason why a network cannot take images of a size; None if it can.
 
     Args:
-        network: it is given one black image, in evaluation mode.
-        num_channels: of the images.
-        image_size_px: their side.
+        network: the network; it is tried on one black image, in evaluation mode.
+        num_channels: channels of the images.
+        image_size_px: side of the images.
     """
     was_training = network.training
     weight = next(network.parameters(), torch.zeros(()))
@@ -109,7 +109,7 @@ def why_not_taken(network: nn.Module, num_channels: int, image_size_px: int) -> 
 
 
 def check_size(key: str, network: nn.Module, num_channels: int, image_size_px: int) -> None:
-    """Raises a ConfigError that names the key if a network cannot take images of a size; arguments as above."""
+    """Raises a ConfigError that names the key if a network cannot take images; arguments as for `why_not_taken`."""
     reason = why_not_taken(network, num_channels, image_size_px)
     if reason is not None:
         allowed = "sizes that the encoder can take, or another encoder"

@@ -5,7 +5,7 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 
 
 class FrozenBatchNorm(_BatchNorm):
-    """Batch normalisation of [batch, channels, ...] by the running statistics, also in training; it is not trained."""
+    """Batch normalisation of [batch, channels, ...] by the running statistics, also in training; never trained."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Accepts both rows and maps."""

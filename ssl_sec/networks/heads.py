@@ -46,7 +46,7 @@ class PredictionHead(nn.Sequential):
     """A head and a predictor on its embeddings: BYOL's and MoCo v3's second MLP, which a teacher does not have.
 
     Args:
-        projector: features -> embeddings, as the teacher's.
+        projector: features -> embeddings, like the teacher's head.
         predictor: embeddings -> predictions of the teacher's embeddings.
     """
 
@@ -62,7 +62,7 @@ class LinearHead(nn.Module):
         num_features: width of the encoder's features.
         dim: dimensions of the embeddings.
         dropout: probability with which an entry of the embeddings is 0 in training.
-        seed: of the dropout.
+        seed: seed of the dropout.
     """
 
     def __init__(self, num_features: int, dim: Dim = 512, dropout: BelowOne = 0.0, seed: int = 0) -> None:
@@ -78,7 +78,7 @@ class LinearHead(nn.Module):
 class LinearClassifier(LinearHead):
     """One linear layer whose outputs are the logits of the classes.
 
-    With zeros every class is equally probable at first, and the encoder has no gradient in the first step; SimCLR's
+    If the weights start at 0, classes are equally probable and the first step has no gradient for the encoder; SimCLR's
     fine-tuning draws normal weights of standard deviation 0.01.
 
     Args:
@@ -103,7 +103,7 @@ class BatchNormLinearHead(nn.Module):
         num_features: width of the encoder's features.
         dim: dimensions of the embeddings.
         dropout: probability with which an entry of the embeddings is 0 in training.
-        seed: of the dropout.
+        seed: seed of the dropout.
     """
 
     def __init__(self, num_features: int, dim: Dim = 512, dropout: BelowOne = 0.0, seed: int = 0) -> None:
@@ -129,7 +129,7 @@ class LinearBatchNormHead(nn.Module):
         num_features: width of the encoder's features.
         dim: dimensions of the embeddings.
         dropout: probability with which an entry of the features is 0 in training.
-        seed: of the dropout.
+        seed: seed of the dropout.
     """
 
     def __init__(self, num_features: int, dim: Dim = 512, dropout: BelowOne = 0.0, seed: int = 0) -> None:
@@ -151,7 +151,7 @@ class MaxoutHead(nn.Module):
         num_features: width of the encoder's features.
         dim: dimensions of the embeddings.
         dropout: probability with which an entry of the embeddings is 0 in training.
-        seed: of the dropout.
+        seed: seed of the dropout.
     """
 
     def __init__(self, num_features: int, dim: Dim = 256, dropout: BelowOne = 0.0, seed: int = 0) -> None:
@@ -170,7 +170,7 @@ class IdentityHead(nn.Identity):
 
     Args:
         num_features: width of the encoder's features.
-        dim: dimensions of the embeddings, the same number.
+        dim: dimensions of the embeddings; must equal num_features.
 
     Raises:
         ConfigError: the numbers differ.

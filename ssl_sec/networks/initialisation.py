@@ -21,8 +21,8 @@ def cut_(network: nn.Module, cut: float) -> None:
     faster at the same learning rate.
 
     Args:
-        network: with its initial weights.
-        cut: c > 0, by which they are divided; 1 changes nothing.
+        network: the network with its initial weights; changed in place.
+        cut: divisor c > 0; 1 changes nothing.
     """
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):

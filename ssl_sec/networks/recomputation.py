@@ -2,7 +2,7 @@
 
 A block keeps its input alone; its activations are computed a second time when its gradient is due. That costs one more
 forward pass of the blocks, and memory then grows with the number of blocks instead of with that of layers. Everything
-else is as without: the same operations on the same values, dropout with the same draws, and batch norm, whose running
+else is unchanged: the same operations on the same values, dropout with the same draws, and batch norm, whose running
 statistics the second computation leaves alone. Batch norm over several workers exchanges its statistics once more, in
 the same order on every worker. torch.compile compiles the blocks with one worker; with several it leaves them out.
 
@@ -30,12 +30,12 @@ from ssl_sec.settings import check
 
 
 def recompute_blocks(backbone: nn.Module) -> None:
-    """Has the blocks of a backbone compute their activations again in the backward pass.
+    """Makes the blocks of a backbone compute their activations again in the backward pass.
 
     Names, parameters, buffers and results are unchanged. In evaluation nothing is recomputed.
 
     Args:
-        backbone: with its final batch norms; changed in place.
+        backbone: backbone whose batch norms are final; changed in place.
 
     Raises:
         ConfigError: if it has no blocks.

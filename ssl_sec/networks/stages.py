@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from ssl_sec.errors import ConfigError
 from ssl_sec.networks.frozen import FrozenBatchNorm, replace_batch_norm
 
-# Layers of BN-Inception and of the Light CNN that are parts of one stage: what precedes the rest of their names.
+# Layers of BN-Inception and of the Light CNN that are parts of one stage: the common beginning of their names.
 _PARTS = re.compile(r"inception_\d\w|conv\d+")
 
 
@@ -21,7 +21,7 @@ def stages_of(backbone: nn.Module) -> list[list[str]]:
     """The names of a backbone's parameters, stage by stage, from the pixels to the features.
 
     Args:
-        backbone: one of ours, or a timm model, whose own grouping is taken; but norms belong to the stage before them.
+        backbone: one of ours, or a timm model. timm's grouping is used, but norms belong to the stage before.
     """
     parameters = dict(backbone.named_parameters())
     stages: list[list[str]] = []
@@ -53,12 +53,12 @@ def stages_of(backbone: nn.Module) -> list[list[str]]:
 
 
 def freeze_all_but(backbone: nn.Module, num_stages: int, key: str) -> None:
-    """Freezes a backbone but for its last stages: no gradients, and batch norms by their running statistics.
+    """Freezes all but a backbone's last stages: no gradients, and batch norms use their running statistics.
 
     Args:
         backbone: changed in place; parameters and buffers keep their names.
-        num_stages: how many of the last stages are trained, ≥ 0.
-        key: that gives the number, for messages.
+        num_stages: number of last stages that are trained, ≥ 0.
+        key: key of `num_stages`, for messages.
 
     Raises:
         ConfigError: it has fewer stages.

@@ -12,7 +12,7 @@ from ssl_sec.files import replaced
 from ssl_sec.networks.backbones.timm import resampled_weights
 
 _UNFIT = " does not fit "
-# Keys that a backbone does not have: of a classifier, and of the batch norm after InsightFace's linear layer (whose
+# Keys that a backbone lacks: those of a classifier, and of the batch norm after InsightFace's linear layer (whose
 # name, `features`, is elsewhere the prefix of whole backbones).
 _CLASSIFIER_KEYS = ("fc.", "head.", "classifier.", "head_dist.", "last_linear.", "aux1.", "aux2.") + tuple(
     f"features.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
@@ -24,7 +24,7 @@ class UnfitWeightsError(StorageError):
 
     @property
     def what(self) -> str:
-        """What they do not fit, and why: without the file, which a user may not know."""
+        """What the weights do not fit, and why; without the file, which a user may not know."""
         return str(self).rpartition(_UNFIT)[2]
 
 
@@ -32,7 +32,7 @@ def save_weights(backbone: nn.Module, path: Path, metadata: dict[str, str] | Non
     """Writes a backbone's state dict as safetensors, completely or not at all.
 
     Args:
-        backbone: its key names are kept.
+        backbone: the backbone to save; its key names are kept.
         path: the file to write.
         metadata: strings kept in the file's header.
 
@@ -64,7 +64,7 @@ def load_weights(backbone: nn.Module, path: Path) -> None:
 
 
 def load_head_weights(head: nn.Module, path: Path) -> None:
-    """Loads a head's weights from its own file, or from one of a backbone that ends in the same layers.
+    """Loads a head's weights from its own file, or from that of a backbone that ends in the same layers.
 
     Raises:
         MissingDataError: if there is no such file.
@@ -100,7 +100,7 @@ def _state_dict(key: str, path: Path) -> dict[str, Tensor]:
 
 
 def _defect(name: str, found: Tensor, wanted: Tensor) -> str | None:
-    """What is wrong with the values of a tensor in a file; None if nothing is."""
+    """The error in the values of a tensor in a file; None if there is none."""
     if wanted.is_floating_point() and not found.is_floating_point():
         return f"{name} has type {found.dtype}, must be {wanted.dtype}"
     if wanted.is_floating_point() and not found.float().isfinite().all():
@@ -110,7 +110,7 @@ def _defect(name: str, found: Tensor, wanted: Tensor) -> str | None:
 
 def _load(module: nn.Module, tensors: dict[str, Tensor], key: str, path: Path) -> None:
     wanted = module.state_dict()
-    # Files of an old PyTorch lack the number of a batch norm's batches; those of older ones have vectors as [1, width].
+    # Files of an old PyTorch lack the count of a batch norm's batches; even older ones store vectors as [1, width].
     for name, value in wanted.items():
         if name.endswith("num_batches_tracked"):
             tensors.setdefault(name, torch.zeros_like(value))

@@ -31,14 +31,14 @@ from ssl_sec.collectives import world_size
 from ssl_sec.errors import StorageError
 from ssl_sec.training.class_sharding import HeldRows
 
-# What a checkpoint has once it is whole: the step, the score, and the sizes and hashes of its files.
+# Written last, so that it marks a whole checkpoint: the step, the score, and the files' sizes and hashes.
 MANIFEST = "manifest.json"
 
 _STATE = "state.pt"
 _PARTS = "rows-*.safetensors"
-# In a part's metadata: the index of its first row among all rows.
+# Key in a part's metadata for the index of its first row among all rows.
 _FIRST = "first"
-# Space for what a checkpoint holds beside its tensors.
+# Space for the contents of a checkpoint other than its tensors.
 _ROOM_BYTES = 1 << 20
 
 
@@ -47,8 +47,8 @@ class Found:
     """The newest whole checkpoint of a folder.
 
     Attributes:
-        path: its folder, or None if there is none.
-        skipped: newer ones that are not whole, each with the reason.
+        path: folder of the checkpoint; None if there is none.
+        skipped: newer checkpoints that are not whole, each with the reason.
     """
 
     path: Path | None
@@ -61,11 +61,11 @@ def save_checkpoint(
     """Writes the state after `step` steps and removes all but the newest `keep_last` checkpoints and the best.
 
     Args:
-        folder: the folder of the run's checkpoints.
+        folder: folder of the run's checkpoints.
         step: steps taken so far, ≥ 0.
         state: nested mappings and lists of tensors, numbers and strings.
-        keep_last: how many to keep, ≥ 1.
-        score: of the state, the higher the better; None if it has none.
+        keep_last: number of checkpoints to keep, ≥ 1.
+        score: score of the state, higher is better; None if it has none.
 
     Raises:
         StorageError: if it cannot be written; the checkpoints before it are untouched.
@@ -75,7 +75,7 @@ def save_checkpoint(
         return final
     temporary = folder / f".{final.name}.{os.getpid()}"
     try:
-        shutil.rmtree(temporary, ignore_errors=True)  # of a killed process with the same number
+        shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process with the same number
         folder.mkdir(exist_ok=True)
         temporary.mkdir()
         _check_space(folder, state)
@@ -102,10 +102,10 @@ def save_checkpoint(
         # On a full disk torch raises its own RuntimeError while it handles the OSError.
         why = error.__context__ if isinstance(error.__context__, OSError) else error
         raise StorageError(f"checkpoint of step {step}: cannot be written to {folder}: {why}") from error
-    # Later ones are not whole and were skipped on resume: they must not count among those that are kept.
+    # Later checkpoints are not whole and were skipped on resume: they must not count as kept ones.
     saved = sorted(path for path in folder.glob("step-*") if path.name <= final.name)
     best = _best(saved)
-    # The parts of a later step may be in the course of being written.
+    # The parts of a later step may still be being written.
     parts = [path for path in folder.glob(".parts-*") if path.name < _parts_folder(folder, step + 1).name]
     for old in [*saved[:-keep_last], *folder.glob(".step-*"), *parts]:
         if old != best:
@@ -119,12 +119,12 @@ def checkpoint_name(step: int) -> str:
 
 
 def step_of(name: str) -> int:
-    """The steps after which the checkpoint of this name was saved."""
+    """The number of steps after which the checkpoint with this name was saved."""
     return int(name.removeprefix("step-"))
 
 
 def without_held_rows(state: Any, path: tuple[str | int, ...] = ()) -> tuple[Any, dict[str, HeldRows]]:
-    """The state that all workers have in common, and the rows that this one holds, by their places in the state."""
+    """The state that all workers share, and the rows that this worker holds, by their places in the state."""
     if not isinstance(state, Mapping):
         return state, {}
     common: dict[str | int, Any] = {}
@@ -142,12 +142,12 @@ def save_part(folder: Path, step: int, held: Mapping[str, HeldRows]) -> Path:
     """Writes the rows that this worker holds, before one worker saves the state after `step` steps.
 
     Args:
-        folder: the folder of the run's checkpoints.
+        folder: folder of the run's checkpoints.
         step: steps taken so far, ≥ 0.
         held: the rows from `without_held_rows`; all begin at the same row.
 
     Returns:
-        The file.
+        The path of the file.
 
     Raises:
         StorageError: if they cannot be written.
@@ -177,9 +177,9 @@ class CheckpointWriter:
     time; the next call of `save` or `close` raises its error.
 
     Args:
-        folder: the folder of the run's checkpoints.
-        keep_last: how many to keep, ≥ 1.
-        on_written: called in the thread with each checkpoint.
+        folder: folder of the run's checkpoints.
+        keep_last: number of checkpoints to keep, ≥ 1.
+        on_written: function that is called in the thread with the path of each checkpoint.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class CheckpointWriter:
         self._stream.wait_stream(training)
         with torch.cuda.stream(self._stream):
             copied = _copy(state)
-        training.wait_stream(self._stream)  # the next step changes what is being copied
+        training.wait_stream(self._stream)  # the next step changes the tensors that are being copied
         return copied, self._stream.record_event().synchronize
 
     def _write(self, step: int, state: Mapping[str, Any], wait: Callable[[], None], score: float | None) -> None:
@@ -253,8 +253,8 @@ def load_checkpoint(path: Path, device: torch.device, held: slice | None = None)
 
     Args:
         path: the checkpoint's folder.
-        device: of the tensors.
-        held: the rows that this worker holds of sharded tensors; None leaves these out.
+        device: device of the tensors.
+        held: rows of the sharded tensors that this worker holds; None leaves these tensors out.
 
     Raises:
         StorageError: if a file is not whole, or rows are missing.
@@ -278,13 +278,13 @@ def load_checkpoint(path: Path, device: torch.device, held: slice | None = None)
 def _held_rows(path: Path, held: slice) -> dict[str, Tensor]:
     """Rows of the sharded tensors, from the parts that hold them.
 
-    Old checkpoints may also have parts that another number of workers left, whose rows overlap those of others.
+    Old checkpoints may also have parts left by another number of workers, whose rows overlap.
     """
     pieces: dict[str, list[Tensor]] = {}
     for part in sorted(path.glob(_PARTS)):
         with safe_open(part, framework="pt") as file:  # pyright: ignore[reportUnknownVariableType]
             first = int(file.metadata()[_FIRST])
-            for name in file.keys():  # noqa: SIM118  # it is no mapping
+            for name in file.keys():  # noqa: SIM118  # it is not a mapping
                 rows = file.get_slice(name)
                 last = first + rows.get_shape()[0]
                 following = held.start + sum(map(len, pieces.get(name, [])))
@@ -297,7 +297,7 @@ def _held_rows(path: Path, held: slice) -> dict[str, Tensor]:
 
 
 def defect_of(path: Path) -> str | None:
-    """What is wrong with the checkpoint in a folder, or None if it is whole."""
+    """The defect of the checkpoint in a folder; None if it is whole."""
     try:
         listed = json.loads((path / MANIFEST).read_text())["files"]
         expected = {str(name): (about["bytes"], about["sha256"]) for name, about in {_STATE: None, **listed}.items()}
@@ -317,7 +317,7 @@ def defect_of(path: Path) -> str | None:
 
 
 def _parts_folder(folder: Path, step: int) -> Path:
-    """The parts of a step; those that another number of workers has left are never taken for them."""
+    """The folder of a step's parts; it never contains parts left by another number of workers."""
     return folder / f".parts-{step:09d}-of-{world_size()}"
 
 
@@ -338,7 +338,7 @@ def _sync_folder(folder: Path) -> None:
 def _copy(state: Any) -> Any:
     """The state with its tensors copied to the CPU; from a GPU without waiting."""
     if isinstance(state, torch.Tensor):
-        # Pinned memory: the host would wait for a copy into any other.
+        # Pinned memory: the host would wait for a copy into other memory.
         copy = torch.empty_like(state, device="cpu", pin_memory=state.is_cuda, requires_grad=False)
         return copy.copy_(state.detach(), non_blocking=True)
     if isinstance(state, Mapping):

@@ -25,8 +25,8 @@ class HeldRows:
     """Rows of a tensor that is sharded over the workers.
 
     Attributes:
-        rows: those that this worker holds.
-        first: index of the first of them among all rows.
+        rows: rows that this worker holds.
+        first: index of the first of these rows among all rows.
     """
 
     rows: Tensor
@@ -47,7 +47,7 @@ def draw_templates(loss: nn.Module, seed: int, sharded: bool) -> None:
     """Draws the initial templates of a loss: all of them, or those of this worker's range of classes.
 
     Args:
-        loss: its template losses are changed in place; buffers on the meta device move to the CPU.
+        loss: changed in place: its template losses get their templates, and buffers on the meta device move to the CPU.
         seed: the run's seed.
         sharded: whether the workers hold different classes.
     """

@@ -29,7 +29,7 @@ from ssl_sec.training.optimisers import ParameterGroup, adam, lars, parameter_gr
 from ssl_sec.training.recipe import Computation, Precision
 from ssl_sec.training.schedules import CappedRamp, Constant, Cosine, FaceRamp, LinearRamp, Schedule, StepDecay
 
-# A rate that an optimiser in float32 can take, and divide another by.
+# A rate small enough for float32, also as a divisor of other rates.
 Rate = Annotated[float, Range(ge=0, le=10**6)]
 PositiveRate = Annotated[float, Range(ge=1e-12, le=10**6)]
 
@@ -57,8 +57,8 @@ class SphericalConfig(Settings, key="constraint"):
         eta: η ≥ 0, the weight of the constraint beside the loss.
         ramp: how η changes over the global step t of T: "constant"; "linear", η t / T (SEC, Eq. 29); "face", 0 for
             three epochs and linear over the fourth (SEC, B.2); "capped", min(η, 500 t / T) (SEC, Eq. 32).
-        rho: weight of the batch's mean norm in μ, in (0, 1]; 1 is SEC, less is SEC-EMA.
-        radius: a fixed μ ≥ 0 that norms are pulled to; 0 is L²-reg; None takes the mean norm.
+        rho: weight of the batch's mean norm in μ, in (0, 1]; 1 is SEC, smaller values are SEC-EMA.
+        radius: fixed μ ≥ 0 to which norms are pulled; 0 is L²-reg; None takes the mean norm.
     """
 
     name: Literal["sec", "sec_ema", "l2reg", "fixed_radius"]
@@ -191,17 +191,17 @@ SteppedOptimiserConfig = SteppedAdamConfig | SteppedSGDConfig
 
 @dataclass(frozen=True, kw_only=True)
 class _RuntimeConfig(Settings, key="runtime"):
-    """How the network computes, wherever it runs.
+    """How the network computes, on any machine.
 
     Attributes:
-        device: auto takes a GPU if there is one.
-        precision: of the forward pass; bfloat16 is autocast, float64 is for checks of exactness. None takes bfloat16 on
-            GPUs that support it, else float32.
+        device: device of the computation; auto takes a GPU if there is one.
+        precision: precision of the forward pass; bfloat16 is autocast, float64 is for checks of exactness. None takes
+            bfloat16 on GPUs that support it, else float32.
         channels_last: whether activations are in the channels_last layout; None for yes.
-        compile: whether torch.compile compiles the network; None: on GPUs, if Triton, a C compiler and Python's
+        compile: whether torch.compile compiles the network; None for yes on GPUs, if Triton, a C compiler and Python's
             headers are installed.
         graphs: whether the launches of a step are recorded once and replayed (CUDA graphs), in pretraining with one
-            worker; None: wherever that is possible.
+            worker; None for yes wherever that is possible.
         recompute: whether the backbone's blocks compute their activations again in the backward pass, which takes less
             memory and one more forward pass; weights and gradients are the same.
         num_loader_workers: processes of each worker that decode a streamed set, ≥ 0.
@@ -264,11 +264,11 @@ class RayConfig(_RuntimeConfig):
     """Ray Train: one worker for each GPU of the cluster, or one on CPUs.
 
     Attributes:
-        num_workers: workers, each a process; [least, most] follows the cluster as it shrinks and grows, with the
+        num_workers: number of worker processes; [least, most] follows the size of the cluster, with the
             numbers in this range that divide the batch; None takes one for each GPU of the cluster, or one on CPUs.
         address: address of a Ray cluster; None joins that of RAY_ADDRESS or of this machine, or starts one here.
         cpus_per_worker: CPUs of each worker; None divides the cluster's CPUs among the workers.
-        max_failures: how often in a row the workers are restarted without a new checkpoint, -1 for no limit; a node
+        max_failures: number of restarts in a row without a new checkpoint, -1 for no limit; a node
             that is removed with notice does not count.
         timeout_s: seconds that a worker waits for the others in a collective.
         start_timeout_s: seconds that Ray waits for the workers to start before it checks the cluster again.

@@ -24,9 +24,9 @@ def layered_groups(backbone: nn.Module, weight_decay: float, layer_decay: float)
     """The groups of a backbone's parameters that are not frozen, two for each stage; see `parameter_groups`.
 
     Args:
-        backbone: whose stages have rates of their own.
-        weight_decay: of the weights, ≥ 0.
-        layer_decay: rate of a stage divided by that of the next one, in (0, 1].
+        backbone: backbone whose stages have rates of their own.
+        weight_decay: weight decay, ≥ 0.
+        layer_decay: learning rate of a stage divided by that of the next one, in (0, 1].
     """
     parameters = dict(backbone.named_parameters())
     stages = [nn.ParameterList(parameters[name] for name in names) for names in stages_of(backbone)]

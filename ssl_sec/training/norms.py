@@ -13,7 +13,7 @@ class NormHistogram:
 
     Attributes:
         step: the global step.
-        edges: bounds of the bins, ascending, one more than bins.
+        edges: bounds of the bins, ascending; one more than there are bins.
         counts: number of embeddings in each bin.
     """
 
@@ -29,9 +29,9 @@ def norm_histogram(norms: Float[Tensor, " images"], step: int, num_bins: int = 4
     """Counts norms in equal bins from the smallest to the largest.
 
     Args:
-        norms: L2 norms of the raw embeddings, ≥ 0; those that are not finite are left out.
-        step: the global step of the embeddings.
-        num_bins: how many bins, ≥ 1.
+        norms: L2 norms of the raw embeddings, ≥ 0; values that are not finite are left out.
+        step: global step of the embeddings.
+        num_bins: number of bins, ≥ 1.
     """
     values = norms.detach().double().cpu().numpy()
     values = values[np.isfinite(values)]

@@ -31,11 +31,11 @@ class Terms:
     """The objective of one step and its parts, the same on every worker.
 
     Attributes:
-        total: what is differentiated.
+        total: the value that is differentiated.
         metric_loss: the loss of the batch's rows.
-        generated_loss: the loss of the generated rows, not weighted; 0 if there are none, or nothing to compare.
-        generator_loss: what trains the parameters of a generator; 0 if there is none.
-        constraint: the norm constraint, not weighted; 0 if there is none.
+        generated_loss: the loss of the generated rows, without its weight; 0 if there are none, or nothing to compare.
+        generator_loss: the loss that trains the parameters of a generator; 0 if there is none.
+        constraint: the norm constraint, without its weight; 0 if there is none.
         norms: norms of the raw embeddings of the global batch.
         embeddings: this worker's raw rows, in float32 or float64.
     """
@@ -53,16 +53,16 @@ class Objective(nn.Module):
     """Gathers the rows once, computes the loss of this worker's anchors, and adds the constraint.
 
     Args:
-        loss: any loss of the core; one of predictions takes a teacher's rows, too.
-        constraint: the norm constraint, or None.
-        eta: its weight as a function of the global step.
-        transform: generates rows, or None.
-        gradient_power: p of GradScale, for the gradients of the loss and not of the constraint; see
+        loss: any loss of `ssl_sec.losses`; a `TeacherLoss` also takes a teacher's rows.
+        constraint: the norm constraint; None for none.
+        eta: weight of the constraint as a function of the global step.
+        transform: transform or generator of further rows; None for none.
+        gradient_power: exponent p of GradScale, for the gradients of the loss but not of the constraint; see
             `ssl_sec.losses.geometry.grad_scale`.
-        gradient_by: whose norms it takes.
+        gradient_by: the norms that GradScale uses.
 
     Attributes:
-        distortion: how much the agents of classes distort distances, if the loss has agents.
+        distortion: how much the agents of classes distort distances; None if the loss has no agents.
     """
 
     def __init__(
@@ -97,16 +97,16 @@ class Objective(nn.Module):
 
         Args:
             embeddings: this worker's raw rows; the same number on every worker.
-            labels: their labels; equal labels are positives, on whichever worker they are.
+            labels: labels of these rows; equal labels are positives, on whichever worker they are.
             step: 0-based global step.
-            eta: the constraint's weight; None takes that of the step.
-            features: of the backbone, from which the rows are; a generator needs them.
+            eta: the constraint's weight; None takes its value at the step.
+            features: the backbone's features of the same rows; a generator needs them.
             head: features -> raw embeddings; a generator needs it.
-            targets: a teacher's raw rows of the same views; a loss of predictions needs them.
+            targets: a teacher's raw rows of the same views; a `TeacherLoss` needs them.
         """
         own = in_full_precision(embeddings)
         rows, labels = gather_rows(own), gather_rows(labels)
-        # What the losses see. The constraint takes the rows themselves: its gradient is not multiplied.
+        # The losses take these rows. The constraint takes the rows themselves: its gradient is not scaled.
         embeddings = grad_scale(rows, self.gradient_power, self.gradient_by)
         total = metric_loss = self._on_all_workers(embeddings, labels, targets)
         if self.training:
@@ -150,12 +150,12 @@ class Objective(nn.Module):
         embeddings: Float[Tensor, "batch dim"],
         labels: Int64[Tensor, " batch"],
     ) -> Tensor:
-        """The loss of the generated rows; 0 where their classes leave nothing to compare, as no two rows of one."""
+        """The loss of the generated rows; 0 if their classes leave nothing to compare."""
         assert isinstance(self.loss, Loss), "no teacher has rows for generated ones"
         comparable = self.loss.compares(targets)
         if len(targets) != len(labels):  # a number that depends on the labels: the transform has waited for the device
             return self._on_all_workers(generated, targets) if comparable else embeddings.new_zeros(())
-        # The batch takes the place of what cannot be compared: nothing waits, and no gradient is NaN.
+        # The batch replaces rows that cannot be compared: nothing waits, and no gradient is NaN.
         rows = torch.where(comparable, generated, embeddings.detach())
         return torch.where(comparable, self._on_all_workers(rows, torch.where(comparable, targets, labels)), 0.0)
 

@@ -22,7 +22,7 @@ def parameter_groups(
     Args:
         modules: the modules whose parameters are trained.
         weight_decay: coupled L2 decay of the weights, ≥ 0.
-        rate_factor: their learning rate divided by the run's, ≥ 0.
+        rate_factor: learning rate of the groups divided by the run's, ≥ 0.
     """
     modules = list(modules)
     rated = {id(parameter) for layers in _rated_layers(modules) for parameter in layers.parameters()}
@@ -39,8 +39,8 @@ def rated_groups(modules: Iterable[nn.Module], learning_rate: float) -> list[Par
     """Groups of the layers that have a learning rate of their own, whose weights do not decay.
 
     Args:
-        modules: among whose layers they are.
-        learning_rate: the run's, > 0.
+        modules: modules among whose layers they are searched for.
+        learning_rate: learning rate of the run, > 0.
     """
     return [
         group
@@ -67,7 +67,7 @@ def nesterov(groups: list[ParameterGroup], momentum: float) -> Optimizer:
 
 
 def adamw(groups: list[ParameterGroup]) -> Optimizer:
-    """Adam with a decay of its own beside the gradient (Loshchilov and Hutter 2019); on a GPU in one launch."""
+    """Adam with a weight decay separate from the gradient (Loshchilov and Hutter 2019); on a GPU in one launch."""
     return AdamW(groups, lr=0.0, fused=_are_on_gpu(groups) or None)
 
 
@@ -87,7 +87,7 @@ def lars(groups: list[ParameterGroup], momentum: float) -> Optimizer:
 
 @torch.no_grad()
 def set_learning_rate(optimiser: Optimizer, learning_rate: float) -> None:
-    """Sets the rate of every group, times the group's `rate_factor`; one that is a tensor is overwritten."""
+    """Sets the rate of every group, times the group's `rate_factor`; a rate that is a tensor is overwritten."""
     for group in optimiser.param_groups:
         rate = learning_rate * group.get("rate_factor", 1.0)
         if isinstance(group["lr"], Tensor):

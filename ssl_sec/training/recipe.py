@@ -27,7 +27,7 @@ class Computation:
     """How a network computes.
 
     Attributes:
-        precision: of the forward pass; bfloat16 is autocast, with weights in float32.
+        precision: precision of the forward pass; bfloat16 is autocast, with weights in float32.
         channels_last: whether activations are in the channels_last layout.
         compiled: whether the network is compiled by torch.compile.
         recomputed: whether the backbone's blocks compute their activations again in the backward pass.
@@ -57,12 +57,12 @@ class Computation:
 
 
 def image_labels(batch: Batch, rows: slice, num_views: int) -> Int64[Tensor, " views"]:
-    """Labels of self-supervision: the views of an image have its row in the global batch as their label."""
+    """Labels of self-supervision: the label of a view is the row of its image in the global batch."""
     return torch.arange(rows.start, rows.stop, device=batch.images.device).repeat(num_views)
 
 
 def class_labels_of_views(batch: Batch, rows: slice, num_views: int) -> Int64[Tensor, " views"]:
-    """Labels of supervision by views: the views of an image have its class."""
+    """Labels of supervision by views: the label of a view is the class of its image."""
     return batch.labels.repeat(num_views)
 
 
@@ -73,10 +73,10 @@ def class_labels(batch: Batch, rows: slice) -> Int64[Tensor, " views"]:
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Has a state that is saved with the run's."""
+    """An object whose state is saved with the run's."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Its state."""
+        """The object's state."""
         ...
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
@@ -86,7 +86,7 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class FeatureObserver(Stateful, Protocol):
-    """Learns from the features of every step, which it does not change; its state is saved with the run's."""
+    """Learns from the features of every step without changing them; its state is saved with the run's."""
 
     def update(self, features: Float[Tensor, "views dim"], batch: Batch) -> None:
         """Learns from the features of the views of this worker's images; every worker calls it."""
@@ -95,7 +95,7 @@ class FeatureObserver(Stateful, Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """Everything that a run trains, and how.
+    """Everything that a run trains, and the way that it is trained.
 
     Attributes:
         encoder: images in [0, 1] -> features.
@@ -103,22 +103,22 @@ class Recipe:
         model: batches of views, one of each size -> features and embeddings (`Embedded`), with the gradients of all
             workers averaged.
         objective: loss and constraint on the global batch.
-        optimiser: over the parameters of all three.
-        learning_rate: by global step.
+        optimiser: optimiser over the parameters of encoder, head and objective.
+        learning_rate: learning rate by global step.
         image_set: the training images.
-        sampler: draws the images of step t.
-        views: augments them.
-        more_views: makes further views of each image, of other sizes; one function for each size.
-        total_steps: T.
-        row_labels: labels of the views, from a batch and its rows in the global batch.
+        sampler: sampler that draws the images of step t.
+        views: function that makes the views of the images.
+        more_views: functions that make further views of each image, one for each other size.
+        total_steps: number of steps T of the run.
+        row_labels: function from a batch and its rows in the global batch to the labels of the views.
         computation: how the network computes.
         graphed: whether the launches of a step are recorded once and replayed (`ssl_sec.training.replaying`).
         draws: random numbers for the loader's crops, one for each row of a step's global batch; None if it draws
             nothing.
         observer: learns from the features of every step; None if nothing does.
-        best: the best network so far; None if the last one is the result.
-        teacher: whose rows of the same views the loss takes, too; None if there is none.
-        more_figures: figures that this recipe reports beside those of every recipe.
+        best: the best network so far; None if the last network is the result.
+        teacher: teacher whose rows of the same views the loss also takes; None if there is none.
+        more_figures: function that returns figures reported in addition to the common ones.
     """
 
     encoder: nn.Module
@@ -189,13 +189,13 @@ class Recipe:
         self.encoder.load_state_dict(state["encoder"])
         self.head.load_state_dict(state["head"])
         self.objective.load_state_dict(state["objective"])
-        # The state is the checkpoint's; the options are this run's, which may compute on another device.
+        # The state is the checkpoint's; the options are those of this run, which may use another device.
         groups = [
             {**theirs, **own, "params": theirs["params"]}
             for theirs, own in zip(state["optimiser"]["param_groups"], self.optimiser.param_groups, strict=True)
         ]
         self.optimiser.load_state_dict({**state["optimiser"], "param_groups": groups})
-        if self.observer is not None and "observer" in state:  # its key may have changed: it begins anew
+        if self.observer is not None and "observer" in state:  # else its key may have changed: it starts anew
             self.observer.load_state_dict(state["observer"])
         if self.best is not None:
             self.best.load_state_dict(state["best"])

@@ -25,14 +25,14 @@ WARM_UP_CALLS = 3
 
 @runtime_checkable
 class Graphs(Protocol):
-    """Records launches."""
+    """A recorder of launches."""
 
     def warm_up(self, function: Callable[[], Result]) -> Result:
-        """Calls the function as it will be recorded."""
+        """Calls the function in the way that it will be recorded."""
         ...
 
     def record(self, function: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
-        """Records a call without computing anything: its result, and a function that computes it at each call."""
+        """Records a call without computing anything; returns its result and a function that computes it."""
         ...
 
 
@@ -55,7 +55,7 @@ class CUDAGraphs:
         return result
 
     def record(self, function: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
-        """Records a call, whose memory is kept for the replays."""
+        """Records a call; its memory is kept for the replays."""
         graph = torch.cuda.CUDAGraph()
         # Other threads, such as the one that pins batches, are not recorded.
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
@@ -69,8 +69,8 @@ class Replayed(Generic[Result_co]):
     If it cannot be recorded, as when memory is short, every call runs the function itself, after a warning.
 
     Args:
-        function: of tensors on the device, whose values it does not read. Later calls overwrite its result.
-        graphs: records it.
+        function: function of tensors on the device that does not read their values. Later calls overwrite its result.
+        graphs: recorder of its launches.
     """
 
     def __init__(self, function: Callable[..., Result_co], graphs: Graphs) -> None:
@@ -84,7 +84,7 @@ class Replayed(Generic[Result_co]):
         """The function's result.
 
         Args:
-            inputs: of the same shapes, layouts and types at each call.
+            inputs: tensors with the same shapes, layouts and types at each call.
         """
         if self._calls == WARM_UP_CALLS:
             self._record(inputs)

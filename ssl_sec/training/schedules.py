@@ -1,4 +1,4 @@
-"""Quantities that follow the global step t of a run of T steps: the learning rate and the constraint's weight η.
+"""Schedules over the global step t of a run of T steps: learning rate, constraint's weight η, teacher's momentum.
 
     cosine        (1 + cos(π t / T)) / 2 · value, after an optional linear warm-up
     step decay    value · factor^n after n of the given steps
@@ -91,7 +91,7 @@ class FaceRamp:
     def __call__(self, step: int) -> float:
         """The value at the 0-based global step."""
         epochs = step / self.steps_per_epoch - 3
-        # Not by min and max: torch 2.11 compiles those of a step's fraction as whole numbers.
+        # Without min and max: torch 2.11 compiles those of a fraction of a step as whole numbers.
         if epochs <= 0:
             return 0.0
         return self.value * epochs if epochs < 1 else self.value
@@ -107,17 +107,17 @@ class CappedRamp:
     def __call__(self, step: int) -> float:
         """The value at the 0-based global step."""
         risen = 500 * step / self.total_steps
-        return risen if risen < self.value else self.value  # not by min, as above
+        return risen if risen < self.value else self.value  # without min, as above
 
 
 def epochs_at(shares: Sequence[float], epochs: int) -> tuple[int, ...]:
-    """The 0-based epochs that begin nearest to these shares of a run.
+    """The 0-based epochs that begin nearest to given shares of a run.
 
     None of them is the first epoch and, in a run of two epochs or more, all are reached.
 
     Args:
-        shares: of the run, in (0, 1).
-        epochs: of the run, ≥ 1.
+        shares: shares of the run, in (0, 1).
+        epochs: epochs of the run, ≥ 1.
     """
     last = max(epochs - 1, 1)
     return tuple(min(max(round(share * epochs), 1), last) for share in shares)

@@ -64,7 +64,7 @@ class Runtime(Protocol):
         ...
 
     def report(self, step: int, metrics: Mapping[str, float], norms: NormHistogram | None = None) -> None:
-        """Records metrics at a 0-based global step, from one worker."""
+        """Records metrics at a 0-based global step; one worker calls it."""
         ...
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
@@ -87,9 +87,9 @@ class Cadence:
     """How often the loop reports, saves and monitors; it also does all three after the last step.
 
     Attributes:
-        log_every_steps: ≥ 1.
-        save_every_steps: ≥ 1.
-        monitor_every_steps: ≥ 1.
+        log_every_steps: steps between two reports, ≥ 1.
+        save_every_steps: steps between two checkpoints, ≥ 1.
+        monitor_every_steps: steps between two calls of the monitor, ≥ 1.
     """
 
     log_every_steps: int
@@ -102,11 +102,11 @@ SizedViews = Float[Tensor, "views channels height width"] | tuple[Float[Tensor, 
 
 
 class Taken(NamedTuple):
-    """A step that was taken.
+    """The result of a step.
 
     Attributes:
-        terms: of the objective, before the update.
-        features: of this worker's views, without a gradient.
+        terms: terms of the objective, before the update.
+        features: features of this worker's views, without a gradient.
     """
 
     terms: Terms
@@ -118,7 +118,7 @@ TakeStep = Callable[[SizedViews, Tensor, int], Taken]
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    """A context for the forward pass, in bfloat16 if that is the precision; the objective computes outside it."""
+    """A context for the forward pass, in bfloat16 if that is the precision; the objective is computed outside it."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
@@ -143,11 +143,11 @@ def update_weights(
     """The part of a step that computes on the device alone, at the optimiser's current learning rate.
 
     Args:
-        recipe: what is trained.
-        views: of this worker's images.
-        labels: of the views, size by size.
+        recipe: the recipe that is trained.
+        views: views of this worker's images.
+        labels: labels of the views, size by size.
         step: 0-based global step.
-        eta: the constraint's weight; None takes that of the step.
+        eta: the constraint's weight; None takes its value at the step.
     """
     recipe.optimiser.zero_grad(set_to_none=True)
     taught: dict[str, Tensor] = {}
@@ -178,9 +178,9 @@ class ReplayedSteps:
     """The steps of one worker, with launches recorded once and replayed; see `ssl_sec.training.replaying`.
 
     Args:
-        recipe: what is trained, without a feature transform or a teacher.
+        recipe: the recipe that is trained, without a feature transform or a teacher.
         device: a GPU.
-        graphs: records a step.
+        graphs: recorder of a step.
     """
 
     def __init__(self, recipe: Recipe, device: torch.device, graphs: Graphs) -> None:
@@ -218,15 +218,15 @@ def train(
     """Trains from `first_step` to the recipe's last step, and reports, monitors and saves on the way.
 
     Args:
-        recipe: what is trained.
-        runtime: the machine.
+        recipe: the recipe that is trained.
+        runtime: runtime of this worker.
         cadence: how often to report, save and monitor.
-        monitor: steps taken -> figures of the encoder; every worker calls it.
-        first_step: steps already taken.
-        take_step: takes a step; None for that of `choose_step`.
+        monitor: function from the steps taken to figures of the encoder; every worker calls it.
+        first_step: number of steps already taken.
+        take_step: function that takes a step; None for that of `choose_step`.
 
     Raises:
-        Stopped: after a save, if a stop was asked for.
+        Stopped: if a stop was requested; the state is saved first.
         FloatingPointError: if the objective or a weight is not finite, on every worker at the same step.
     """
     sampler = recipe.sampler
@@ -289,7 +289,7 @@ def train(
 
 
 def _save(recipe: Recipe, runtime: Runtime, step: int) -> None:
-    """Saves the state after `step`; one that is not finite is never saved."""
+    """Saves the state after `step`; a state that is not finite is never saved."""
     objective = ((f"objective.{name}", weight) for name, weight in recipe.objective.named_parameters())
     weights = dict([*recipe.model.named_parameters(), *objective])
     # One transfer for all weights.
@@ -311,7 +311,7 @@ def _require_finite(recipe: Recipe, figures: Mapping[str, float], step: int) -> 
 
 
 def _terms_figures(recipe: Recipe, terms: Terms, more: Mapping[str, Tensor] = MappingProxyType({})) -> dict[str, float]:
-    """Figures of the objective's terms, and more, in one transfer: the only place where a step waits for the device."""
+    """Figures of the objective's terms and others in one transfer: the only place where a step waits for the device."""
     assert terms.embeddings.grad is not None, "the gradient of the embeddings is kept"
     gradients = terms.embeddings.grad / world_size()  # each worker differentiates its own copy of the global loss
     turned = gather_rows(turn_tangents(terms.embeddings.detach(), gradients))
@@ -341,9 +341,9 @@ def _turn_figures(recipe: Recipe, views: SizedViews, before: Float[Tensor, "rows
     """How far the step has turned the embeddings of its own views, in radians; it takes one more forward pass.
 
     Args:
-        recipe: after the step.
-        views: of this worker's images.
-        before: their raw embeddings before the step.
+        recipe: the recipe after the step.
+        views: views of this worker's images.
+        before: raw embeddings of the views before the step.
     """
     network = Network(recipe.encoder, recipe.head)
     # Copies, so that batch norm's running statistics count no view twice.

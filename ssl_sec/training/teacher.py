@@ -12,19 +12,19 @@ from ssl_sec.training.schedules import Schedule
 class Teacher(nn.Module):
     """ξ ← m_t ξ + (1 − m_t) θ after each step (BYOL, Grill et al. 2020, Eq. 1).
 
-    Batch norm normalises the teacher's views by their own global batch, as the network's; its running statistics are
+    Batch norm normalises the teacher's views by their own global batch, like the network's; its running statistics are
     the teacher's own.
 
     Args:
-        network: with the weights θ, which the teacher starts from; views -> features and embeddings.
-        momentum: m_t by global step, in [0, 1].
+        network: views -> features and embeddings; the teacher starts from its weights θ.
+        momentum: momentum m_t by global step, in [0, 1].
     """
 
     def __init__(self, network: nn.Module, momentum: Schedule) -> None:
         super().__init__()
         self.network = copy.deepcopy(network).requires_grad_(False)
         self.momentum = momentum
-        # In a list, so that its state is not the teacher's.
+        # In a list, so that the network's state is not part of the teacher's.
         self._followed = [network]
 
     @torch.no_grad()

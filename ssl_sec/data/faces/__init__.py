@@ -1,1 +1,1 @@
-"""Faces: pairs and lists that verification is measured on, record files, alignment."""
+"""Faces: pairs and lists for verification, record files, alignment."""

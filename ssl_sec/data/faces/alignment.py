@@ -1,4 +1,4 @@
-"""Faces brought to one place by five points: the eyes, the tip of the nose and the corners of the mouth.
+"""Alignment of faces by five points: the eyes, the tip of the nose and the corners of the mouth.
 
 The points are turned, scaled and moved to those of a mean face of 112 x 112 pixels (ArcFace, Deng et al., 2019) by the
 similarity transform of least squares (Umeyama, 1991), and the image with them: bilinearly, and black beyond its
@@ -28,7 +28,7 @@ REFERENCE_POINTS = np.array(
 
 COORDINATES = tuple(f"{axis}{point}" for point in range(1, 6) for axis in "xy")
 
-# What an aligned image is saved as under its own name; others get a .png after it.
+# Formats of aligned images that keep their names; other names get .png appended.
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 
 
@@ -50,7 +50,7 @@ class FaceAlignment:
     """Cuts a face out of an image.
 
     Attributes:
-        transform: of the image, from `similarity_transform` to the REFERENCE_POINTS.
+        transform: transform of the image, from `similarity_transform` to the REFERENCE_POINTS.
     """
 
     transform: Float64[np.ndarray, "2 3"]
@@ -63,7 +63,7 @@ class FaceAlignment:
     def __call__(self, image: Image.Image, draw: int | None = None) -> Image.Image:
         """The aligned face, whatever the draw."""
         back = np.linalg.inv(np.vstack([self.transform, (0, 0, 1)]))[:2]
-        # To Pillow, (0, 0) is a pixel's corner: (x, y) is at (x + 0.5, y + 0.5) in both images.
+        # In Pillow, (0, 0) is a pixel's corner: (x, y) is at (x + 0.5, y + 0.5) in both images.
         back[:, 2] += 0.5 - back[:, :2].sum(axis=1) * 0.5
         # Pillow cuts grey levels off instead of rounding them, so that 1e-14 of a pixel may darken it by one.
         back = back.round(9)
@@ -74,7 +74,7 @@ class FaceAlignment:
 def similarity_transform(
     points: Float64[np.ndarray, "points 2"], targets: Float64[np.ndarray, "points 2"]
 ) -> Float64[np.ndarray, "2 3"]:
-    """The similarity transform that brings points nearest to others, by the sum of squares.
+    """The similarity transform that brings points nearest to others in least squares.
 
     With the centred points X and targets Y and the singular value decomposition YᵀX / n = U diag(d) Vᵀ, the rotation is
     R = U S Vᵀ, the scale c = tr(diag(d) S) / σ²(X) and the translation t = mean(y) − c R mean(x); S = diag(1, ±1) keeps
@@ -82,13 +82,13 @@ def similarity_transform(
 
     Args:
         points: x and y of the points to move, two or more.
-        targets: x and y of where each is to come.
+        targets: x and y of the target of each point.
 
     Returns:
         [c R, t], to be applied to (x, y, 1).
 
     Raises:
-        DataError: no scale above 0 is the best, as when all points are one.
+        DataError: no scale above 0 is best, for example if all points are equal.
     """
     mean, target_mean = points.mean(axis=0), targets.mean(axis=0)
     centred = points - mean
@@ -115,7 +115,7 @@ def read_landmarks(path: Path) -> Landmarks:
     try:
         table = pyarrow.csv.read_csv(
             path,
-            # Only with a single thread do errors name their row.
+            # Errors name their row only with a single thread.
             pyarrow.csv.ReadOptions(use_threads=False),
             convert_options=pyarrow.csv.ConvertOptions(
                 column_types=types, include_columns=list(types), null_values=[], strings_can_be_null=False
@@ -147,11 +147,11 @@ def align_file(source: Path, target: Path, points: Float64[np.ndarray, "5 2"]) -
 
     Args:
         source: an image of any size.
-        target: a path whose ending is one of FORMATS; its folder is made.
-        points: of the face in the image.
+        target: a path whose ending is one of FORMATS; its folder is created.
+        points: points of the face in the image.
 
     Raises:
-        DataError: the image cannot be read, or the points are no face's.
+        DataError: the image cannot be read, or the points cannot be those of a face.
         StorageError: the result cannot be written.
     """
     name = str(source)
@@ -164,7 +164,7 @@ def align_file(source: Path, target: Path, points: Float64[np.ndarray, "5 2"]) -
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with replaced(target, sync=False) as temporary:
-            # Nearly lossless: what was decoded is encoded again.
+            # Nearly lossless: decoded pixels are encoded again.
             image.save(temporary, FORMATS[target.suffix.lower()], quality=95, subsampling=0)
     except OSError as error:
         raise StorageError(f"{printable(str(target))}: cannot be written: {first_line(error)}") from error

@@ -1,4 +1,4 @@
-"""The .bin files of InsightFace: pickles of encoded images and of whether each two show one person."""
+"""The .bin files of InsightFace: pickles of encoded images and of whether the two of each pair show one person."""
 
 import pickle
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 
 
 def read_bin(path: Path) -> tuple[list[bytes], list[bool]]:
-    """Encoded images, and whether each two of them show one person, from a pickle that may come from anyone.
+    """Encoded images, and whether the two of each pair show one person, from a pickle that may come from anyone.
 
     Names in the pickle are not imported: a few stand-ins, which only rearrange bytes, replace the functions that build
     NumPy's arrays and Python 2's strings, and any other name is an error.
@@ -52,7 +52,7 @@ class _ElementType:
     code: str
 
     def __setstate__(self, state: Any) -> None:
-        """Byte order and alignment, which single bytes do not have."""
+        """Ignores byte order and alignment, which single bytes do not have."""
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ class _PairsConfig(Settings, key="test_sets"):
     """The options of every set of pairs; its images have the size and the channels of the training images.
 
     Attributes:
-        title: what figures call the set; None takes the name of the file that lists the pairs.
+        title: name of the set in figures; None takes that of the file that lists the pairs.
         resident_limit_mib: a set that is no larger once decoded is kept in memory.
     """
 
@@ -34,7 +34,7 @@ class _PairsConfig(Settings, key="test_sets"):
 
     @property
     def figures_title(self) -> str:
-        """The set's name in metrics and figures."""
+        """The name of the set in metrics and figures."""
         return self.title or Path(self._list).stem
 
     @property
@@ -69,10 +69,10 @@ class BinPairsConfig(_PairsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LFWPairsConfig(_PairsConfig):
-    """A list of pairs in the form of LFW's.
+    """A list of pairs in LFW's format.
 
     Attributes:
-        pairs: the file that lists the pairs, in the form of LFW's pairs.txt.
+        pairs: the file that lists the pairs, in the format of LFW's pairs.txt.
         root: the folder of the images.
     """
 
@@ -95,9 +95,9 @@ class PairTableConfig(_PairsConfig):
 
     Attributes:
         pairs: the CSV file of the pairs.
-        images: the folder of the images, or a list of Parquet files with them.
+        images: the folder of the images, or a list of Parquet files that hold them.
         image_column: the column of the images in Parquet files; None finds the one that holds images.
-        label_column: the column of Parquet files with the person.
+        label_column: the column of the person in Parquet files.
     """
 
     name: Literal["pairs"] = "pairs"

@@ -1,4 +1,4 @@
-"""Image files that a list names, or that are in a folder for each person or video.
+"""Image files that a list names, or that are in one folder for each person or video.
 
 Opening a set checks that all of them exist, so that missing ones are errors before the training.
 """
@@ -31,12 +31,12 @@ def open_listed(
     """Images by their paths below a folder.
 
     Args:
-        paths: as the list has them, in its order.
-        labels: class of each, on the CPU.
+        paths: paths of the images, in the order of the list.
+        labels: class of each image, on the CPU.
         class_names: name of each class.
-        root: the folder.
-        where: the name of an image in errors, before its number: the list, and "line" or "image".
-        name: of the set.
+        root: folder that the paths are relative to.
+        where: prefix of an image's number in errors: the list, and "line" or "image".
+        name: name of the set.
         decoding: how images become pixels.
 
     Raises:
@@ -59,13 +59,13 @@ def paths_by_stem(names: Sequence[str], root: Path, where: str) -> list[str]:
     """The paths of images that a list names without their folders, with any ending.
 
     Args:
-        names: as the list has them.
+        names: names of the images in the list.
         root: folder of the images and of folders of them.
-        where: as for `open_listed`.
+        where: prefix of an image's number in errors, as for `open_listed`.
 
     Raises:
         MissingDataError: there is no such folder.
-        DataError: an image is missing, or several have its name.
+        DataError: an image is missing, or several images have its name.
     """
     by_stem: defaultdict[str, list[str]] = defaultdict(list)
     for path in image_paths(root):
@@ -81,16 +81,16 @@ def paths_by_stem(names: Sequence[str], root: Path, where: str) -> list[str]:
 
 
 def frames_of_videos(videos: Sequence[str], root: Path, where: str) -> tuple[list[str], Int64[Tensor, " frames"]]:
-    """Paths below a folder of the frames of videos, each video in its own folder, and the video of each frame.
+    """Paths of the frames of videos, each video in its own folder, and the video of each frame.
 
     Args:
-        videos: their folders.
-        root: the folder of them all.
-        where: the list that names them, for errors.
+        videos: folders of the videos, relative to `root`.
+        root: folder of all videos.
+        where: list that names the videos, for errors.
 
     Raises:
         MissingDataError: there is no such folder.
-        DataError: a video is not there, not below the folder, or has no frames.
+        DataError: a video is missing, not below the folder, or has no frames.
     """
     require_folder(root)
     check_paths(((video, where) for video in videos), root, printable(str(root)))

@@ -1,4 +1,4 @@
-"""The lists of face test sets in their published layouts: who is compared with whom.
+"""The lists of face test sets in their published layouts: which images are compared.
 
 They name images, videos or templates and hold indices; no image is opened.
 """
@@ -24,8 +24,8 @@ class TemplateFaces(NamedTuple):
 
     Attributes:
         paths: names of the images.
-        templates: number of the template of each.
-        media: number of the medium, a photograph or a video, that each is from.
+        templates: number of the template of each image.
+        media: number of the medium of each image, a photograph or a video.
     """
 
     paths: tuple[str, ...]
@@ -45,10 +45,10 @@ class VideoPairs(NamedTuple):
     """Pairs of videos.
 
     Attributes:
-        videos: names, in the order in which pairs name them.
-        first: position of the first video of each pair among them.
-        second: that of the second.
-        same: whether they are of one person.
+        videos: names of the videos, in the order in which pairs name them.
+        first: position in `videos` of the first video of each pair.
+        second: position in `videos` of the second video of each pair.
+        same: whether both videos of a pair show one person.
         folds: number of the fold of each pair.
     """
 
@@ -64,7 +64,7 @@ class MegaFaceList(NamedTuple):
 
     Attributes:
         paths: names of the images.
-        ids: names of the people, one for each image; empty where the list has none, as one of distractors may.
+        ids: names of the people, one for each image; empty if the list has none, as lists of distractors may.
     """
 
     paths: tuple[str, ...]
@@ -75,8 +75,8 @@ class OpenSetTrial(NamedTuple):
     """Indices of the images of a trial of open-set identification.
 
     Attributes:
-        gallery: images of known people.
-        probes: images to be looked up; of people in the gallery (genuine) and of others (impostors).
+        gallery: indices of images of known people.
+        probes: indices of images to look up, of people in the gallery (genuine) and of others (impostors).
     """
 
     gallery: Int64[Tensor, " gallery"]
@@ -88,8 +88,8 @@ class OpenSetProtocol(NamedTuple):
 
     Attributes:
         images: names of all images.
-        labels: number of the person on each.
-        trials: ten of them.
+        labels: number of the person on each image.
+        trials: the ten trials.
     """
 
     images: tuple[str, ...]
@@ -98,22 +98,22 @@ class OpenSetProtocol(NamedTuple):
 
 
 def read_template_faces(path: str | Path) -> TemplateFaces:
-    """IJB-C's `ijbc_face_tid_mid.txt`, or IJB-B's: image, template and medium in each line, separated by blanks.
+    """IJB-C's `ijbc_face_tid_mid.txt`, or IJB-B's: image, template and medium in each line, separated by spaces.
 
     Raises:
-        MissingDataError: the file is not there.
-        DataError: a line is malformed; it is named.
+        MissingDataError: there is no such file.
+        DataError: a line is malformed; the message names it.
     """
     names, templates, media = _columns(path, {"image": str, "template": int, "medium": int})
     return TemplateFaces(tuple(names.to_pylist()), _tensor(templates), _tensor(media))
 
 
 def read_template_pairs(path: str | Path) -> TemplatePairs:
-    """IJB-C's `ijbc_template_pair_label.txt`, or IJB-B's: two templates in each line, and 1 if of one person or 0.
+    """IJB-C's `ijbc_template_pair_label.txt`, or IJB-B's: two templates in each line, and 1 for one person or 0.
 
     Raises:
-        MissingDataError: the file is not there.
-        DataError: a line is malformed; it is named.
+        MissingDataError: there is no such file.
+        DataError: a line is malformed; the message names it.
     """
     columns = _columns(path, {"first": int, "second": int, "label": int})
     first, second, label = (_tensor(column) for column in columns)
@@ -125,11 +125,11 @@ def read_template_pairs(path: str | Path) -> TemplatePairs:
 
 
 def read_video_pairs(path: str | Path) -> VideoPairs:
-    """YouTube Faces' `splits.txt`: a header, then lines of split, number in it, two videos and 1 if of one person or 0.
+    """YouTube Faces' `splits.txt`: a header, then lines of split, number in it, two videos, and 1 for one person or 0.
 
     Raises:
-        MissingDataError: the file is not there.
-        DataError: a line is malformed; it is named.
+        MissingDataError: there is no such file.
+        DataError: a line is malformed; the message names it.
     """
     printed = printable(str(path))
     positions: dict[str, int] = {}
@@ -156,8 +156,8 @@ def read_megaface_list(path: str | Path) -> MegaFaceList:
     """A list of MegaFace's development kit, JSON: {"path": [images], "id": [their people]}.
 
     Raises:
-        MissingDataError: the file is not there.
-        DataError: it is no such list.
+        MissingDataError: there is no such file.
+        DataError: the file is not such a list.
     """
     printed = printable(str(path))
     try:
@@ -176,8 +176,8 @@ def read_blufr(path: str | Path) -> OpenSetProtocol:
     """BLUFR's `blufr_lfw_config.mat`: the images of LFW and ten trials, the indices of each in a cell.
 
     Raises:
-        MissingDataError: the file is not there.
-        DataError: it is damaged, or an index is outside the list of images.
+        MissingDataError: there is no such file.
+        DataError: the file is damaged, or an index is outside the list of images.
     """
     printed = printable(str(path))
     names = ("imageList", "labels", "galIndex", "probIndex")
@@ -205,7 +205,7 @@ def read_blufr(path: str | Path) -> OpenSetProtocol:
 
 
 def _columns(path: str | Path, types: dict[str, type[str] | type[int]]) -> list[Any]:
-    """The columns of a table without a header whose fields are separated by single blanks, as Arrow arrays."""
+    """The columns of a table without a header whose fields are separated by single spaces, as Arrow arrays."""
     import pyarrow as pa
     from pyarrow import csv as table
 
@@ -215,7 +215,7 @@ def _columns(path: str | Path, types: dict[str, type[str] | type[int]]) -> list[
     try:
         found = table.read_csv(
             path,
-            # Only one thread knows the number of a malformed line.
+            # Errors give the number of a malformed line only with a single thread.
             table.ReadOptions(column_names=list(types), use_threads=False),
             table.ParseOptions(delimiter=" ", quote_char=False, ignore_empty_lines=False),
             table.ConvertOptions(column_types=arrow_types, null_values=[]),

@@ -1,6 +1,6 @@
-"""Pairs of images of one person or of two, on which face verification is measured.
+"""Pairs of images of one person or of two, for measuring face verification.
 
-They come as LFW publishes its list (Huang et al., 2007; NormFace, section 4.2), as InsightFace packs such sets, or as a
+They come as LFW's list (Huang et al., 2007; NormFace, section 4.2), as a file in which InsightFace packs them, or as a
 table. An image that cannot be read is always an error, as a pair without it would be another test set.
 """
 
@@ -32,13 +32,13 @@ class VerificationPairs:
     """Pairs of images.
 
     Attributes:
-        name: what figures call the set.
-        images: those that pairs name, each once.
+        name: name of the set in figures.
+        images: images that the pairs name, each once.
         first: position in `images` of each pair's first image, on the CPU.
-        second: likewise of its second.
-        same: whether both show one person.
-        folds: which part of a cross-validation each pair belongs to, 0, 1, ….
-        people: class names of all who are in the pairs; empty if they are unknown.
+        second: position in `images` of each pair's second image, on the CPU.
+        same: whether both images of a pair show one person.
+        folds: fold of the cross-validation that each pair belongs to, 0, 1, ….
+        people: names of all people in the pairs; empty if they are unknown.
     """
 
     name: str
@@ -54,11 +54,11 @@ class NamedPair(NamedTuple):
     """A pair in a list.
 
     Attributes:
-        first: path or base name of an image.
-        second: likewise.
-        same: whether both show one person.
-        fold: any number ≥ 0.
-        where: the list and the line, for errors.
+        first: path or base name of the first image.
+        second: path or base name of the second image.
+        same: whether both images show one person.
+        fold: number of the fold, ≥ 0.
+        where: list and line of the pair, for errors.
     """
 
     first: str
@@ -73,10 +73,10 @@ class _Listed:
     """Images that pairs may name.
 
     Attributes:
-        store: the images.
-        paths: what each is called in lists; their last parts will do where they differ.
-        people: who each shows; None if unknown.
-        where: where the images are, for errors.
+        store: encoded images.
+        paths: path of each image in lists; its last part is enough if it is unique.
+        people: person on each image; None if unknown.
+        where: place of the images, for errors.
     """
 
     store: ImageStore
@@ -92,7 +92,7 @@ def open_bin(path: str | Path, name: str | None = None, decoding: Decoding = AS_
 
     Args:
         path: the file.
-        name: what figures call the set; None takes the name of the file.
+        name: name of the set in figures; None takes that of the file.
         decoding: how images become pixels.
 
     Raises:
@@ -106,7 +106,7 @@ def open_bin(path: str | Path, name: str | None = None, decoding: Decoding = AS_
         raise DataError(
             f"{printed}: {len(encoded)} images and {len(same)} pairs; needed: two for each, {BIN_FOLDS} pairs or more"
         )
-    # The file repeats an image for each of its pairs.
+    # The file repeats an image for each pair that has it.
     rows: dict[bytes, int] = {}
     positions = torch.tensor([rows.setdefault(image, len(rows)) for image in encoded])
     firsts = {row: place for place, row in reversed(list(enumerate(positions.tolist())))}
@@ -138,9 +138,9 @@ def open_lfw_pairs(
     """LFW's pairs.txt, or pairsDevTrain.txt and pairsDevTest.txt, which are one fold each.
 
     Args:
-        pairs: the list.
+        pairs: path of the list.
         root: folder of LFW's images, <name>/<name>_0001.jpg or .png.
-        name: what figures call the set; None takes the name of the list.
+        name: name of the set in figures; None takes that of the list.
         decoding: how images become pixels.
 
     Raises:
@@ -148,7 +148,7 @@ def open_lfw_pairs(
         DataError: a line is malformed or names an image that is missing, or an image cannot be read.
     """
     pairs, listed = Path(pairs), _in_folder(Path(root))
-    # The list has no endings.
+    # The list names images without endings.
     listed = replace(listed, paths=[os.path.splitext(path)[0] for path in listed.paths])
     return _open_named(name or pairs.stem, read_lfw_pairs(pairs), pairs, listed, decoding)
 
@@ -163,12 +163,12 @@ def open_pair_table(
     """A CSV file with the columns first, second, same (0 or 1) and, if there are several folds, fold.
 
     Args:
-        table: the file. An image is named by its path, or by the last part of its path if that is unique.
+        table: path of the file. An image is named by its path, or by the last part of its path if that is unique.
         images: a folder with images or with folders of each person's images, whose paths are relative to it; or Parquet
             files, in the Hugging Face layout, with the paths of the images.
-        name: what figures call the set; None takes the name of the table.
+        name: name of the set in figures; None takes that of the table.
         decoding: how images become pixels.
-        columns: of Parquet files; the labels are who is shown.
+        columns: columns of Parquet files; the labels are the people.
 
     Raises:
         MissingDataError: a file or the folder does not exist.
@@ -187,12 +187,12 @@ def open_pair_table(
 def read_lfw_pairs(path: Path) -> list[NamedPair]:
     """The pairs of a list of LFW, without the endings of the images' names.
 
-    The first line has the number of folds, if there are several, and that of a fold's pairs of each kind. Then each
-    fold has so many lines `name number number`, of one person, and so many `name number name number`, of two.
+    The first line has the number of folds, if there are several, and the number of pairs of each kind in one. Then each
+    fold has that many lines `name number number`, of one person, and as many `name number name number`, of two.
 
     Raises:
         MissingDataError: there is no such list.
-        DataError: a line is malformed, or there are too few or too many.
+        DataError: a line is malformed, or there are too few or too many lines.
     """
     printed = printable(str(path))
     header, *lines = read_text(path).rstrip().split("\n")
@@ -267,7 +267,7 @@ def _in_folder(root: Path) -> _Listed:
 
 
 def _in_parquet(locations: Sequence[str | Path], columns: Columns, wanted: set[str]) -> _Listed:
-    """The wanted ones of the images in Parquet files."""
+    """The images in Parquet files that are wanted."""
     from ssl_sec.data.parquet import reading  # Arrow, which no other list needs
 
     files = reading.inspect(locations, columns)
@@ -303,7 +303,7 @@ def _open_named(
     )
     used, positions = named.unique(return_inverse=True)
     shown = [listed.people[row] for row in used.tolist()]
-    # If only some names are known, people could not be left out of a training set reliably.
+    # If only some names are known, people cannot be left out of a training set reliably.
     people = [] if None in shown else sorted({person for person in shown if person is not None})
     labels = {person: label for label, person in enumerate(people)}
     same = torch.tensor([pair.same for pair in pairs])
@@ -328,7 +328,7 @@ def _open_named(
 
 
 def _by_name(names: list[str]) -> dict[str, int]:
-    """Name -> row; -1 if there are several."""
+    """Name -> row; -1 if several rows have the name."""
     rows: dict[str, int] = {}
     for row, name in enumerate(names):
         rows[name] = -1 if name in rows else row
@@ -345,10 +345,10 @@ def _row(image: str, rows: dict[str, int], where: str, images: str) -> int:
 
 
 def require_both_kinds(same: Bool[Tensor, " pairs"], where: str) -> None:
-    """Refuses pairs that all show one person, or all two; `where` is their list.
+    """Refuses pairs that all show one person, or that all show two; `where` is their list.
 
     Raises:
-        DataError: they do.
+        DataError: all pairs are of one kind.
     """
     if bool(same.all()) or not bool(same.any()):
         raise DataError(f"{where}: all {len(same)} pairs show {'one person' if same[0] else 'two'}; both are needed")

@@ -36,12 +36,12 @@ _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 
 @dataclass(frozen=True, kw_only=True)
 class RecordStore:
-    """Encoded images in a record file, which every process maps itself, once.
+    """Encoded images in a record file, which every process maps once for itself.
 
     Attributes:
-        path: the file.
-        keys: what errors call each record.
-        offsets: where each record begins, in bytes.
+        path: path of the file.
+        keys: key of each record, its name in errors.
+        offsets: offset of each record, in bytes.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class RecordStore:
         return _name(self.path, self.keys[row])
 
     def source(self, row: int) -> bytes:
-        """The encoded bytes."""
+        """The encoded bytes of an image."""
         name = self.image_name(row)
         record, _ = read_record(_map_file(self.path), int(self.offsets[row]), name)
         return _image(record, name)
@@ -66,12 +66,12 @@ def open_records(root: str | Path, decoding: Decoding = AS_THEY_ARE) -> ImageSet
 
     Args:
         root: folder with train.rec; train.idx has the offset of each record, and is computed if it is missing;
-            `property` has the number of classes, in "classes,height,width".
+            `property` has the number of classes, as "classes,height,width".
         decoding: how images become pixels.
 
     Raises:
         MissingDataError: there is no train.rec.
-        DataError: a file is damaged or truncated, a label is no class, or an image cannot be read.
+        DataError: a file is damaged or truncated, a label is not a class, or an image cannot be read.
     """
     root = Path(root)
     path, index = root / "train.rec", root / "train.idx"
@@ -101,12 +101,12 @@ def open_records(root: str | Path, decoding: Decoding = AS_THEY_ARE) -> ImageSet
 
 
 def read_record(content: bytes | mmap.mmap, offset: int, name: str) -> tuple[bytes, int]:
-    """A record, put together from its parts, and where the next one begins.
+    """A record, joined from its parts, and the offset of the next one.
 
     Args:
-        content: of a record file.
-        offset: where the record begins, in bytes.
-        name: what an error calls the record.
+        content: content of a record file.
+        offset: offset of the record, in bytes.
+        name: name of the record in errors.
 
     Raises:
         DataError: it is truncated, or no record begins there.
@@ -129,16 +129,16 @@ def read_record(content: bytes | mmap.mmap, offset: int, name: str) -> tuple[byt
 
 
 def find_records(path: Path) -> Int64[np.ndarray, " records"]:
-    """Where each record of a file begins, in bytes, found by going through all of it.
+    """The offset of each record of a file, in bytes, found by going through the whole file.
 
     Raises:
-        DataError: a record is truncated or none; it is named by its number.
+        DataError: a record is truncated, or none begins where one should; the message gives its number.
     """
     content, offset = _map_file(path), 0
     offsets: list[int] = []
     while offset < len(content):
         offsets.append(offset)
-        # The way that `read_record` takes, without copying whole records, of which there are millions.
+        # The same steps as in `read_record`, without copying whole records, of which there are millions.
         if len(content) - offset >= _PART.size:
             magic, word = _PART.unpack_from(content, offset)
             end = offset + _PART.size + word
@@ -155,9 +155,9 @@ def read_labels(
     """The first label of each record, and whether it holds an image.
 
     Args:
-        path: the record file.
-        keys: what errors call each record.
-        offsets: where each record begins, in bytes.
+        path: path of the record file.
+        keys: key of each record, its name in errors.
+        offsets: offset of each record, in bytes.
 
     Raises:
         DataError: a record is truncated, or none begins where the index says.
@@ -199,7 +199,7 @@ def _map_file(path: Path) -> mmap.mmap:
 
 
 def _image(record: bytes, name: str) -> bytes:
-    """What follows the header and its labels."""
+    """The encoded image after the header and the labels."""
     num_labels = _HEADER.unpack_from(record)[0] if len(record) >= _HEADER.size else 0
     if len(record) < _HEADER.size + 4 * num_labels:
         raise DataError(f"{name}: {len(record)} bytes, too few for a header and {num_labels} labels")
@@ -211,7 +211,7 @@ def _name(path: Path, key: Any) -> str:
 
 
 def _read_index(path: Path) -> tuple[Int64[np.ndarray, " records"], Int64[np.ndarray, " records"]]:
-    """Key of each record and where it begins."""
+    """Key and offset of each record."""
     import pyarrow as pa
     import pyarrow.csv
 
@@ -234,12 +234,12 @@ def _check_number(
     labels: Float32[np.ndarray, " records"],
     has_image: Bool[np.ndarray, " records"],
 ) -> None:
-    """Refuses a file without images, or with another number than in record 0, the first identity's key less 1."""
+    """Refuses a file without images, or with another number than record 0 says, the first identity's key minus 1."""
     found = int(has_image.sum())
     if found == 0:
         raise DataError(f"{printable(str(path))}: none of {len(keys)} records holds an image")
     first_identity = labels[(keys == 0) & ~has_image]
-    # From there on float32 is not exact.
+    # From 2**24 on, float32 is not exact.
     if len(first_identity) and not first_identity[0] >= 2**24 and found != first_identity[0] - 1:
         raise DataError(
             f"{printable(str(path))}: {found} images found, {first_identity[0] - 1:.0f} expected by record 0; "

@@ -17,7 +17,7 @@ class RowGroups:
     """The row groups of some files, in order.
 
     Attributes:
-        files: where they are.
+        files: file system and path of each file.
     """
 
     files: ParquetFiles
@@ -38,7 +38,7 @@ class RowGroups:
         return [(file, group) for file, count in enumerate(counts) for group in range(count)]
 
     def image_name(self, block: int, row: int) -> str:
-        """File, row group and row in it."""
+        """The file, the row group and the row in it."""
         file, group = self._groups[block]
         return f"{self.files.files[file][1]} row group {group} row {row}"
 

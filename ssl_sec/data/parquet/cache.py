@@ -23,11 +23,11 @@ def cached_table(parquet_files: ParquetFiles, cache_folder: Path) -> Path:
     """The rows as an Arrow IPC file with the columns `name`, `encoded` and `label`, written if it is missing.
 
     Args:
-        parquet_files: what to copy.
-        cache_folder: where to; created if missing. It needs as much space as the Parquet files.
+        parquet_files: files to copy.
+        cache_folder: folder of the copy, created if missing; it needs as much space as the Parquet files.
 
     Returns:
-        The file, named by a digest of the Parquet files' names, sizes and times of change.
+        The file, named by a digest of the Parquet files' names, sizes and modification times.
 
     Raises:
         DataError: a Parquet file is damaged, or the folder cannot be written.

@@ -1,4 +1,4 @@
-"""The classes of images: a column of integers, or of names, which become numbers in the order of the alphabet."""
+"""The classes of images: a column of integers, or of names, which are numbered in alphabetical order."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from ssl_sec.errors import DataError, nearest, printable
 
 
 class Kind(StrEnum):
-    """What tells the classes of the images."""
+    """The kind of values that name the classes."""
 
     NONE = "no labels"
     NUMBERS = "labels that are integers"
@@ -21,12 +21,12 @@ class Kind(StrEnum):
 
 
 def find_labels(schema: pa.Schema, column: str | None, path: str) -> Kind:
-    """What the column of the labels holds.
+    """The kind of values in the column of labels.
 
     Args:
-        schema: of a file.
-        column: the column's name, which may be missing if it is the usual one; None for no labels.
-        path: the file's, for errors.
+        schema: schema of a file.
+        column: name of the column, which may be absent if it is the default name; None for no labels.
+        path: path of the file, for errors.
 
     Raises:
         DataError: the column is missing, there are several, or it holds neither integers nor strings.
@@ -46,7 +46,7 @@ def find_labels(schema: pa.Schema, column: str | None, path: str) -> Kind:
 
 
 def check_unique(schema: pa.Schema, column: str | None, path: str) -> None:
-    """Refuses a name that several columns have."""
+    """Refuses a column name that several columns have."""
     count = schema.names.count(column)
     if count > 1:
         raise DataError(f"{printable(path)}: {count} columns are named {column!r}; allowed: one")
@@ -58,10 +58,10 @@ def read_labels(
     """The labels of some rows.
 
     Args:
-        column: their labels or the names of their classes.
-        numbers: of the classes by name, if these are names.
-        path: of the file, for errors.
-        first_row: of the rows in it, for errors.
+        column: labels of the rows, or names of their classes.
+        numbers: numbers of the classes by name; None if the column holds numbers.
+        path: path of the file, for errors.
+        first_row: position of the first of the rows in the file, for errors.
 
     Raises:
         DataError: a row has no label, a class that is not in `numbers`, or a number < 0 or ≥ MAX_CLASSES.

@@ -27,18 +27,18 @@ def open_parquet(
 ) -> ImageSet:
     """Parquet files in the Hugging Face layout, local or remote, with labels or without.
 
-    Class names are those of the files' metadata, else the labels' numbers; of a label column of names they are these
-    names in the order of the alphabet.
+    Class names are those of the files' metadata, else the labels' numbers; for a label column of names they are these
+    names in alphabetical order.
 
     Args:
-        split: which part.
+        split: the training or test images.
         train: path, glob or fsspec URL of the training files, or a list of them.
         test: the same for the test files.
         decoding: how images become pixels.
-        columns: of the images and the labels.
-        cache_folder: where a streamed set is copied to, to be read by row; needs the space of the files.
-        shuffle_window: images that are shuffled at once in a set that is read by row groups instead; None for a copy.
-        shared_classes: whether a label column of names numbers the test images' classes as those of the training files.
+        columns: columns of the images and the labels.
+        cache_folder: folder for the copy of a streamed set that is read by row; it needs the space of the files.
+        shuffle_window: images that are shuffled at once in a set that is read by row groups; None copies the set.
+        shared_classes: whether names in a label column get the same numbers in the test files as in the training files.
 
     Raises:
         MissingDataError: no files are given for the split, or they do not exist.
@@ -93,7 +93,7 @@ def parquet_class_names(locations: Locations, columns: Columns = NAMED_AS_USUAL)
 
     Args:
         locations: path, glob or fsspec URL of the files, or a list of them.
-        columns: of the images and the labels.
+        columns: columns of the images and the labels.
 
     Raises:
         MissingDataError: a file does not exist.

@@ -29,12 +29,12 @@ class ParquetFiles:
 
     Attributes:
         files: file system and path of each file.
-        image_column: the column of images.
-        label_column: the column of labels; None if the images have none.
-        class_names: from the metadata of the files, or those that the label column holds; None if there are none.
+        image_column: name of the column of images.
+        label_column: name of the column of labels; None if the images have none.
+        class_names: class names in the files' metadata, or those in the label column; None if there are none.
         named_labels: whether the label column holds names.
-        num_rows: images in all files.
-        footers: of the files.
+        num_rows: number of images in all files.
+        footers: footer of each file.
     """
 
     files: tuple[File, ...]
@@ -56,9 +56,9 @@ class EncodedRows:
     """Some consecutive rows.
 
     Attributes:
-        names: what errors call each image: file and row.
-        paths: of the files that the images were; empty where there are none.
-        encoded: the bytes of each image; empty where there are none.
+        names: name of each image in errors: file and row.
+        paths: original path of each image; empty where there is none.
+        encoded: bytes of each image; empty where there are none.
         labels: class of each image, 0 ≤ label < MAX_CLASSES; UNLABELLED if there are no labels.
     """
 
@@ -73,11 +73,11 @@ def inspect(locations: Locations, columns: Columns) -> ParquetFiles:
 
     Args:
         locations: a path, a glob, an fsspec URL or a list of them.
-        columns: of the images and the labels.
+        columns: columns of the images and the labels.
 
     Raises:
         MissingDataError: a file does not exist.
-        DataError: a file is not Parquet, has no such columns or no rows.
+        DataError: a file is not Parquet, or lacks the columns or any rows.
     """
     files = find_files(locations, "Parquet")
     footers: list[pq.FileMetaData] = []
@@ -141,7 +141,7 @@ def iterate_rows(parquet_files: ParquetFiles) -> Iterator[EncodedRows]:
 
 
 def encoded_images(images: pa.Array) -> pa.Array:
-    """The bytes of each image of a column; empty where there are none."""
+    """The bytes of each image in a column; empty where there are none."""
     # After flattening, the bytes are null if the whole struct is.
     encoded = images.flatten()[images.type.get_field_index("bytes")]
     return encoded.cast(pa.large_binary()).fill_null(b"")
@@ -162,7 +162,7 @@ def all_labels(parquet_files: ParquetFiles) -> Int64[np.ndarray, " images"]:
 
 
 def distinct_labels(parquet_files: ParquetFiles) -> Int64[np.ndarray, " classes"]:
-    """The labels that occur, ascending, none where there are no labels; the images are not read.
+    """The labels that occur, ascending; none without labels. The images are not read.
 
     Raises:
         DataError: as `iterate_rows`.
@@ -174,11 +174,11 @@ def distinct_labels(parquet_files: ParquetFiles) -> Int64[np.ndarray, " classes"
 
 
 def names_of_classes(files: ParquetFiles, found: Int64[np.ndarray, " images"]) -> tuple[str, ...]:
-    """Names of the classes: from the files, or else the labels' numbers; none where there are no labels.
+    """Names of the classes: from the files, or else the labels' numbers; none without labels.
 
     Args:
-        files: where the images are.
-        found: their labels.
+        files: files of the images.
+        found: labels of the images.
 
     Raises:
         DataError: a label has no name in the metadata, or there are far more classes than images.
@@ -201,7 +201,7 @@ def names_of_classes(files: ParquetFiles, found: Int64[np.ndarray, " images"]) -
 
 
 def _label_columns(files: Sequence[File], label_column: str | None) -> Iterator[tuple[str, int, pa.Array]]:
-    """The labels of some rows at once, with their file and the first one's row; nothing if there is no column."""
+    """The labels of some rows at a time, with their file and the position of the first; nothing without the column."""
     for file_system, path in files if label_column is not None else ():
         row = 0
         with opened(file_system, path) as parquet:

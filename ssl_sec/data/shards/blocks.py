@@ -15,7 +15,7 @@ from ssl_sec.errors import DataError, MissingDataError
 
 logger = logging.getLogger("ssl_sec.data")
 
-# Seconds before a block is read again that could not be read; a file that is missing is not waited for.
+# Seconds before each new attempt to read a block; a missing file is not tried again.
 RETRY_AFTER_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _READERS = 8
 
@@ -30,14 +30,14 @@ class Blocks(Protocol):
         ...
 
     def image_name(self, block: int, row: int) -> str:
-        """What errors call an image."""
+        """The name of an image in errors."""
         ...
 
     def read(self, block: int) -> Sequence[bytes]:
         """The encoded images of a block, in order; empty bytes where there is none.
 
         Raises:
-            DataError: its file cannot be read; one line that names it.
+            DataError: the file cannot be read; the message names it in one line.
         """
         ...
 
@@ -46,8 +46,8 @@ class BlockReader:
     """Reads blocks in threads, each once while it is needed, and keeps those that were used last.
 
     Args:
-        blocks: the images.
-        capacity: images in memory, beside the block that was read last.
+        blocks: blocks of images.
+        capacity: number of images in memory, besides the block that was read last.
     """
 
     def __init__(self, blocks: Blocks, capacity: int) -> None:
@@ -68,7 +68,7 @@ class BlockReader:
         """The encoded images of a block; waits until it is read.
 
         Raises:
-            DataError: it cannot be read.
+            DataError: the block cannot be read.
         """
         try:
             return self._future(number).result()

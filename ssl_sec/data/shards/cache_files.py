@@ -12,14 +12,14 @@ def made_once(path: Path, write: Callable[[BinaryIO], None]) -> Path:
     """The file, written if it is missing; it appears under its name only when it is whole and on the disk.
 
     Processes of one machine wait for the one that makes it; those of several machines with a common folder may each
-    make it, and one of the equal copies stays.
+    make it, and one of the equal copies is kept.
 
     Args:
-        path: named by what its content depends on; its folder is created if missing.
-        write: writes the content.
+        path: path of the file, whose name must depend on its content; its folder is created if missing.
+        write: function that writes the content.
 
     Raises:
-        DataError: the folder cannot be written, or as `write` says.
+        DataError: the folder cannot be written, or an error of `write`.
     """
     with one_line(f"cache folder {path.parent}"):
         if path.exists():

@@ -14,7 +14,7 @@ from ssl_sec.errors import DataError, MissingDataError, first_line, printable
 
 File = tuple[AbstractFileSystem, str]
 
-# As in the names of shards, 00..41.
+# A range of numbers as in the names of shards, {00..41}.
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -22,8 +22,8 @@ def find_files(locations: Locations, kind: str) -> list[File]:
     """The files that paths, globs, ranges (`{000..041}`) or fsspec URLs name; those of a glob sorted.
 
     Args:
-        locations: one or more.
-        kind: of the files, for errors.
+        locations: one or more locations.
+        kind: kind of files, for errors.
 
     Raises:
         MissingDataError: a path does not exist, or a glob matches nothing.
@@ -46,9 +46,9 @@ def find_files(locations: Locations, kind: str) -> list[File]:
 
 
 def stamp(file_system: AbstractFileSystem, path: str) -> list[str]:
-    """A file's address, size and time of change: what tells whether it is the same as before."""
+    """A file's address, size and modification time, which show whether it has changed."""
     info = file_system.info(path)
-    # Each storage has its own name for the modification time; the last ones are for stores that never overwrite.
+    # Each storage has its own name for the modification time; the last keys are for stores that never overwrite.
     times = ("mtime", "LastModified", "last_modified", "updated", "ETag", "etag", "created")
     changed = next((str(info[key]) for key in times if info.get(key)), "")
     return [file_system.unstrip_protocol(path), str(info.get("size")), changed]
@@ -56,20 +56,20 @@ def stamp(file_system: AbstractFileSystem, path: str) -> list[str]:
 
 @contextmanager
 def one_line(what: str) -> Iterator[None]:
-    """Turns any error of the block into one line; the block may only call storage libraries."""
+    """Turns any error of the block into one line; the block may call only storage libraries."""
     try:
         yield
     except DataError:
         raise
     except FileNotFoundError:
         raise MissingDataError(f"{printable(what)}: no such file; set data.train and data.test") from None
-    # pyarrow, fsspec and its many back ends have no common base class of errors.
+    # pyarrow, fsspec and its many back ends have no common base class for errors.
     except Exception as error:
         raise DataError(f"{printable(what)}: cannot be read: {first_line(error)}") from error
 
 
 def _in_range(location: str) -> Iterator[str]:
-    """The locations of a range of numbers, with their zeros in front; the location itself if it has none."""
+    """The locations of a range of numbers, with leading zeros; the location itself if it has no range."""
     match = _RANGE.search(location)
     if match is None:
         yield location

@@ -22,15 +22,15 @@ def open_webdataset(
     cache_folder: str | Path = CACHE_FOLDER,
     shuffle_window: int | None = None,
 ) -> ImageSet:
-    """Tar files of images, with a `.cls` file beside each or without labels; see `ssl_sec.data.shards.tar`.
+    """Tar files of images, with a `.cls` file for each or without labels; see `ssl_sec.data.shards.tar`.
 
     Args:
-        split: which part.
+        split: the training or test images.
         train: path, glob, range (`{000..041}`) or fsspec URL of the training shards, or a list of them.
         test: the same for the test shards.
         decoding: how images become pixels.
-        cache_folder: where the places of the images in the shards are kept.
-        shuffle_window: images that are shuffled at once in a set that is read by blocks; None for images in any order,
+        cache_folder: folder for the indices of the images in the shards.
+        shuffle_window: number of images shuffled at once in a set that is read by blocks; None for images in any order,
             which only local shards allow.
 
     Raises:
@@ -74,8 +74,8 @@ def shard_class_names(locations: Locations, cache_folder: str | Path = CACHE_FOL
     """Names of the classes that have images in tar files, in the order of their labels; none without labels.
 
     Args:
-        locations: of the shards.
-        cache_folder: where the places and the labels of the images in the shards are kept.
+        locations: paths, globs, ranges or fsspec URLs of the shards.
+        cache_folder: folder for the indices and the labels of the images in the shards.
 
     Raises:
         MissingDataError: a shard does not exist.

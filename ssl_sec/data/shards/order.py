@@ -1,7 +1,7 @@
-r"""Which images are in step t of a set that is read by blocks: a function of (seed, t) alone.
+r"""The images of step t of a set that is read by blocks, as a function of (seed, t) alone.
 
-The blocks of a set are put into an order, and each is read from an image on, that the seed and the epoch determine; so
-its N images form a sequence, and those that no whole batch takes differ between epochs. The B rows of a global batch
+The seed and the epoch determine the order of a set's blocks and the image at which reading of each block starts; so
+the N images form a sequence, and those outside of whole batches differ between epochs. The B rows of a global batch
 belong to L lanes, B / L rows each. With S = ⌊N / B⌋ steps an epoch, lane l takes the images l S B / L, …,
 (l + 1) S B / L - 1 of the sequence, and windows of R images in a row are shuffled, W = L R images in all lanes. L is
 the largest divisor of B up to 16 for which R is at least the mean size of a block. Windows of different lanes end at
@@ -33,9 +33,9 @@ class BlockShuffledBatches:
 
     Attributes:
         sizes: images of each block; the images of a set are numbered block by block.
-        global_batch_size: images of one step over all workers, B ≤ N.
-        window: images that are shuffled at once, of all lanes together, W ≥ 1.
-        seed: any int64.
+        global_batch_size: number of images in one step over all workers, B ≤ N.
+        window: number of images shuffled at once in all lanes together, W ≥ 1.
+        seed: seed of the order, any int64.
 
     Raises:
         ConfigError: there are fewer images than a batch holds.
@@ -51,7 +51,7 @@ class BlockShuffledBatches:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches in one pass over the images."""
+        """Number of whole batches in one pass over the images."""
         return self._num_images // self.global_batch_size
 
     @cached_property
@@ -60,14 +60,14 @@ class BlockShuffledBatches:
 
     @cached_property
     def num_lanes(self) -> int:
-        """L, the parts of a batch that are read independently."""
+        """L, the number of parts of a batch that are read independently."""
         mean_size = max(1, math.ceil(self._num_images / max(1, int((self.sizes > 0).sum()))))
         most = max(1, min(_MOST_LANES, self.global_batch_size, self.window // mean_size))
         return next(lanes for lanes in range(most, 0, -1) if self.global_batch_size % lanes == 0)
 
     @property
     def window_of_a_lane(self) -> int:
-        """R, images that are shuffled at once in a lane."""
+        """R, the number of images shuffled at once in a lane."""
         return max(self.window // self.num_lanes, 1)
 
     def indices(self, step: int) -> Int64[Tensor, " global_batch"]:
@@ -83,7 +83,7 @@ class BlockShuffledBatches:
         return starts[order[numbers]] + within
 
     def _places(self, epoch: int, lane: int, rows: range) -> Int64[Tensor, " rows"]:
-        """Where the images of some rows of a lane are in the epoch's sequence."""
+        """The positions in the epoch's sequence of the images of some rows of a lane."""
         size, length = self.window_of_a_lane, self.steps_per_epoch * len(rows)
         shift = lane * size // self.num_lanes
         found: list[Tensor] = []
@@ -96,7 +96,7 @@ class BlockShuffledBatches:
 
 @lru_cache(maxsize=2)
 def _blocks_in_order(sampler: BlockShuffledBatches, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The blocks in an epoch's order, the end of each in the sequence, and by block its first image's number."""
+    """The blocks in an epoch's order, the end of each in the sequence, and the number of each block's first image."""
     sizes = sampler.sizes
     order = permute(torch.arange(len(sizes)), len(sizes), derived_seed(sampler.seed, "blocks"), epoch)
     return order, sizes[order].cumsum(0), sizes.cumsum(0) - sizes
@@ -104,5 +104,5 @@ def _blocks_in_order(sampler: BlockShuffledBatches, epoch: int) -> tuple[Tensor,
 
 @lru_cache(maxsize=4 * _MOST_LANES)
 def _shuffled(count: int, seed: int, epoch: int, lane: int, window: int) -> Int64[Tensor, " images"]:
-    """The numbers 0, …, count - 1 in the order of a window."""
+    """The numbers 0, …, count - 1 in the shuffled order of a window."""
     return permute(torch.arange(count), count, derived_seed(seed, "window", lane, window), epoch)

@@ -1,4 +1,4 @@
-"""A set that is read by blocks, larger than memory and than the disk."""
+"""A set that is read by blocks and may be larger than the memory and the disk."""
 
 import itertools
 import logging
@@ -24,7 +24,7 @@ from ssl_sec.seeding import derived_seed
 
 logger = logging.getLogger("ssl_sec.data")
 
-# Batches whose blocks are read ahead.
+# Largest number of batches whose blocks are read ahead.
 _BATCHES_AHEAD = 16
 
 
@@ -32,22 +32,22 @@ _BATCHES_AHEAD = 16
 class StreamedImages:
     """Images whose blocks are read when they are needed, and decoded whenever they are read.
 
-    Read in the order of `BlockShuffledBatches`, each block is read once an epoch; in any other, it is read as often as
+    In the order of `BlockShuffledBatches` each block is read once an epoch; in any other order, it is read as often as
     it leaves the memory. An unreadable image is an error (`on_bad_image="raise"`) or is replaced (`"skip"`) by the next
     readable one of its block, the first following the last.
 
     Attributes:
-        reader: of the blocks.
+        reader: reader of the blocks.
         labels: class of each image of this set, on the CPU; all UNLABELLED if there are no classes.
         class_names: name of each class; none if the images have no labels.
         image_shape: channels, height and width of each image.
-        name: of the split.
+        name: name of the split.
         description: source of the images.
-        window: images that are shuffled at once.
+        window: number of images shuffled at once.
         crop: the crop of each image; None if all must have `image_shape` already.
-        on_bad_image: what to do about an unreadable image.
+        on_bad_image: action on an unreadable image.
         queries: None: each image is both a query and in the gallery.
-        rows: number of each image of this set among those of all blocks, ascending; None if they are all of them.
+        rows: number of each image of this set among those of all blocks, ascending; None for all images.
         bad_indices: the unreadable images met so far.
     """
 
@@ -80,7 +80,7 @@ class StreamedImages:
         )
 
     def sample(self, num_images: int, seed: int) -> Int64[Tensor, " chosen"]:
-        """About `num_images` images, ascending, of as few blocks as hold them, in an order drawn by `seed`."""
+        """The first `num_images` images, ascending, of just enough blocks drawn by `seed`; all if there are no more."""
         if num_images >= len(self):
             return torch.arange(len(self))
         sizes = self._sizes
@@ -91,11 +91,11 @@ class StreamedImages:
         return torch.cat(everything)[:num_images]
 
     def apart(self) -> "StreamedImages":
-        """The same images with blocks of their own in memory: to read them does not evict those of the training."""
+        """The same images with a separate cache of blocks: reading them does not evict the blocks of the training."""
         return replace(self, reader=BlockReader(self.reader.blocks, self.reader.capacity))
 
     def read(self, indices: Int64[Tensor, " batch"], draws: Int64[Tensor, " batch"] | None = None) -> Batch:
-        """The images at `indices`, on the CPU; `Batch.indices` has those of the replacements of bad ones."""
+        """The images at `indices`, on the CPU; `Batch.indices` are those of the images actually read."""
         self.reader.prefetch(self._blocks_of(indices))
         return self._decode(indices, draws)
 
@@ -117,7 +117,7 @@ class StreamedImages:
                 yield index, self.reader.blocks.image_name(block, row), partial(encoded.__getitem__, row)
 
     def image_name(self, index: int) -> str:
-        """What errors call an image."""
+        """The name of an image in errors."""
         row = index if self.rows is None else int(self.rows[index])
         block = int(torch.searchsorted(self._ends, row, right=True))
         return self.reader.blocks.image_name(block, row - int(self._ends[block] - self.reader.blocks.sizes[block]))
@@ -129,12 +129,12 @@ class StreamedImages:
         num_threads: int,
         prefetch: int,
     ) -> Iterator[Batch]:
-        """A batch for each element of `index_batches`, in that order; blocks and images are made ready ahead.
+        """A batch for each element of `index_batches`, in that order; blocks and images are prepared ahead.
 
         Args:
             index_batches: indices and draws of each batch; read ahead by some batches.
-            device: of the batches.
-            num_threads: that decode.
+            device: device of the batches.
+            num_threads: number of threads that decode.
             prefetch: batches that are decoded ahead for each thread, ≥ 1.
 
         Raises:
@@ -143,7 +143,7 @@ class StreamedImages:
         wanted = iter(index_batches)
         ahead: deque[tuple[Tensor, Tensor | None]] = deque()
         decoding: deque[Future[Batch]] = deque()
-        most_ahead = most_decoding = 1  # as many as half a window, and two, have; known from the first batch on
+        most_ahead = most_decoding = 1  # as in half a window, and in two; known after the first batch
         pool = ThreadPoolExecutor(max(num_threads, 1), thread_name_prefix="decode")
         try:
             while True:
@@ -190,17 +190,17 @@ class StreamedImages:
         rows = indices if self.rows is None else self.rows[indices]
         blocks = torch.searchsorted(self._ends, rows, right=True)
         each_draw = [None] * len(indices) if draws is None else draws.tolist()
-        # Block by block: a block may leave the memory while another is waited for.
+        # Block by block: a block may be evicted while the thread waits for another.
         for place in blocks.argsort(stable=True).tolist():
             index, block = int(indices[place]), int(blocks[place])
             image, read[place] = self._next_readable(index, block, each_draw[place], bad)
-            images.numpy()[place] = image  # torch would start threads of its own in each thread that decodes
+            images.numpy()[place] = image  # torch would start its own threads in each decoding thread
         self._record_bad(bad)
         return Batch(images=images, labels=self.labels[read], indices=read)
 
     def _next_readable(self, index: int, block: int, draw: int | None, bad: dict[int, str]) -> tuple[Tensor, int]:
         encoded, end = self.reader[block], int(self._ends[block])
-        numbers = torch.arange(end - len(encoded), end)  # of the block's images among those of all blocks
+        numbers = torch.arange(end - len(encoded), end)  # numbers of the block's images among those of all blocks
         first_index = int(numbers[0])
         if self.rows is not None:
             first_index, stop = torch.searchsorted(self.rows, torch.tensor([first_index, end])).tolist()
@@ -232,7 +232,7 @@ def streamed(
     decoding: Decoding,
     window: int,
 ) -> StreamedImages:
-    """A set that is read by blocks; the memory holds at most four windows of encoded images, or two blocks."""
+    """A set that is read by blocks; memory holds at most four windows of encoded images, or two blocks if larger."""
     return StreamedImages(
         reader=BlockReader(blocks, capacity=max(4 * window, 2 * int(blocks.sizes.max()))),
         labels=labels,
@@ -250,11 +250,11 @@ def require_any_order(image_set: ImageSet, purpose: str) -> None:
     """Refuses a set that is read by blocks.
 
     Args:
-        image_set: any.
-        purpose: what reads images in an order of its own.
+        image_set: the images.
+        purpose: purpose that reads images in an order of its own.
 
     Raises:
-        ConfigError: it is read by blocks.
+        ConfigError: the set is read by blocks.
     """
     if isinstance(image_set, StreamedImages):
         needed = f"null: {purpose} reads images in an order of its own"
@@ -262,7 +262,7 @@ def require_any_order(image_set: ImageSet, purpose: str) -> None:
 
 
 def shuffled_batches(image_set: ImageSet, global_batch_size: int, seed: int) -> Sampler:
-    """Every image once an epoch, in an order that the seed determines; a set that is read by blocks, by windows.
+    """Every image once an epoch, in an order that the seed determines; a set read by blocks is shuffled by windows.
 
     Raises:
         ConfigError: there are fewer images than a batch holds.

@@ -1,7 +1,7 @@
 """Tar files of images as the `webdataset` library names them: `<key>.jpg`, with `<key>.cls` if there are labels.
 
 A sample's key is a file's path up to the first dot of its name. An index of the images' places, made once for a file
-and kept in the cache's folder, lets a part of a shard be read, and local shards by image.
+and kept in the cache's folder, makes it possible to read part of a shard, and single images of local shards.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from ssl_sec.errors import DataError, printable
 # Images of a block: a part of a shard, so that a window of blocks needs little memory.
 IMAGES_PER_BLOCK = 256
 
-# Shards whose headers are read at a time.
+# Number of shards whose headers are read at a time.
 _SCANNERS = 8
 
 # Part of the index's name; increase it when its columns change.
@@ -41,11 +41,11 @@ _SCHEMA = pa.schema({"name": pa.string(), "offset": pa.int64(), "size": pa.int64
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """Some tar files with the places of their images.
+    """Some tar files with the positions of their images.
 
     Attributes:
-        files: file system and path of each.
-        digest: changes with the files' names, sizes and times of change.
+        files: file system and path of each shard.
+        digest: digest of the files' names, sizes and modification times.
         indices: names, offsets, sizes and labels of the images of each file, in order.
     """
 
@@ -74,7 +74,7 @@ class Shards:
 
     @cached_property
     def _blocks(self) -> list[tuple[int, int, int]]:
-        """The shard of each block, and its first image and the one after its last there."""
+        """For each block the shard, the block's first image in it, and the image after its last."""
         return [
             (shard, first, min(first + IMAGES_PER_BLOCK, len(index)))
             for shard, index in enumerate(self.indices)
@@ -94,31 +94,31 @@ class Shards:
         return [content[start - begin : start - begin + size] for start, size in zip(offsets, sizes, strict=True)]
 
     def image_name(self, block: int, row: int) -> str:
-        """Shard and member."""
+        """The shard and the member."""
         shard, first, _ = self._blocks[block]
         return self.member_name(shard, first + row)
 
     def member_name(self, shard: int, place: int) -> str:
-        """What errors call an image by its place among those of a shard."""
+        """The name in errors of an image, given its place in a shard."""
         return f"{self.files[shard][1]} member {self.indices[shard]['name'][place].as_py()}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardStore:
-    """The images of local shards by row.
+    """The images of local shards, read by row.
 
     Attributes:
-        shards: on file systems of this machine.
+        shards: shards on file systems of this machine.
     """
 
     shards: Shards
 
     def image_name(self, row: int) -> str:
-        """Shard and member."""
+        """The shard and the member."""
         return self.shards.member_name(*self._place(row))
 
     def source(self, row: int) -> bytes:
-        """The encoded bytes."""
+        """The encoded bytes of an image."""
         shard, place = self._place(row)
         index, (_, path) = self.shards.indices[shard], self.shards.files[shard]
         with one_line(path), open(path, "rb") as file:
@@ -134,14 +134,14 @@ class ShardStore:
 
 
 def open_shards(files: Sequence[File], cache_folder: Path) -> Shards:
-    """Tar files with their indices, made now where they are missing.
+    """Opens tar files with their indices; missing indices are made.
 
     Args:
-        files: the shards.
-        cache_folder: where the indices are kept; created if missing.
+        files: file system and path of each shard.
+        cache_folder: folder of the indices; created if missing.
 
     Raises:
-        DataError: a shard is damaged or has no images, labels are missing for some images alone, or the folder cannot
+        DataError: a shard is damaged or has no images, labels are missing for some of the images, or the folder cannot
             be written.
     """
     with ThreadPoolExecutor(_SCANNERS, thread_name_prefix="scan-shards") as pool:  # storage answers late
@@ -175,7 +175,7 @@ def _index(file: File, digest: str, cache_folder: Path) -> pa.Table:
 
 
 def _scan(file: File) -> pa.Table:
-    """The places of the images of a shard, from its headers."""
+    """The positions of the images in a shard, from its headers."""
     file_system, path = file
     images: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, int] = {}
@@ -194,7 +194,7 @@ def _scan(file: File) -> pa.Table:
             elif extension.lower() == "cls":
                 content = archive.extractfile(member)
                 labels[key] = _label(b"" if content is None else content.read(), f"{path} member {member.name}")
-        opened.seek(archive.offset)  # tarfile takes a header that is cut off for the end
+        opened.seek(archive.offset)  # tarfile treats a truncated header as the end
         if opened.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise DataError(
                 f"{printable(path)}: cut off after {archive.offset:,} bytes: it has no end-of-archive block"

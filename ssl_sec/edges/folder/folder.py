@@ -360,8 +360,7 @@ class RunFolder:
 
     def forget_records_from(self, step: int) -> None:
         """Drops the metrics of steps that will be repeated; messages stay."""
-        found = json_lines(self.metrics_path)
-        kept = [record for record in found if not has_metrics(record) or record["step"] < step]
+        kept = [each for each in json_lines(self.metrics_path) if not has_metrics(each) or each["step"] < step]
         replace_text(self.metrics_path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def write_outcome(self, outcome: str) -> None:

@@ -1,1 +1,1 @@
-"""What classifiers of frozen features are measured by, beyond one accuracy on a whole labelled set."""
+"""Measures of classifiers of frozen features, beyond the accuracy on a whole labelled set."""

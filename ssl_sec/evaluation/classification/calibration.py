@@ -18,9 +18,9 @@ class Calibration:
     """Confidence and accuracy of a classifier by bins, in plain numbers for JSON.
 
     Attributes:
-        counts: images in each of the equal bins over [0, 1].
-        confidences: the mean confidence in each bin, in [0, 1]; 0 in an empty one.
-        accuracies: the share that is classified correctly; 0 in an empty one.
+        counts: number of images in each of the equal bins over [0, 1].
+        confidences: mean confidence in each bin, in [0, 1]; 0 in an empty one.
+        accuracies: share of the images in each bin that is classified correctly, in [0, 1]; 0 in an empty one.
     """
 
     counts: list[int]
@@ -43,9 +43,9 @@ def calibration(
     """The bins of a classifier's confidence.
 
     Args:
-        logits: of each class; a row that is not finite counts as wrong, with confidence 1.
-        labels: the true classes.
-        num_bins: ≥ 1; each is open below and closed above.
+        logits: logits of each class; a row that is not finite counts as wrong, with confidence 1.
+        labels: true classes.
+        num_bins: number of bins, ≥ 1; each is open below and closed above.
     """
     labels = labels.to(logits.device)
     finite = logits.isfinite().all(1)

@@ -1,8 +1,8 @@
-"""Corruptions of test images, of four kinds and five strengths: how a classifier of clean images bears them.
+"""Corruptions of test images, of four kinds and five strengths: how well a classifier of clean images withstands them.
 
 Hendrycks and Dietterich 2019, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations". The
 strengths are those of their CIFAR-10-C, for images of 32 pixels. The blur's σ grows with the side of the image; the
-others do not depend on it. Like theirs, corrupted images have 256 levels.
+others do not depend on it. As there, corrupted images have 256 levels.
 """
 
 import math
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ssl_sec.seeding import derived_seed, mix, normal
 
-# Of each kind, from the weakest to the strongest: σ in pixels of a side of 32, σ in units of the range of a pixel,
-# the quality of libjpeg, and the factor of the distance from the mean of the image's channel.
+# For each kind, from the weakest to the strongest: σ in pixels for a side of 32, σ in units of the range of a pixel,
+# libjpeg's quality, and the factor on the distance from the mean of the image's channel.
 STRENGTHS = {
     "blur": (0.4, 0.6, 0.7, 0.8, 1.0),
     "noise": (0.04, 0.06, 0.08, 0.09, 0.10),
@@ -34,7 +34,7 @@ class Corruption:
     Attributes:
         kind: a key of `STRENGTHS`.
         strength: 1 to 5.
-        seed: decides the noise.
+        seed: seed of the noise.
     """
 
     kind: str
@@ -48,8 +48,8 @@ class Corruption:
         """The corrupted images.
 
         Args:
-            images: in [0, 1].
-            indices: of the images in their set.
+            images: pixels in [0, 1].
+            indices: indices of the images in their set.
         """
         by_kind = {"blur": _blurred, "noise": partial(_noisy, indices, self.seed), "jpeg": _coded, "contrast": _faded}
         corrupted = by_kind[self.kind](images, STRENGTHS[self.kind][self.strength - 1])
@@ -57,7 +57,7 @@ class Corruption:
 
 
 def corruptions(seed: int) -> list[Corruption]:
-    """All of them, each kind from the weakest to the strongest."""
+    """All corruptions, each kind from the weakest to the strongest."""
     return [
         Corruption(kind=kind, strength=place + 1, seed=seed)
         for kind, values in STRENGTHS.items()

@@ -17,10 +17,10 @@ from ssl_sec.errors import DataError
 from ssl_sec.evaluation.arrays import tiles
 from ssl_sec.seeding import derived_seed
 
-# Similarities, and numbers of labelled features, that are held at once: 64 MiB in float32.
+# Similarities, and values of labelled features, held at once: 64 MiB in float32.
 _AT_ONCE = 2**24
 
-# Of the standard normal distribution: 95 % lie within this many standard deviations.
+# 95 % of a normal distribution lie within this many standard deviations.
 _NORMAL_95 = 1.959964
 
 
@@ -29,10 +29,10 @@ class FewShot:
     """Accuracies over the draws of the labelled images.
 
     Attributes:
-        labels_per_class: n.
-        top1: the mean over the draws, in [0, 1].
+        labels_per_class: number n of labels of each class.
+        top1: mean accuracy over the draws, in [0, 1].
         interval: half the width of the 95 % confidence interval of that mean, 1.96 s / √draws.
-        draws: of each draw, its accuracy, in [0, 1].
+        draws: accuracy of each draw, in [0, 1].
     """
 
     labels_per_class: int
@@ -51,15 +51,15 @@ def few_shot(
     num_draws: int = 100,
     per_class: bool = False,
 ) -> FewShot:
-    """Accuracy on all test images with few labelled training images, over draws of these.
+    """Accuracy on all test images with few labelled training images, over many draws of the labelled ones.
 
     Args:
         train: features, of any norm, and labels of the images that labelled ones are drawn from, without replacement.
-        test: of the test images.
+        test: features and labels of the test images.
         labels_per_class: n ≥ 1.
-        seed: decides the draws, whose classes and images do not depend on their number.
-        num_draws: ≥ 1.
-        per_class: whether the accuracy is the mean over the classes of the test images, not over these.
+        seed: seed of the draws; a draw does not depend on their number.
+        num_draws: number of draws, ≥ 1.
+        per_class: whether the accuracy is averaged over the classes of the test images, not over the images.
 
     Raises:
         DataError: a class of the training images has fewer than n.
@@ -74,7 +74,7 @@ def few_shot(
     chosen = torch.stack([_drawn(numbers, counts, labels_per_class, seed, draw) for draw in range(num_draws)])
     features = functional.normalize(train[0], dim=1)
     queries = functional.normalize(test[0].to(features), dim=1)
-    # Test images of classes that no training image has are wrong in every draw.
+    # Test images of classes without training images are wrong in every draw.
     places = torch.searchsorted(classes, test[1].cpu()).clamp(max=len(classes) - 1)
     targets = places.masked_fill(classes[places] != test[1].cpu(), -1).to(features.device)
     weights = _weights(test[1].cpu(), per_class).to(features.device)
@@ -107,7 +107,7 @@ def _drawn(
 def _is_nearest(
     queries: Float[Tensor, "test dim"], targets: Int64[Tensor, " test"], means: Float[Tensor, "draws classes dim"]
 ) -> Tensor:
-    """Whether the nearest mean of each draw is that of each query's own class alone."""
+    """Whether, in each draw, the nearest mean to each query is only that of its own class."""
     # ‖q − m‖² = 1 + ‖m‖² − 2 q·m: the nearest has the highest q·m − ‖m‖² / 2.
     scores = torch.einsum("td,kcd->ktc", queries, means) - means.square().sum(2).unsqueeze(1) / 2
     own = scores.gather(2, targets.clamp(min=0).expand(len(means), -1).unsqueeze(2))

@@ -32,8 +32,8 @@ class LogisticRegression:
     """A linear classifier.
 
     Attributes:
-        weight: one row for each class.
-        bias: of each class.
+        weight: weights, one row for each class.
+        bias: bias of each class.
     """
 
     weight: Float[Tensor, "classes dim"]
@@ -49,9 +49,9 @@ class TunedLogisticRegression:
     """A classifier whose penalty was chosen on validation images.
 
     Attributes:
-        classifier: trained on training and validation images with that penalty.
+        classifier: classifier trained with that penalty, by default on training and validation images.
         penalty: the chosen λ.
-        validation_scores: of each λ tried, in [0, 1].
+        validation_scores: score of each λ tried, in [0, 1].
     """
 
     classifier: LogisticRegression
@@ -60,9 +60,9 @@ class TunedLogisticRegression:
 
 
 def mean_per_class(logits: Float[Tensor, "images classes"], labels: Int64[Tensor, " images"]) -> float:
-    """The mean over the classes of each one's top-1 accuracy, in [0, 1]; classes without images do not count.
+    """The mean of the classes' top-1 accuracies, in [0, 1]; classes without images do not count.
 
-    The measure of sets whose classes differ in size, such as Oxford Pets, Caltech-101 and Flowers.
+    The usual measure for sets whose classes differ in size, such as Oxford Pets, Caltech-101 and Flowers.
     """
     accuracies = [top_k_accuracy(logits[labels == label], labels[labels == label], 1) for label in labels.unique()]
     return sum(accuracies) / len(accuracies)
@@ -90,11 +90,11 @@ def fit_logistic(
 
     Args:
         rows: features and labels of the training images; at least one, the same on every worker.
-        num_classes: labels are below it.
-        penalty: λ ≥ 0.
-        start: where the search begins; None for 0.
-        max_iterations: of L-BFGS, ≥ 1.
-        tolerance: the search ends where no partial derivative of the objective over n is greater, > 0.
+        num_classes: number of classes; labels are below it.
+        penalty: weight λ ≥ 0 of the penalty.
+        start: classifier at which the search starts; None for weights of 0.
+        max_iterations: largest number of iterations of L-BFGS, ≥ 1.
+        tolerance: largest partial derivative of the objective over n at which the search ends, > 0.
         chunk_size: images whose logits are held at once, ≥ 1.
 
     Returns:
@@ -120,7 +120,7 @@ def fit_logistic(
         [flat],
         max_iter=max_iterations,
         tolerance_grad=tolerance,
-        # The features' precision bounds how finely the loss can be compared.
+        # The features' precision limits how finely losses can be compared.
         tolerance_change=torch.finfo(features.dtype).eps * 1e-2,
         history_size=10,
         line_search_fn="strong_wolfe",
@@ -146,21 +146,21 @@ def tuned_logistic(
     refit: bool = True,
     **search: int | float,
 ) -> TunedLogisticRegression:
-    """Chooses the penalty with the best score on validation images, the largest of equal ones; then trains to the end.
+    """Chooses the penalty with the best score on validation images, the largest in a tie; then trains to the end.
 
-    The penalties are tried from the largest to the smallest, and each search begins where the one before has ended, or
-    was cut short by `iterations_per_penalty`, as happens where the minimum is flat, at the smallest penalties.
+    The penalties are tried from the largest to the smallest, and each search starts where the one before ended, or
+    was stopped by `iterations_per_penalty`, as happens where the minimum is flat, at the smallest penalties.
 
     Args:
         train: features and labels of the training images.
-        validation: of other images, on which the penalty is chosen.
-        num_classes: labels are below it.
-        measure: logits, labels -> score, higher is better: `top1` or `mean_per_class`.
-        penalties: λ, one or more, each ≥ 0.
-        on_fit: called with the number of penalties tried so far after each.
-        iterations_per_penalty: of L-BFGS, while the penalty is chosen; ≥ 1. The default is scikit-learn's.
-        refit: whether the last training is on the validation images, too.
-        search: arguments of `fit_logistic`, for the last training `max_iterations` among them.
+        validation: features and labels of other images, on which the penalty is chosen.
+        num_classes: number of classes; labels are below it.
+        measure: function (logits, labels) -> score, higher is better: `top1` or `mean_per_class`.
+        penalties: penalties λ, one or more, each ≥ 0.
+        on_fit: function called after each penalty with the number of penalties tried so far.
+        iterations_per_penalty: iterations of L-BFGS while the penalty is chosen, ≥ 1; the default is scikit-learn's.
+        refit: whether the last training also uses the validation images.
+        search: further arguments of `fit_logistic`; `max_iterations` is that of the last training.
 
     Raises:
         DataError: a feature is not finite, or a part has no images.
@@ -185,13 +185,13 @@ def tuned_logistic(
 
 @dataclass(frozen=True)
 class _Objective:
-    """The objective over n and its gradient, of all workers' rows.
+    """The objective over n, and its gradient, on the rows of all workers.
 
     Attributes:
-        features: this worker's.
-        labels: of them.
-        num_images: n, of all workers together.
-        num_classes: of the classifier.
+        features: features of this worker's images.
+        labels: labels of this worker's images.
+        num_images: number n of the images of all workers.
+        num_classes: number of classes of the classifier.
         chunk_size: images whose logits are held at once.
     """
 

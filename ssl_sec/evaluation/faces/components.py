@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ssl_sec.errors import ConfigError, DataError
 
-# Rows that should equal the mean differ from it by the rounding of float32, in arbitrary directions.
+# Rows that should equal the mean differ from it by float32 rounding, in arbitrary directions.
 _ROUNDING = 1e-6
 
 
@@ -21,7 +21,7 @@ class Components(NamedTuple):
     """A reduction, x ↦ Vᵀ(x - mean).
 
     Attributes:
-        mean: of the embeddings that it was fitted on, in float64.
+        mean: mean of the fitted embeddings, in float64.
         directions: V, the directions of largest variance, in float64.
     """
 
@@ -29,10 +29,10 @@ class Components(NamedTuple):
     directions: Float[Tensor, "dim components"]
 
     def reduce(self, rows: Float[Tensor, "images dim"]) -> Float[Tensor, "images components"]:
-        """The rows along the components, in float64; 0 for a row that is the mean but for rounding.
+        """The rows along the components, in float64; 0 for a row that equals the mean up to rounding.
 
         Args:
-            rows: embeddings, raw.
+            rows: raw embeddings.
         """
         rows = rows.double()
         reduced = (rows - self.mean) @ self.directions
@@ -45,8 +45,8 @@ def fit_components(chunks: Sequence[Float[Tensor, "_ dim"]], count: int) -> Comp
     """The mean of some embeddings and the directions of their largest variance.
 
     Args:
-        chunks: the embeddings, raw, in one part or more; rows that are not finite are left out.
-        count: of the components, 1 to the dimension of the embeddings.
+        chunks: raw embeddings, in one part or more; rows that are not finite are left out.
+        count: number of components, 1 to the dimension of the embeddings.
 
     Raises:
         ConfigError: `count` is outside its range.
@@ -63,14 +63,14 @@ def fit_components(chunks: Sequence[Float[Tensor, "_ dim"]], count: int) -> Comp
         total += rows.sum(0)
         num_rows += len(rows)
     if num_rows == 0:
-        # Nothing is finite, and nothing will be right.
+        # No row is finite, so that every later comparison counts as wrong.
         return Components(total, torch.eye(dim, count, dtype=total.dtype, device=total.device))
     mean = total / num_rows
     scatter = total.new_zeros(dim, dim)
     for rows in map(_finite, chunks):
         centred = rows - mean
         scatter += centred.T @ centred
-    # eigh sorts ascending.
+    # eigh sorts eigenvalues in ascending order.
     return Components(mean, torch.linalg.eigh(scatter).eigenvectors[:, -count:])
 
 

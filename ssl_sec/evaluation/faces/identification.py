@@ -1,4 +1,4 @@
-"""Face identification: which person of a gallery is it, and is it any of them?
+"""Face identification: which person of a gallery is shown, if any?
 
 BLUFR (Liao et al. 2014, "A Benchmark Study of Large-scale Unconstrained Face Recognition"; NormFace, Table 3) compares
 all pairs of the test images of a trial, and identifies probes whose person may be missing from the gallery. MegaFace
@@ -28,14 +28,14 @@ def all_pairs_tar_at_far(
 ) -> dict[float, float]:
     """True accept rate at each false accept rate over all pairs of images, exact: the verification rate of BLUFR.
 
-    Beside the rows in float64 it keeps the scores of the genuine pairs and the highest scores of the impostors, about
+    Besides the rows in float64 it keeps the scores of the genuine pairs and the highest scores of the impostors, about
     4 bytes · FAR · images² / 2, not the scores of all pairs.
 
     Args:
         embeddings: one row for each image, of any norm.
-        labels: the person on each image.
-        fars: as for `tar_at_far`.
-        tile_size: images compared with as many others at once.
+        labels: person on each image.
+        fars: false accept rates, as for `tar_at_far`.
+        tile_size: number of images that are compared with as many others at once.
 
     Raises:
         ConfigError: a FAR is outside [0, 1].
@@ -79,9 +79,9 @@ def open_set_identification(
 
     Args:
         embeddings: one row for each image, of any norm.
-        labels: the person on each image.
-        trial: the images of the gallery and the probes.
-        fars: shares of the impostors, as for `tar_at_far`.
+        labels: person on each image.
+        trial: images of the gallery and of the probes.
+        fars: false accept rates, shares of the impostors, as for `tar_at_far`.
         tile_size: probes compared with the gallery at once.
 
     Raises:
@@ -98,7 +98,7 @@ def open_set_identification(
         is_genuine = is_mate.any(1)
         mate = similarities.masked_fill(~is_mate, -torch.inf).amax(1)
         other = similarities.masked_fill(is_mate, -torch.inf).amax(1)
-        # NaN is never greater.
+        # A comparison with NaN is never true.
         genuine.append(mate.masked_fill(~(mate > other), -torch.inf)[is_genuine])
         impostors.append(other[~is_genuine].nan_to_num(nan=torch.inf))
     detected = torch.cat([rows.new_empty(0, dtype=torch.float32), *genuine])
@@ -118,11 +118,11 @@ def random_open_set_trials(
     have one in the gallery. Their other images are genuine probes; the images of everyone else are impostors.
 
     Args:
-        labels: the person on each image.
-        seed: decides the draws; a trial is the same whatever the number of trials.
-        num_trials: number of trials.
-        num_gallery: people in the gallery.
-        num_training_people: people who are excluded from a trial.
+        labels: person on each image.
+        seed: seed of the draws; a trial does not depend on the number of trials.
+        num_trials: number of trials to draw.
+        num_gallery: number of people in the gallery.
+        num_training_people: number of people who are excluded from each trial.
 
     Raises:
         DataError: there are too few people with two images.
@@ -163,10 +163,10 @@ def rank_1_identification(
 
     Args:
         probes: one row for each image of the people to identify (FaceScrub), of any norm.
-        labels: their person.
-        distractors: chunks of embeddings, of other people. A size takes the first so many of them, so the subsets are
+        labels: person on each probe.
+        distractors: chunks of embeddings of other people. A size takes that many from the start, so the subsets are
             nested; `shuffled` draws an order.
-        sizes: numbers of distractors, each ≥ 1.
+        sizes: numbers of distractors to report, each ≥ 1.
         tile_size: probes compared with twice as many distractors at once.
 
     Raises:
@@ -198,7 +198,7 @@ def rank_1_identification(
 
 
 def shuffled(num_distractors: int, seed: int) -> Int64[Tensor, " distractors"]:
-    """An order of the distractors that is a function of `seed`, on the CPU; the subsets are its first parts."""
+    """An order of the distractors that is a function of `seed`, on the CPU; a subset is its beginning."""
     generator = torch.Generator().manual_seed(derived_seed(seed, "distractors"))
     return torch.randperm(num_distractors, generator=generator)
 
@@ -223,7 +223,7 @@ def _keep_nearest(
 ) -> None:
     """Updates the similarity of each probe's nearest distractor, if one of these is nearer."""
     rough = distractors.float()
-    # As in retrieval: how far rounding may change an inner product in float32, and its rows.
+    # As in retrieval: the largest error of an inner product in float32 by rounding, including that of its rows.
     margin = (rows.shape[1] + 4) * torch.finfo(torch.float32).eps
     for tile in tiles(len(rows), tile_size):
         closest = (rows[tile].float() @ rough.T).amax(1)

@@ -41,9 +41,9 @@ def tar_at_far(scores: Scores, same: Same, fars: Iterable[float]) -> dict[float,
     It sorts only the highest scores of the impostors, as many as the greatest FAR needs.
 
     Args:
-        scores: of the pairs; higher is more similar.
-        same: which of them are genuine.
-        fars: each in [0, 1], read as the decimal number that it prints as.
+        scores: scores of the pairs; higher is more similar.
+        same: whether each pair is genuine.
+        fars: false accept rates, each in [0, 1], read as the decimal numbers that they print as.
 
     Raises:
         ConfigError: a FAR is outside [0, 1].
@@ -56,7 +56,7 @@ def tar_at_far(scores: Scores, same: Same, fars: Iterable[float]) -> dict[float,
 
 
 def num_decisive(fars: Iterable[float], num_impostors: int) -> int:
-    """How many of the highest impostors' scores decide the thresholds of all `fars`.
+    """The number of highest impostor scores that decide the thresholds of all `fars`.
 
     Raises:
         ConfigError: a FAR is outside [0, 1].
@@ -67,13 +67,13 @@ def num_decisive(fars: Iterable[float], num_impostors: int) -> int:
 def share_accepted(
     genuine: Float[Tensor, " genuine"], highest: Float[Tensor, " highest"], num_impostors: int, fars: Iterable[float]
 ) -> dict[float, float]:
-    """`tar_at_far` of scores that are sorted already.
+    """`tar_at_far` for scores that are already sorted.
 
     Args:
         genuine: scores of the genuine pairs, none of them NaN.
         highest: the `num_decisive` highest scores of the impostors, descending.
-        num_impostors: the number of all impostors.
-        fars: each in [0, 1].
+        num_impostors: number of all impostors.
+        fars: false accept rates, each in [0, 1].
     """
     rates: dict[float, float] = {}
     for far in fars:
@@ -87,8 +87,8 @@ def roc(scores: Scores, same: Same) -> ROC:
     """The receiver operating characteristic over all pairs, in float64.
 
     Args:
-        scores: of the pairs; higher is more similar.
-        same: which of them are genuine.
+        scores: scores of the pairs; higher is more similar.
+        same: whether each pair is genuine.
 
     Raises:
         DataError: the numbers differ, or there are no genuine pairs or no impostors.
@@ -128,7 +128,7 @@ def equal_error_rate(scores: Scores, same: Same) -> float:
 def _num_accepted(far: float, num_impostors: int) -> int:
     if not 0 <= far <= 1:
         raise ConfigError(f"TAR at FAR = {far}; allowed: 0 to 1")
-    # As a decimal number: 0.29 · 100 is 29, but a little less in binary.
+    # As a decimal number: 0.29 · 100 is 29, but a little less in binary arithmetic.
     return math.floor(Fraction(str(far)) * num_impostors)
 
 

@@ -20,8 +20,8 @@ def pool_templates(
 
     Args:
         embeddings: one row for each face, of any norm; a template with a row that is not finite is not finite.
-        templates: the template of each face; any numbers.
-        media: the medium of each face; any numbers, which other templates may use too.
+        templates: the template of each face; any whole numbers.
+        media: the medium of each face; any whole numbers; other templates may use the same.
 
     Raises:
         DataError: the numbers of faces differ.
@@ -50,9 +50,9 @@ def template_scores(
 
     Args:
         ids: numbers of the templates, ascending.
-        pooled: their directions.
+        pooled: pooled direction of each template.
         first: number of the first template of each pair.
-        second: number of the second.
+        second: number of the second template of each pair.
 
     Raises:
         DataError: the numbers differ, or a pair names a template that has no face.

@@ -28,10 +28,10 @@ class FoldedAccuracy(NamedTuple):
     """Accuracies of the folds, in [0, 1].
 
     Attributes:
-        mean: over the folds.
+        mean: mean accuracy over the folds.
         std: population standard deviation over the folds, as in InsightFace; LFW's own tables give the standard error
             of the mean, std / √(folds - 1).
-        per_fold: in the order of the folds' numbers.
+        per_fold: accuracy of each fold, in the order of their numbers.
     """
 
     mean: float
@@ -45,15 +45,15 @@ def kfold_accuracy(first: Rows, second: Rows, same: Same, folds: Folds = 10, pca
 
     Args:
         first: embedding of the first image of each pair, of any norm.
-        second: embedding of the second.
-        same: whether the two are of one person.
-        folds: the fold of each pair; or the number of folds, consecutive and of equal size.
-        pca: the number of principal components to which the embeddings are reduced before their cosine is taken; the
+        second: embedding of the second image of each pair.
+        same: whether both images of a pair show one person.
+        folds: fold of each pair; or the number of folds, which are then consecutive and of equal size.
+        pca: number of principal components to which the embeddings are reduced before their cosine is taken; the
             components and the mean are those of the other folds' images, each counted once for every pair that has it
             (NormFace, section 5.1). The embeddings are reduced as they are, so with `pca` their norms matter.
 
     Returns:
-        As `kfold_accuracy_of_scores`; a pair with a row that is not finite is wrong.
+        The result of `kfold_accuracy_of_scores`; a pair with a row that is not finite is wrong.
 
     Raises:
         ConfigError: `folds` or `pca` is outside its range.
@@ -82,7 +82,7 @@ def cosines(first: Float[Tensor, "pairs dim"], second: Float[Tensor, "pairs dim"
 def inner_products(first: Float[Tensor, "pairs dim"], second: Float[Tensor, "pairs dim"]) -> Float[Tensor, " pairs"]:
     """Inner products of embeddings as they are, in units of the largest squared norm: in [-1, 1] (NormFace, Table 1).
 
-    Rounded like cosines; a common factor changes no order.
+    Rounded like cosines; the common factor does not change their order.
     """
     return _in_units((first.double() * second.double()).sum(1), first, second)
 
@@ -97,17 +97,17 @@ def closeness(first: Float[Tensor, "pairs dim"], second: Float[Tensor, "pairs di
 
 @torch.no_grad()
 def kfold_accuracy_of_scores(scores: Scores, same: Same, folds: Folds = 10) -> FoldedAccuracy:
-    """Accuracy of a threshold on any score, chosen for each fold on the others.
+    """Accuracy of a threshold on any score; the threshold of each fold is chosen on the others.
 
-    A pair is classified as of the same person if it scores more than the threshold. Thresholds are tried halfway
+    A pair is classified as of the same person if its score is above the threshold. Thresholds are tried halfway
     between any two neighbouring scores of the other folds, and beyond both ends; of the most accurate ones the middle
     one is taken, the lower of two. With equal scores every pair thus gets the more frequent class of the other folds. A
     pair whose score is not finite is wrong, and does not affect the threshold.
 
     Args:
-        scores: of the pairs; higher is more similar.
-        same: whether the two of a pair are of one person.
-        folds: as for `kfold_accuracy`.
+        scores: scores of the pairs; higher is more similar.
+        same: whether both images of a pair show one person.
+        folds: folds of the pairs, as for `kfold_accuracy`.
 
     Raises:
         ConfigError: `folds` is outside its range.
@@ -123,12 +123,12 @@ def kfold_accuracy_of_scores(scores: Scores, same: Same, folds: Folds = 10) -> F
 def accuracy_of_scores(
     scores: Float[Tensor, " pairs"], same: Bool[Tensor, " pairs"], is_test: Bool[Tensor, " pairs"]
 ) -> float:
-    """The share of a fold's pairs that are right by the threshold that is chosen on the others.
+    """The share of a fold's pairs that are classified correctly by the threshold chosen on the others.
 
     Args:
-        scores: of all pairs.
-        same: whether the two of a pair are of one person.
-        is_test: the pairs of the fold, one or more.
+        scores: scores of all pairs.
+        same: whether both images of a pair show one person.
+        is_test: mask of the pairs of the fold, one or more.
     """
     is_finite = scores.isfinite()
     is_training = is_finite & ~is_test
@@ -165,8 +165,8 @@ def best_threshold(scores: Float[Tensor, " pairs"], same: Bool[Tensor, " pairs"]
     """The threshold above which "same" is most accurate, as `kfold_accuracy_of_scores` chooses it.
 
     Args:
-        scores: finite.
-        same: whether the two of a pair are of one person.
+        scores: finite scores of the pairs.
+        same: whether both images of a pair show one person.
     """
     values, order = scores.double().sort()
     same = same[order]

@@ -39,9 +39,9 @@ class VideoAccuracies(NamedTuple):
     """Accuracies of the folds.
 
     Attributes:
-        mean: by a threshold on the mean of C.
-        greatest: by a threshold on its maximum.
-        hik: by an SVM on its histogram.
+        mean: accuracies of a threshold on the mean of C.
+        greatest: accuracies of a threshold on the maximum of C.
+        hik: accuracies of an SVM on the histogram of C.
     """
 
     mean: FoldedAccuracy
@@ -55,9 +55,9 @@ def compare_videos(
     """Compares pairs of videos.
 
     Args:
-        videos: embeddings of the frames of each, of any norm.
+        videos: embeddings of the frames of each video, of any norm.
         first: number of the first video of each pair.
-        second: number of the second.
+        second: number of the second video of each pair.
 
     Raises:
         DataError: a video has no frames.
@@ -82,17 +82,17 @@ def videos_kfold_accuracy(
     folds: Folds,
     pca: int | None = None,
 ) -> VideoAccuracies:
-    """Accuracies by the mean of C, by its maximum and by its histogram, each fold classified by the others.
+    """Accuracies by the mean of C, by its maximum and by its histogram, each fold classified by the other folds.
 
     Args:
-        videos: embeddings of the frames of each.
+        videos: embeddings of the frames of each video.
         first: number of the first video of each pair.
-        second: number of the second.
-        same: whether the two are of one person.
-        folds: as for `kfold_accuracy`.
-        pca: the number of principal components to which embeddings are reduced before their cosines are taken; the
+        second: number of the second video of each pair.
+        same: whether both videos show one person.
+        folds: folds of the pairs, as for `kfold_accuracy`.
+        pca: number of principal components to which embeddings are reduced before their cosines are taken; the
             components are those of the frames of all videos in the other folds' pairs, each counted once (NormFace,
-            section 5.1, which says neither). All pairs are then compared anew for each fold.
+            section 5.1, which specifies neither). All pairs are then compared anew for each fold.
 
     Raises:
         ConfigError: `folds` or `pca` is outside its range.
@@ -132,13 +132,13 @@ def _histogram(cosines: Float[Tensor, "frames others"]) -> Float[Tensor, " bins"
 def hik_svm_kfold_accuracy(histograms: Float[Tensor, "pairs bins"], same: Same, folds: Folds = 10) -> FoldedAccuracy:
     """Accuracy of an SVM with the histogram intersection kernel, Σ_b min(h_b, g_b), on the CPU (NormFace, Table 5).
 
-    Each fold is classified by an SVM trained on the others. C = 1, LIBSVM's default, as the paper names none. It takes
+    Each fold is classified by an SVM trained on the others. C = 1, LIBSVM's default, as the paper names none. It needs
     16 bytes · pairs².
 
     Args:
-        histograms: of the pairs, ≥ 0; a pair whose histogram is not finite is wrong, and not trained on.
-        same: whether the two videos of a pair are of one person.
-        folds: as for `kfold_accuracy`.
+        histograms: histograms of the pairs, ≥ 0; a pair whose histogram is not finite is wrong, and not trained on.
+        same: whether both videos of a pair show one person.
+        folds: folds of the pairs, as for `kfold_accuracy`.
 
     Raises:
         ConfigError: `folds` is outside its range.
@@ -154,7 +154,7 @@ def hik_svm_kfold_accuracy(histograms: Float[Tensor, "pairs bins"], same: Same, 
 def _intersections(
     histograms: Float[Tensor, "pairs bins"],
 ) -> tuple[Float[Tensor, "pairs pairs"], Bool[Tensor, " pairs"]]:
-    """The kernel of all pairs, and whose histograms are finite; that of others is 0."""
+    """The kernel of all pairs, 0 where a histogram is not finite, and which histograms are finite."""
     is_finite = histograms.isfinite().all(1)
     histograms = histograms.masked_fill(~is_finite.unsqueeze(1), 0)
     sums = histograms.sum(1)
@@ -168,8 +168,8 @@ def _svm_accuracy(
     same: Bool[Tensor, " pairs"],
     is_test: Bool[Tensor, " pairs"],
 ) -> float:
-    """The share of a fold's pairs that an SVM trained on the others classifies rightly."""
-    # Imported late: it loads an OpenMP runtime of its own beside torch's.
+    """The share of a fold's pairs that an SVM trained on the others classifies correctly."""
+    # Imported late: it loads an OpenMP runtime of its own in addition to torch's.
     from sklearn.svm import SVC
 
     is_training, tested = is_finite & ~is_test, is_finite & is_test

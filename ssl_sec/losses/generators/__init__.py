@@ -1,1 +1,1 @@
-"""Generators of rows that have parameters of their own, trained beside the network: HDML and DVML."""
+"""Generators of rows that have parameters of their own, trained together with the network: HDML and DVML."""

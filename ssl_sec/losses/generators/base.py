@@ -1,4 +1,4 @@
-"""What a generator of rows is given, and what it gives back: its share of the objective.
+"""The inputs of a generator of rows, and its output: its share of the objective.
 
     L = w L_metric(X) + w' L_metric(X_gen) + L_gen + L_cls
 
@@ -23,11 +23,11 @@ from ssl_sec.seeding import derived_seed
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GlobalBatch:
-    """What the network computed from the batch of all workers in one step.
+    """The output of the network for the batch of all workers in one step.
 
     Attributes:
-        features: of the backbone, in float32 or float64.
-        embeddings: raw rows of the head, likewise.
+        features: features of the backbone, in float32 or float64.
+        embeddings: raw output of the head, likewise.
         labels: 0 ≤ label < num_classes.
         step: 0-based global step.
     """
@@ -39,10 +39,10 @@ class GlobalBatch:
 
 
 class Shares(NamedTuple):
-    """What a range of anchors contributes to the objective.
+    """The contribution of a range of anchors to the objective.
 
     Attributes:
-        generated_loss: the metric loss of the generated rows, not weighted.
+        generated_loss: metric loss of the generated rows, without its weight.
         generator_loss: L_gen.
         classifier_loss: L_cls; 0 without a classifier.
     """
@@ -56,8 +56,8 @@ class RatedLayers(nn.Sequential):
     """Layers with a learning rate of their own, whose weights do not decay.
 
     Args:
-        layers: one after the other.
-        learning_rate: initial; it falls as the run's does.
+        layers: layers in their order.
+        learning_rate: initial learning rate; it falls as the run's does.
     """
 
     def __init__(self, *layers: nn.Module, learning_rate: float) -> None:
@@ -66,16 +66,16 @@ class RatedLayers(nn.Sequential):
 
 
 class RowGenerator(nn.Module, ABC):
-    """Generates rows from a batch, by parameters of its own."""
+    """Generates rows from a batch, with parameters of its own."""
 
     @abstractmethod
     def forward(self, batch: GlobalBatch, anchors: slice, head: nn.Module, loss: Loss) -> Shares:
         """The share that a range of anchors contributes.
 
         Args:
-            batch: of all workers.
+            batch: the batch of all workers.
             anchors: the range of rows; the shares of a partition add up.
-            head: features -> raw embeddings, the one that is trained.
+            head: features -> raw embeddings; the head that is trained.
             loss: the metric loss.
         """
 
@@ -84,7 +84,7 @@ class RowGenerator(nn.Module, ABC):
         """The weights of the metric loss of the batch and of the generated rows at a 0-based global step."""
 
     def observe(self, step: int, metric_loss: Float[Tensor, ""], generator_loss: Float[Tensor, ""]) -> None:
-        """Learns the losses of a training step, the same on every worker."""
+        """Receives the losses of a training step, which are the same on every worker."""
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Deep variational metric learning (DVML): variation within classes as a distribution (Lin et al. 2018).
 
-The head's embedding z_I of an image has what is the same for its class; beside it, two linear layers give mean μ and
-log-variance log σ² of what varies, from the backbone's features x. With T draws
+The head's embedding z_I of an image holds what its class has in common; two further linear layers give mean μ and
+log-variance log σ² of the variation, from the backbone's features x. With T draws
 
     ẑ = z_I + z_V,    z_V = μ + σ ε,    ε ~ N(0, I),    x̂ = decoder(ẑ),
 
@@ -36,13 +36,13 @@ class VariationalSynthesis(RowGenerator):
 
     Args:
         num_features: width of the backbone's features.
-        dim: of the embeddings.
-        draws: T ≥ 1, for each image in each step.
+        dim: dimensions of the embeddings.
+        draws: draws T ≥ 1 for each image in each step.
         first_phase_steps: steps of the first phase, ≥ 0.
         first_weights: λ₁ to λ₄ in the first phase, each ≥ 0.
         second_weights: λ₁ to λ₄ in the second phase, each ≥ 0.
         hidden_dim: width of the decoder's hidden layer, ≥ 1.
-        seed: of the initial weights and the draws.
+        seed: seed of the initial weights and the draws.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ For an anchor z with its positive at the distance d⁺, a negative z⁻ of the d
     ẑ⁻ = z + [λ d + (1 − λ) d⁺] (z⁻ − z) / d,    λ = exp(−α / J_avg),    where d > d⁺, else ẑ⁻ = z⁻,
 
 with J_avg the mean of the metric loss over the last epoch: as the loss falls, λ falls, and negatives come nearer. A
-generator G takes the moved row back to the backbone's features, ỹ⁻ = G(ẑ⁻), and the head embeds these as it does
+generator G takes the moved row back to the backbone's features, ỹ⁻ = G(ẑ⁻), and the head embeds these like
 features of images. With the rows that are not moved, y' = G(z), and a softmax classifier C,
 
     J_gen    = w_r Σ ‖y − y'‖² + w_s mean(softmax loss of C(ỹ))
@@ -31,7 +31,7 @@ from ssl_sec.losses.generators.base import GlobalBatch, RatedLayers, RowGenerato
 from ssl_sec.losses.geometry import directions, root, squared_distances
 from ssl_sec.settings import Range, check
 
-# Generated rows that are held at once. More are computed again in the backward pass, part by part.
+# Generated rows held at once. If there are more, they are computed again in the backward pass, part by part.
 ROWS_AT_ONCE = 4096
 
 # Nothing is drawn.
@@ -46,22 +46,22 @@ class HardnessAwareSynthesis(RowGenerator):
     its class; an anchor without one moves nothing. The head embeds generated features as in evaluation, without
     dropout and with batch norm's running statistics, so that no row depends on another.
 
-    A step generates N² rows for N rows of the batch, in bounded memory. Until the first epoch is over, λ = 1 and the
-    batch alone counts.
+    A step generates N² rows for N rows of the batch, in bounded memory. During the first epoch λ = 1 and only the
+    batch counts.
 
     Args:
-        num_classes: of the data, ≥ 1.
+        num_classes: number of classes of the data, ≥ 1.
         num_features: width of the backbone's features.
-        dim: of the embeddings.
+        dim: dimensions of the embeddings.
         steps_per_epoch: steps over which J_avg and the J_gen of the weights are averaged, ≥ 1.
-        alpha: α ≥ 0, by which negatives are the harder, the larger it is.
-        beta: β ≥ 0, by which the batch weighs the more beside generated rows, the larger it is.
-        reconstruction_weight: w_r ≥ 0, of the sum of squared errors over the batch.
-        softmax_weight: w_s ≥ 0, of the generated rows' mean softmax loss.
+        alpha: α ≥ 0; larger values make the negatives harder.
+        beta: β ≥ 0; larger values give the generated rows more weight relative to the batch.
+        reconstruction_weight: weight w_r ≥ 0 of the sum of squared errors over the batch.
+        softmax_weight: weight w_s ≥ 0 of the generated rows' mean softmax loss.
         hidden_dim: width of the generator's hidden layer, ≥ 1.
         generator_learning_rate: initial rate of the generator, > 0.
         classifier_learning_rate: initial rate of the classifier, > 0.
-        seed: of the initial weights.
+        seed: seed of the initial weights.
     """
 
     averages: Tensor
@@ -104,7 +104,7 @@ class HardnessAwareSynthesis(RowGenerator):
                 learning_rate=generator_learning_rate,
             )
             self.classifier = RatedLayers(nn.Linear(num_features, num_classes), learning_rate=classifier_learning_rate)
-        # Of the metric loss and J_gen: the means over the last epoch, and the sums over the steps of this one.
+        # For the metric loss and J_gen: the means over the last epoch, and the sums over the steps of this one.
         self.register_buffer("averages", torch.full((2,), torch.inf))
         self.register_buffer("sums", torch.zeros(2))
 
@@ -114,7 +114,7 @@ class HardnessAwareSynthesis(RowGenerator):
         return f"alpha={self.alpha}, beta={self.beta}, {weights}, steps_per_epoch={self.steps_per_epoch}"
 
     def weights(self, step: int) -> tuple[Tensor, Tensor]:
-        """e^{−β / J_gen} and the rest of 1."""
+        """e^{−β / J_gen} and 1 minus it."""
         of_batch = torch.exp(-self.beta / self.averages[1])
         return of_batch, 1 - of_batch
 
@@ -127,7 +127,7 @@ class HardnessAwareSynthesis(RowGenerator):
             self.sums.zero_()
 
     def forward(self, batch: GlobalBatch, anchors: slice, head: nn.Module, loss: Loss) -> Shares:
-        """The shares of the anchors' own batches, of their reconstruction and of the classifier."""
+        """The anchors' shares of the losses: of their own batches, of the reconstruction and of the classifier."""
         with torch.autocast(batch.embeddings.device.type, enabled=False):
             unit, labels = directions(batch.embeddings), batch.labels
             features = batch.features[anchors].detach()
@@ -177,7 +177,7 @@ class HardnessAwareSynthesis(RowGenerator):
         head: nn.Module,
         loss: Loss,
     ) -> Float[Tensor, " 2"]:
-        """Of some anchors' batches: their terms of the metric loss, and the sum of the softmax loss of all rows."""
+        """For some anchors' batches: their terms of the metric loss, and the sum of the softmax losses of all rows."""
         moved = (unit + pulls.unsqueeze(2) * (unit[part].unsqueeze(1) - unit)).flatten(0, 1)
         embeddings = _as_evaluated(head, frozen(self.generator, moved))
         terms = [
@@ -190,7 +190,7 @@ class HardnessAwareSynthesis(RowGenerator):
 
 
 def _as_evaluated(head: nn.Module, features: Float[Tensor, "rows features"]) -> Float[Tensor, "rows dim"]:
-    """The head's embeddings of the features as in evaluation."""
+    """The head's embeddings of the features, computed as in evaluation."""
     was_training = head.training
     try:
         return head.eval()(features)

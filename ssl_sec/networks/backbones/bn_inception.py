@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ssl_sec.errors import ConfigError
 from ssl_sec.networks.initialisation import he_normal_
 
-# Of red, green and blue in [0, 1].
+# Means of red, green and blue in [0, 1].
 CAFFE_MEAN = (123 / 255, 117 / 255, 104 / 255)
 CAFFE_STD = (1 / 255,)
 
@@ -40,7 +40,7 @@ _max_3x3 = partial(F.max_pool2d, kernel_size=3, stride=1, padding=1)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Block:
-    """Channels of an Inception block: of its 1x1 convolution, of its other branches, and after its pooling.
+    """Channels of an Inception block: its 1x1 convolution, its other branches, and the projection after its pooling.
 
     A block of stride 2 has no 1x1 convolution, and no projection after its pooling.
     """
@@ -71,7 +71,7 @@ class BNInception(nn.Module):
     """BN-Inception without its classifier; parameter names are those of the published weights.
 
     Args:
-        num_channels: of the images, 1 or 3.
+        num_channels: channels of the images, 1 or 3.
     """
 
     def __init__(self, num_channels: int = 3) -> None:
@@ -101,8 +101,8 @@ class BNInception(nn.Module):
         """The maps after an Inception block.
 
         Args:
-            name: of the block, as 3a.
-            maps: those before it.
+            name: name of the block, such as 3a.
+            maps: maps before the block.
         """
         block, name = _BLOCKS[name], f"inception_{name}"
         single = [self._layer(f"{name}_1x1", maps)] if block.single is not None else []
@@ -141,8 +141,8 @@ def bn_inception(num_channels: int, image_size_px: int) -> tuple[nn.Module, int]
     """A BN-Inception backbone and the width of its features.
 
     Args:
-        num_channels: of the images, 1 or 3.
-        image_size_px: of their shorter side; the network takes any from 7 up, and was published for 224.
+        num_channels: channels of the images, 1 or 3.
+        image_size_px: shorter side of the images, ≥ 7; the network was published for 224.
 
     Raises:
         ConfigError: for smaller images.

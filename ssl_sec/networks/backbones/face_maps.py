@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssl_sec.errors import ConfigError
 
-# Of pixels in [0, 1]; from 0 to 255, they are those less 127.5, divided by 128.
+# For pixels in [0, 1]; this is (x - 127.5) / 128 for pixels from 0 to 255.
 FACE_MEAN = (127.5 / 255,)
 FACE_STD = (128 / 255,)
 
@@ -24,8 +24,8 @@ def as_features(maps: Float[Tensor, "batch channels height width"], size_px: int
     """Maps as rows, channel by channel.
 
     Args:
-        maps: the last ones.
-        size_px: their side, as the network was built.
+        maps: the last maps of a backbone.
+        size_px: side of the maps for which the network was built, pixels.
 
     Raises:
         ConfigError: for maps of another size.

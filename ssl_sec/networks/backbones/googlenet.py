@@ -1,4 +1,4 @@
-"""GoogLeNet (Szegedy et al. 2015): as torchvision has it, with batch norm, and as it was published, without.
+"""GoogLeNet (Szegedy et al. 2015): torchvision's variant, with batch norm, and the published one, without.
 
 torchvision's has batch norm after each convolution, and 3x3 convolutions in place of 5x5. Its weights expect
 (x - 0.5) / 0.5; its `transform_input` computes that from pixels that were scaled by ImageNet's mean and standard
@@ -25,8 +25,8 @@ def googlenet(num_channels: int, image_size_px: int) -> tuple[nn.Module, int]:
     """Torchvision's GoogLeNet without its classifiers, and the width of its features; key names are torchvision's.
 
     Args:
-        num_channels: of the images, 1 or 3.
-        image_size_px: of their shorter side; the network takes any from 15 up, and was published for 224.
+        num_channels: channels of the images, 1 or 3.
+        image_size_px: shorter side of the images, ≥ 15; the network was published for 224.
 
     Raises:
         ConfigError: for smaller images.
@@ -44,8 +44,8 @@ def published_googlenet(num_channels: int, image_size_px: int) -> tuple[nn.Modul
     """The published GoogLeNet without its classifiers and without batch norm, and the width of its features.
 
     Args:
-        num_channels: of the images, 1 or 3.
-        image_size_px: of their shorter side; the network takes any from 31 up, and was published for 224.
+        num_channels: channels of the images, 1 or 3.
+        image_size_px: shorter side of the images, ≥ 31; the network was published for 224.
 
     Raises:
         ConfigError: for smaller images.

@@ -26,9 +26,9 @@ class IRUnit(nn.Module):
     """A residual unit that begins with batch norm.
 
     Args:
-        inputs: channels.
-        outputs: channels; other than `inputs` only together with stride 2.
-        stride: of the second convolution, 1 or 2.
+        inputs: input channels.
+        outputs: output channels; they may differ from `inputs` only with stride 2.
+        stride: stride of the second convolution, 1 or 2.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -67,7 +67,7 @@ class SEIRUnit(IRUnit):
         return self.se(super()._branch(maps))
 
 
-# Units of each stage by name.
+# Kind of unit and number of units in each stage, by name.
 UNITS: dict[IRName, tuple[type[IRUnit], tuple[int, int, int, int]]] = {
     "ir18": (IRUnit, (2, 2, 2, 2)),
     "ir34": (IRUnit, (3, 4, 6, 3)),
@@ -81,10 +81,10 @@ class IRNet(nn.Module):
     """An IR network up to its last map; parameter names are those of InsightFace's iresnet, `se` is added.
 
     Args:
-        name: which one.
+        name: name of the network.
         width: multiplies the number of channels of every layer, > 0.
-        num_channels: of the images, 1 or 3.
-        image_size_px: of the square images, as published 112.
+        num_channels: channels of the images, 1 or 3.
+        image_size_px: side of the square images; 112 as published.
     """
 
     def __init__(self, name: IRName, width: float = 1.0, num_channels: int = 3, image_size_px: int = 112) -> None:

@@ -31,9 +31,9 @@ class MFMConv(nn.Conv2d):
     """A convolution that keeps the size of the maps, then a max-feature-map.
 
     Args:
-        inputs: channels.
-        planes: channels after the max-feature-map.
-        kernel_size: odd.
+        inputs: input channels.
+        planes: output channels, after the max-feature-map.
+        kernel_size: side of the kernel, odd.
     """
 
     def __init__(self, inputs: int, planes: int, kernel_size: int) -> None:
@@ -50,8 +50,8 @@ class LightCNN(nn.Module):
 
     Args:
         width: multiplies the number of channels of every layer, > 0.
-        num_channels: of the images, 1 or 3.
-        image_size_px: of the square images, as published 128.
+        num_channels: channels of the images, 1 or 3.
+        image_size_px: side of the square images; 128 as published.
     """
 
     def __init__(self, width: float = 1.0, num_channels: int = 1, image_size_px: int = 128) -> None:

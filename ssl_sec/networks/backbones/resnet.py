@@ -24,7 +24,7 @@ def stage_planes(width: float) -> list[int]:
     """Channels inside the blocks of each stage; the stem has as many as the first.
 
     Args:
-        width: multiplies torchvision's, > 0.
+        width: factor on torchvision's numbers of channels, > 0.
     """
     return [max(1, round(64 * width * 2**stage)) for stage in range(4)]
 
@@ -36,7 +36,7 @@ class ResNet(nn.Module):
         depth: 18, 34 or 50.
         stem: "cifar" or "imagenet".
         width: multiplies the number of channels of every layer, > 0.
-        num_channels: of the images, 1 or 3.
+        num_channels: channels of the images, 1 or 3.
     """
 
     def __init__(

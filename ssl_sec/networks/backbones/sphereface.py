@@ -21,7 +21,7 @@ class SphereFaceUnit(nn.Module):
     """A residual unit without batch norm; its branch ends in a PReLU.
 
     Args:
-        planes: channels.
+        planes: channels of the maps.
     """
 
     def __init__(self, planes: int) -> None:
@@ -44,8 +44,8 @@ class SphereFaceNet(nn.Module):
     Args:
         units: residual units of each of the four stages, ≥ 0.
         width: multiplies the number of channels of every layer, > 0.
-        num_channels: of the images, 1 or 3.
-        image_size_px: of the square images.
+        num_channels: channels of the images, 1 or 3.
+        image_size_px: side of the square images.
     """
 
     def __init__(

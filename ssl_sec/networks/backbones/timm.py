@@ -22,8 +22,8 @@ def timm_backbone(model: str, pretrained: bool, num_channels: int, image_size_px
     Args:
         model: a name that `timm.list_models()` knows.
         pretrained: whether timm downloads its weights.
-        num_channels: of the images.
-        image_size_px: of the images; the model is built for it, and takes others too if it can.
+        num_channels: channels of the images.
+        image_size_px: side of the images that the model is built for; it also takes other sizes if it can.
 
     Raises:
         ConfigError: for a name that timm does not know, with its nearest ones; for a size that the model cannot take.
@@ -55,13 +55,13 @@ def timm_scaling(model: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def resampled_weights(backbone: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a timm model that was built for images of another size, for those of this one.
+    """Converts the weights of a timm model that was built for images of another size to this model's size.
 
     Position embeddings and tables of relative positions are interpolated, as timm does for its own weights.
 
     Args:
         backbone: a timm model; weights of other modules are returned as they are.
-        tensors: its state dict, of whatever size.
+        tensors: the model's state dict, for any image size.
     """
     wanted = backbone.state_dict()
     others = {name for name, value in tensors.items() if name in wanted and value.shape != wanted[name].shape}
@@ -76,7 +76,7 @@ def resampled_weights(backbone: nn.Module, tensors: Mapping[str, Tensor]) -> dic
     return {**tensors, **fitting}
 
 
-# What lets a model take other sizes than the one that it is built for, by the kind of model.
+# Arguments that let a model take other sizes than the one that it is built for, by kind of model.
 _ANY_SIZE: tuple[dict[str, bool], ...] = (
     {"dynamic_img_size": True, "dynamic_img_pad": True},  # vision transformers
     {"strict_img_size": False},  # Swin
@@ -89,7 +89,7 @@ def _create(model: str, pretrained: bool, num_channels: int, image_size_px: int)
 
     _check_known(model)
     common: dict[str, Any] = {"num_classes": 0, "in_chans": num_channels}
-    # Convolutional networks have no size of their own.
+    # Convolutional networks have no fixed size.
     for sizes in (*({"img_size": image_size_px, **any_size} for any_size in _ANY_SIZE), {}):
         arguments = {**common, **sizes}
         try:
@@ -111,7 +111,7 @@ def _create(model: str, pretrained: bool, num_channels: int, image_size_px: int)
 
 
 def _padded(model: str, arguments: Mapping[str, Any]) -> int:
-    """The size in whole patches to which images are padded."""
+    """The size in pixels to which images are padded, a multiple of the patch size."""
     import timm
 
     with torch.device("meta"):
