@@ -1,7 +1,7 @@
-"""The configuration of a job: the overrides, applied to the configuration of the run that the job is about.
+"""The configuration of a job: the overrides, applied to the configuration of the run that the job refers to.
 
 A resumed run has its own configuration, a probe has the probe settings of its pretraining, and a fine-tuning has the
-encoder of its run, and its data set unless another is given.
+encoder of its run, and the run's data set unless another is given.
 """
 
 import logging
@@ -40,7 +40,7 @@ def values_of(job: str, overrides: Sequence[str]) -> dict[str, Any]:
 
     Args:
         job: name of the primary config.
-        overrides: in Hydra's grammar; `resume=<folder, name or id>` takes the configuration of that run.
+        overrides: overrides in Hydra's grammar; `resume=<folder, name or id>` takes the configuration of that run.
 
     Raises:
         UserError: for a key, a value or a run that does not exist.
@@ -200,7 +200,7 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
     values["run"], stored = _stored(values, tracking, values["run_checkpoint"], trainings())
     if not {"encoder", "data"} <= stored.keys():
         raise ConfigError(f"run: found {values['run']!r}, which has no encoder; allowed: a run that trains one")
-    # The weights are those of the run, not those that it started from.
+    # The weights are those that the run has trained, not those that it started from.
     encoder = {**stored["encoder"], "weights": None}
     values["encoder"] = _with_typed(FINETUNE.name, {"encoder": encoder}, typed)["encoder"]
     if values.get("data") is None:
@@ -211,7 +211,7 @@ def _finetune_values(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _take_size(data: dict[str, Any], trained: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Reads the files of a data set at the size and with the channels that a run was trained on, unless they are given.
+    """Reads a data set's files at the size and with the channels of a run's training images, unless they are given.
 
     A run on crops of photos has no size of its own; the crop of `augment` is then the job's.
     """
@@ -226,9 +226,9 @@ def _take_size(data: dict[str, Any], trained: Mapping[str, Any], overrides: Sequ
 def _stored(
     values: Mapping[str, Any], tracking: "TrackingConfig", checkpoint: "Checkpoint", jobs: Sequence[str]
 ) -> tuple[str, Mapping[str, Any]]:
-    """The run that a job is about, by its folder or its id, and its configuration.
+    """The folder or the id of the run that a job refers to, and its configuration.
 
-    The configuration is empty for a run of other jobs than the job takes, which the job reports later.
+    The configuration is empty for a run of a job that is not accepted; the job reports that later.
     """
     from ssl_sec.edges.folder.finding import trained_folder  # with torch
 

@@ -19,7 +19,7 @@ from ssl_sec.settings import (
 )
 from ssl_sec.training.config import OptimiserConfig
 
-# What the monitor measures, as far as the images have labels.
+# The metrics of the monitor; the first two need labelled images.
 MONITORED = ("val/knn_top1", "val/probe_top1", "val/rankme", "val/alpha_req", "val/alignment", "val/uniformity")
 
 
@@ -57,8 +57,8 @@ class PretrainConfig(TrainingConfig):
         epochs: passes over the training images; 0 keeps the encoder as it was initialised.
         check_images: how many images of your files are read before the training, to count duplicates and unreadable
             ones; of a set that is read by blocks, at most a window; 0 for none.
-        positives: what makes rows positives of each other: "views" of one image, or "classes", which are supervision by
-            labels (Khosla et al. 2020).
+        positives: the rows that are positives of each other: "views" of one image, or images of one class ("classes"),
+            which is supervision by labels (Khosla et al. 2020).
         grad_scale: p ≥ 0: in the backward pass the gradient of each embedding f is multiplied by ‖f‖^p (GradScale,
             Draganov et al. 2025); 0 changes nothing. The gradient of a constraint is not multiplied.
         grad_scale_by: the norm of each row, "rows", or the mean norm of the global batch, "batch".
@@ -92,7 +92,7 @@ class PretrainConfig(TrainingConfig):
 
     @property
     def name_parts(self) -> tuple[str, ...]:
-        """What a generated name of the run says between its encoder and its seed."""
+        """The parts of a generated run name between the encoder and the seed."""
         by = "" if self.grad_scale_by == "rows" else "batch"
         power = [f"gradscale{by}{self.grad_scale:g}"] if self.grad_scale else []
         cut = [f"cut{self.cut_init:g}"] if self.cut_init != 1 else []
@@ -105,12 +105,12 @@ class PretrainConfig(TrainingConfig):
 
     @property
     def gradient_by(self) -> GradScaleBy:
-        """Whose norms GradScale takes."""
+        """Whether GradScale uses the norm of each row or the mean norm of the batch."""
         return self.grad_scale_by
 
     @property
     def initial_cut(self) -> float:
-        """By which initial weights are divided."""
+        """The factor that the initial weights are divided by."""
         return self.cut_init
 
     @property

@@ -38,9 +38,9 @@ class MonitoredImages:
 
     Attributes:
         image_set: the set.
-        indices: of the images in the set, ascending.
-        bank: rows of `indices`.
-        queries: the other rows.
+        indices: positions of the images in the set, ascending.
+        bank: rows of `indices` that kNN and probes are trained on.
+        queries: the other rows, on which they are measured.
     """
 
     image_set: ImageSet
@@ -62,19 +62,19 @@ def monitored_images(image_set: ImageSet, num_images: int) -> MonitoredImages:
 class Monitor:
     """Figures of the encoder and its head on images of the training set, and on labelled ones of another set.
 
-    The same images at every call, and the same views of them.
+    It uses the same images, and the same views of them, at every call.
 
     Args:
-        config: of the run.
-        recipe: what is trained.
-        runtime: this worker's.
+        config: the run's configuration.
+        recipe: the network, its objective and its data.
+        runtime: this worker's runtime.
 
     Attributes:
-        online_probe: observes the features of the training, if the configuration wants it; on every worker.
+        online_probe: a probe of the features of each training step, on every worker, if the configuration asks for it.
 
     Raises:
         ConfigError: the images of the other set have another size, or other channels.
-        DataError: they have no labels.
+        DataError: the images of the other set have no labels.
     """
 
     online_probe: OnlineProbe | None = None
@@ -114,7 +114,7 @@ class Monitor:
 
     @property
     def measured(self) -> tuple[ImageSet, Int64[Tensor, " images"]]:
-        """The set that it reads, and the positions in it of the images that it measures."""
+        """The set that it reads, and the positions in that set of the images that it measures."""
         return self._own.image_set, self._own.indices
 
     def __call__(self, steps_taken: int) -> Mapping[str, float]:
@@ -136,7 +136,7 @@ class Monitor:
         return self._extract(self._own.image_set, self._own.indices)
 
     def _accuracies(self, features: Tensor, labels: Tensor, steps_taken: int) -> dict[str, float]:
-        """Of kNN and a linear probe, in percent; none without labels, or if each image has a class of its own."""
+        """Accuracies of kNN and a linear probe, in percent; none without labels, or if each image has its own class."""
         labelled = self._labelled
         if labelled is None:
             return {}
@@ -156,7 +156,7 @@ class Monitor:
 
     @torch.no_grad()
     def _embedded_views(self) -> tuple[Tensor, Tensor]:
-        """Embeddings of two views of some images, on every worker; each takes chunks of them in turn."""
+        """Embeddings of two views of some images, on every worker; the workers take chunks of them in turn."""
         runtime, was_training = self._runtime, self._network.training
         chunks = list(self._viewed.split(_CHUNK))
         turns = -(-len(chunks) // runtime.world_size)
@@ -168,7 +168,7 @@ class Monitor:
             views = self._views(batch.images, number, slice(0, len(batch.images)), len(batch.images))
             embedded.append(self._network(views.to(self._dtype)))
         self._network.train(was_training)
-        # Of each worker: its turns, two views, the images of a chunk.
+        # Dimensions: worker, turn, both views of the images of a chunk.
         gathered = gather_rows(torch.stack(embedded)).unflatten(0, (runtime.world_size, turns))
         in_order = gathered.transpose(0, 1).flatten(0, 1)[: len(chunks)]
         first, second = in_order.unflatten(1, (2, -1)).unbind(1)

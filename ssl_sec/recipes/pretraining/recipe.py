@@ -24,8 +24,8 @@ def run(config: PretrainConfig, runtime: Runtime, store: RunStore) -> None:
 
     Args:
         config: the run, the same on every worker.
-        runtime: this worker's.
-        store: the run's, shared by all workers.
+        runtime: this worker's runtime.
+        store: the run's store, shared by all workers.
     """
     log_once(runtime, "loading %s", config.data.name)
     image_set = on_device(config.data.open("train"), runtime.device)
@@ -64,7 +64,7 @@ def build_recipe(config: PretrainConfig, image_set: ImageSet, runtime: Runtime) 
 
     Raises:
         ConfigError: if the encoder cannot take views of their size.
-        DataError: if positives are of one class, and the images have no labels.
+        DataError: if positives are images of one class, and the images have no labels.
     """
     if config.positives == "classes":
         require_labels(image_set, "positives=classes")
