@@ -9,7 +9,7 @@ from ssl_sec.training.step import Request
 
 
 class FakeRuntime:
-    """Records what it is told.
+    """Records the calls of a recipe.
 
     Attributes:
         reports: (step, metrics, norms) of each report.
@@ -53,7 +53,7 @@ def loaded(content):
 
 
 class FakeStore:
-    """Keeps files in a folder and notes what else it is told."""
+    """Keeps files in a folder and records other calls."""
 
     def __init__(self, folder: Path, state=None):
         self.encoder_path = folder / "encoder.safetensors"

@@ -188,7 +188,7 @@ def forks_read_back(warm_reader, monkeypatch):
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in CASES])
-def test_what_is_read_back_elsewhere_gives_the_networks_output(case, tmp_path, monkeypatch):
+def test_exports_read_back_give_the_networks_output(case, tmp_path, monkeypatch):
     if case in IN_THEIR_OWN_PROCESS:
         monkeypatch.setattr(checking, "subprocess", subprocess)
     name, made = CASES[case]
@@ -273,7 +273,7 @@ def test_other_features_do_not_pass(tmp_path):
         check_export(FORMATS["torchscript"], exportable, some_images(exportable), tmp_path)
 
 
-def test_features_that_are_no_numbers_do_not_pass(tmp_path):
+def test_nan_features_do_not_pass(tmp_path):
     exportable = exportable_resnet(18, "cifar", 0.125, 1)
     with torch.no_grad():
         exportable.encoder.backbone.layer4[1].bn2.bias.fill_(float("nan"))
@@ -282,14 +282,14 @@ def test_features_that_are_no_numbers_do_not_pass(tmp_path):
         check_export(FORMATS["torchscript"], exportable, some_images(exportable), tmp_path)
 
 
-def test_a_file_that_cannot_be_read_back_is_told_in_one_line(tmp_path):
+def test_a_file_that_cannot_be_read_back_is_one_line(tmp_path):
     exportable = exportable_resnet(18, "cifar", 0.125, 1)
     (tmp_path / "encoder.safetensors").write_bytes(b"no weights")
     with pytest.raises(
         ConfigError, match="safetensors was written, but reading it back fails: .+; nothing is kept"
-    ) as told:
+    ) as raised:
         check_export(FORMATS["safetensors"], exportable, some_images(exportable), tmp_path)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_an_encoder_that_a_format_cannot_hold_is_one_line(tmp_path):

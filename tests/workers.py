@@ -81,7 +81,7 @@ def _kill_workers() -> None:
 
 
 def end_workers() -> None:
-    """Ends the processes. They are told: a process that was forked meanwhile may hold the other end of their input."""
+    """Ends the processes, by a message: a process forked meanwhile may hold the other end of their input."""
     while _warm:
         worker = _warm.pop()
         pickle.dump(None, worker.stdin)

@@ -35,7 +35,7 @@ def test_functions_take_turns():
     assert all(taken > 0 for rounds in seconds.values() for taken in rounds)
 
 
-def test_what_is_called_before_a_turn_is_not_timed():
+def test_a_function_called_before_a_turn_is_not_timed():
     order = []
     seconds = measure.time_in_turns(
         {"a": lambda: order.append("turn")},

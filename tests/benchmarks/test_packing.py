@@ -21,6 +21,6 @@ def test_packed_images_equal_those_of_the_parquet_files(tmp_path):
     assert prepare_data(tmp_path / "images.tar.gz", tmp_path / "campaign") == values  # extracted once
 
 
-def test_packed_wheels_have_the_pinned_versions():
+def test_packed_wheels_have_the_versions_of_constraints_txt():
     versions = packing.read_pinned_versions(packing.WHEELS)
     assert versions["kornia"].startswith("0.9") and len(versions) == len(packing.WHEELS)

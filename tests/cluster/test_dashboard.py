@@ -51,7 +51,7 @@ def test_the_dashboard_has_what_grafana_requires():
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_an_expression_is_balanced_and_its_legend_shows_what_it_groups_by(expression):
+def test_an_expression_is_balanced_and_its_legend_shows_its_groups(expression):
     depth = 0
     for character in expression:
         depth += (character in "({[") - (character in ")}]")

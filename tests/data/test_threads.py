@@ -12,7 +12,7 @@ def test_each_item_comes_with_its_result_in_order(count):
     assert list(map_in_threads(lambda item: -item, iter(range(count)))) == [(item, -item) for item in range(count)]
 
 
-def test_items_are_taken_as_they_are_needed():
+def test_items_are_taken_lazily():
     taken = []
     endless = (taken.append(item) or item for item in itertools.count())
     results = map_in_threads(str, endless)

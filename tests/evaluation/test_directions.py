@@ -97,7 +97,7 @@ def test_drawn_pairs_and_triplets_are_distributed_as_all_of_them():
     assert np.mean([one.violations for one in found]) == pytest.approx(share, abs=4 * error)
 
 
-def test_a_seed_decides_which_pairs_are_drawn():
+def test_the_drawn_pairs_depend_on_the_seed():
     embeddings, labels = draw(300, 4), torch.arange(300) % 7
     first, again, other = (cosine_distributions(embeddings, labels, seed, max_pairs=50) for seed in (-3, -3, 4))
     assert first == again
@@ -152,7 +152,7 @@ def test_small_direction_changes_are_not_lost_to_rounding():
     assert direction_changes(before, after, 0, 1).changes.mean == pytest.approx(angle**2 / 2, rel=1e-3)
 
 
-def test_directions_that_do_not_move_or_turn_round_are_the_ends_of_the_range():
+def test_unmoved_and_reversed_directions_are_the_ends_of_the_range():
     embeddings = draw(9, 4)
     still = direction_changes(embeddings, 3 * embeddings, 0, 1).changes
     assert (sum(still.counts), still.mean) == (9, pytest.approx(0, abs=1e-12))
@@ -185,14 +185,14 @@ def test_class_spread_is_that_of_the_directions():
 
 def test_the_numbers_survive_json():
     cosines = cosine_distributions(draw(8, 4), LABELS, seed=0)
-    told = json.loads(json.dumps(to_values(cosines), allow_nan=False))
-    parts = {key: Distribution(**value) for key, value in told.items() if key != "violations"}
-    assert CosineDistributions(**parts, violations=told["violations"]) == cosines
+    restored = json.loads(json.dumps(to_values(cosines), allow_nan=False))
+    parts = {key: Distribution(**value) for key, value in restored.items() if key != "violations"}
+    assert CosineDistributions(**parts, violations=restored["violations"]) == cosines
     spread = class_spread(draw(8, 4), LABELS)
     assert ClassSpread(**json.loads(json.dumps(dataclasses.asdict(spread), allow_nan=False))) == spread
     changes = direction_changes(draw(8, 4), draw(8, 4, seed=1), 0, 1000)
-    told = json.loads(json.dumps(dataclasses.asdict(changes), allow_nan=False))
-    assert DirectionChanges(**told | {"changes": Distribution(**told["changes"])}) == changes
+    restored = json.loads(json.dumps(dataclasses.asdict(changes), allow_nan=False))
+    assert DirectionChanges(**restored | {"changes": Distribution(**restored["changes"])}) == changes
 
 
 def test_a_distribution_needs_one_edge_more_than_bins():

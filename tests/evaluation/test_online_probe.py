@@ -39,7 +39,7 @@ def trained(steps=STEPS, scale=1.0, shift=0.0):
     return found
 
 
-def test_its_steps_are_those_of_torchs_sgd_on_the_images_that_are_not_left_out():
+def test_steps_are_torchs_sgd_on_the_images_that_are_not_left_out():
     classifier = nn.Linear(DIM, NUM_CLASSES, dtype=torch.float64)
     nn.init.zeros_(classifier.weight)
     nn.init.zeros_(classifier.bias)
@@ -112,7 +112,7 @@ def test_it_learns_and_is_measured_by_the_statistics_of_other_images():
     assert found.top1(3 * shown + 5, batch.labels, others) > 0.7
 
 
-def test_one_that_was_not_trained_is_right_nowhere():
+def test_an_untrained_probe_has_accuracy_0():
     features, batch = drawn()
     assert probe().top1(features[:IMAGES], batch.labels, features) == 0
 

@@ -125,7 +125,7 @@ def test_changes_have_a_panel_for_each_pair_of_steps_with_the_variances():
     assert shown_colour(figure.axes[0], "SEC") != shown_colour(figure.axes[0], "none")
 
 
-def test_long_names_stand_below_the_panels_once():
+def test_long_names_are_listed_once_below_the_panels():
     changes = [direction_changes(draw(80, 6), draw(80, 6, seed=step + 1), step, step + 1) for step in range(2)]
     arms = {f"no constraint, optimiser.learning_rate {rate}": changes for rate in (0.1, 0.2)}
     figure = direction_changes_figure(arms, "")

@@ -115,7 +115,7 @@ def test_common_bins_share_a_bin_out_evenly():
     assert shares.T.tolist() == [[37.5, 37.5, 12.5, 12.5], [0, 0, 50, 50]]
 
 
-def test_the_later_of_two_histograms_of_a_step_counts():
+def test_the_later_of_two_histograms_of_a_step_is_drawn():
     histograms = [NormHistogram(3, [0.0, 1.0, 2.0], [1, 0]), NormHistogram(3, [0.0, 1.0, 2.0], [0, 1])]
     heat_axes, outline_axes, _ = norm_histograms_figure(histograms, num_bins=2).axes
     assert heat_axes.collections[0].get_array().filled(0).ravel().tolist() == [0, 100]
@@ -139,7 +139,7 @@ def test_the_distribution_of_an_arm_is_the_mean_of_its_runs():
     assert figure.axes[0].get_xlabel() == "embedding norm (L2)"
 
 
-def test_a_legend_of_many_norms_stands_beside_them():
+def test_a_legend_of_many_norms_is_beside_the_axes():
     arms = {f"arm {place}": [norm_histogram(10 + place + draw(50).abs(), step=0)] for place in range(7)}
     figure = norm_distributions_figure(*norm_distributions(arms), "title")
     (legend,), (axes,) = figure.legends, figure.axes

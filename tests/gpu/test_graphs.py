@@ -32,7 +32,7 @@ def recordings(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimiser", ["sgd", "lars"])
-def test_replayed_steps_are_those_that_are_called(gpu, recordings, optimiser, precision):
+def test_replayed_steps_equal_called_steps(gpu, recordings, optimiser, precision):
     options = {"optimiser": optimiser, "precision": precision, "total_steps": STEPS}
     ends = []
     for graphs in (False, True):

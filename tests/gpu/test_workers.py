@@ -129,7 +129,7 @@ class TorchsOwn(nn.BatchNorm2d):
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_and_that_of_torchs_synchronised_one(device, dtype, layout):
+def test_global_batch_norm_is_torchs_sync_batch_norm(device, dtype, layout):
     if device.type == "cpu":
         pytest.skip("torch's needs a GPU")
     values, weights = images(device, dtype, LAYOUTS[layout])

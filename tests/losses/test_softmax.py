@@ -43,7 +43,7 @@ def test_the_bound_is_reached_by_templates_that_are_spread_evenly():
 
 
 @given(scale=st.floats(0.5, 40.0), seed=st.integers(0, 1000))
-def test_no_features_and_templates_go_below_the_bound(scale, seed):
+def test_no_features_and_templates_have_a_loss_below_the_bound(scale, seed):
     loss = NormFaceLoss(6, 3, scale=scale).double()
     loss.weight.data = rows(6, 3, seed)
     assert loss(loss.weight.detach(), torch.arange(6)).item() >= normalized_softmax_lower_bound(6, scale) - 1e-12
@@ -150,7 +150,7 @@ def test_cross_entropy_is_the_slow_loop_and_its_shares_add_up(smoothing):
     assert torch.autograd.gradcheck(lambda z: loss(z, CLASSES_OF_ROWS), rows(dim=6).requires_grad_())
 
 
-def test_cross_entropy_of_equal_logits_cost_the_logarithm_of_the_number_of_classes():
+def test_cross_entropy_of_equal_logits_is_the_log_of_the_number_of_classes():
     assert CrossEntropyLoss(0.3)(torch.zeros(4, 7), torch.arange(4)).item() == pytest.approx(math.log(7))
 
 

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class Made:
-    """Blocks of images that have their numbers as their grey value; counts reads and fails when it is told to."""
+    """Blocks of images that have their numbers as their grey value; counts reads, and fails on request."""
 
     def __init__(self, sizes, errors=(), bad=()):
         self.sizes = torch.tensor(sizes)
@@ -90,7 +90,7 @@ def test_workers_divide_the_blocks(num_workers):
     assert reads <= 64 + 16  # a block on the border of two lanes is read by both
 
 
-def test_a_resume_reads_nothing_of_what_came_before():
+def test_a_resume_reads_no_earlier_blocks():
     source, images = made([4] * 64, window=32)
     sampler = shuffled_batches(images, 16, seed=0)
     rest = (sampler.indices(step) for step in range(14, 16))
@@ -109,7 +109,7 @@ def test_few_images_are_in_memory():
     assert len(source.reads) == 50  # they are still there
 
 
-def test_a_block_is_tried_again_and_a_missing_one_is_not(monkeypatch, caplog):
+def test_a_failed_block_is_retried_and_a_missing_one_is_not(monkeypatch, caplog):
     monkeypatch.setattr(blocks, "RETRY_AFTER_S", (0.0, 0.0))
     source = Made([2], errors=[DataError("a.tar: busy"), DataError("a.tar: busy")])
     with caplog.at_level(logging.WARNING, "ssl_sec.data"):
@@ -124,7 +124,7 @@ def test_a_block_is_tried_again_and_a_missing_one_is_not(monkeypatch, caplog):
     assert len(source.reads) == 1
 
 
-def test_a_bad_image_is_named_or_replaced_by_one_of_its_block(caplog):
+def test_a_bad_image_is_named_or_replaced_from_its_block(caplog):
     _, images = made([4, 4], bad={3, 5, 6})
     assert line(lambda: images.read(torch.arange(4))).startswith("block 0 row 3: not an image; allowed: ")
     _, images = made([4, 4], bad={3, 5, 6}, on_bad_image="skip")

@@ -77,7 +77,7 @@ def test_remote_shards_are_streamed(tmp_path):
     assert isinstance(opened(tmp_path, location), ResidentImages)
 
 
-def test_an_index_is_made_once_and_again_for_another_file(tmp_path, monkeypatch):
+def test_an_index_is_made_once_and_remade_for_a_changed_file(tmp_path, monkeypatch):
     scanned, scan = [], tar._scan
     monkeypatch.setattr(tar, "_scan", lambda file: scanned.append(file[1]) or scan(file))
     location = write_shards(tmp_path)

@@ -125,7 +125,7 @@ def test_equal_error_rate_is_where_the_errors_meet():
     assert equal_error_rate(torch.tensor([1.0, 0.0]), torch.tensor([False, True])) == 1
 
 
-def test_what_is_not_a_number_is_never_in_favour():
+def test_nan_scores_never_help():
     same = torch.tensor([True, True, False, False])
     assert tar_at_far(torch.tensor([0.9, math.nan, 0.1, 0.2]), same, [0.0, 1.0]) == {0.0: 0.5, 1.0: 0.5}
     assert tar_at_far(torch.tensor([0.9, math.inf, 0.1, math.nan]), same, [0.0, 0.5]) == {0.0: 0, 0.5: 1}
@@ -134,7 +134,7 @@ def test_what_is_not_a_number_is_never_in_favour():
     assert equal_error_rate(torch.full((4,), math.nan), same) == 1
 
 
-def test_what_does_not_fit_is_named():
+def test_wrong_arguments_are_refused():
     scores, same = case_of(0, 10)
     with pytest.raises(ConfigError, match="TAR at FAR = 1.5; allowed: 0 to 1"):
         tar_at_far(scores, same, [0.1, 1.5])
