@@ -108,16 +108,16 @@ FIELDS = [
 
 
 @pytest.mark.parametrize(("kind", "field", "origin"), FIELDS, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_every_number_is_refused_by_its_key_or_of_use(kind, field, origin):
+def test_every_number_is_accepted_or_refused_by_its_key(kind, field, origin):
     values = least(kind)
     for number in NUMBERS:
         given = [number] if origin is tuple else number
         try:
             config = from_values(kind, {**values, field: given}, kind.key)
         except ConfigError as error:
-            told = str(error)
-            assert "\n" not in told and (not kind.key or told.startswith(f"{kind.key}."))
-            assert field in told or field in OF_OTHERS, told
+            message = str(error)
+            assert "\n" not in message and (not kind.key or message.startswith(f"{kind.key}."))
+            assert field in message or field in OF_OTHERS, message
         else:
             assert number not in NOT_FINITE
             use(config)

@@ -137,7 +137,7 @@ def test_tiles_of_shared_out_classes_equal_the_whole(tmp_path):
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), pytest.param(4, 2, marks=pytest.mark.slow)])
-def test_a_run_goes_on_with_another_number_of_workers(before, after, tmp_path):
+def test_a_run_resumes_with_another_number_of_workers(before, after, tmp_path):
     folder = tmp_path / "checkpoints"
     whole = trained("cosface", sharded=False)
     on_workers(before, tmp_path, trained, "cosface", True, 1 << 24, 0, folder)
@@ -176,7 +176,7 @@ def save_parts(folder, monkeypatch, step, num_workers):
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (3, 2), (2, 4), (2, 2)])
-def test_parts_that_other_workers_left_are_not_taken(before, after, tmp_path, monkeypatch):
+def test_stale_parts_of_other_workers_are_ignored(before, after, tmp_path, monkeypatch):
     """They died before the state was written, and the run goes on with another number of workers."""
     save_parts(tmp_path, monkeypatch, 1, before)
     rows = save_parts(tmp_path, monkeypatch, 1, after)

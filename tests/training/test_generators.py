@@ -75,7 +75,7 @@ def test_workers_equal_one_in_values_gradients_and_state(tmp_path, name, case, n
 
 
 @pytest.mark.distributed
-def test_workers_equal_one_where_generated_rows_are_computed_again(tmp_path):
+def test_workers_equal_one_with_recomputed_generated_rows(tmp_path):
     whole = some_steps("hdml", "triplet")
     for part in on_workers(2, tmp_path, some_steps, "hdml", "triplet", 3 * len(LABELS)):
         torch.testing.assert_close(part, whole, rtol=1e-8, atol=1e-11)

@@ -63,7 +63,7 @@ def test_generated_rows_have_their_own_loss_with_its_weight():
     assert terms.total.item() == pytest.approx(expected.item(), rel=1e-15)
 
 
-def test_a_batch_that_generates_nothing_has_no_loss_of_it():
+def test_a_batch_without_generated_rows_has_no_loss_of_them():
     transform = SphericalFeatureTransform(4, 5, tail_classes=torch.tensor([0, 1, 2]))
     objective = Objective(SoftmaxLoss(4, 5), None, Constant(0.0), transform)
     terms = objective(torch.randn(6, 5), torch.tensor([0, 0, 1, 1, 2, 2]), step=0)

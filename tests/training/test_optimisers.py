@@ -107,7 +107,7 @@ class _Waits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("build", [sgd, lars])
-def test_no_step_looks_at_a_value(build):
+def test_no_step_reads_a_value(build):
     model = network()
     optimiser = build(parameter_groups([model], 0.1), momentum=0.9)
     model(torch.ones(2, 1, 4, 4)).sum().backward()

@@ -58,7 +58,7 @@ def steps_so_far(run: RunFolder) -> int:
 
 
 def messages(run: RunFolder) -> str:
-    """What the run told."""
+    """The messages of the run."""
     return "\n".join(line for line in run.metrics_path.read_text().splitlines() if '"message"' in line)
 
 

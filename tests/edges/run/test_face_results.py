@@ -31,7 +31,7 @@ METRICS = {
 }
 
 
-def test_the_summary_tells_figures_of_test_sets_in_words(tmp_path):
+def test_the_summary_describes_the_metrics_of_test_sets(tmp_path):
     finished = Finished(metrics=METRICS, folder=RunFolder(tmp_path), run_id=None, uri="http://a", experiment_id=None)
     assert summary(finished).split("\nfolder: ")[0].splitlines() == [
         "last loss: 1.5",

@@ -54,7 +54,7 @@ def kept(tmp_path: Path, monkeypatch) -> Path:
         pytest.param("face", "digits_faces", marks=pytest.mark.slow),
     ],
 )
-def test_a_stopped_run_ends_as_it_did_there(kept, job, experiment):
+def test_a_stopped_run_of_an_older_version_ends_as_it_did(kept, job, experiment):
     folder = kept / "runs" / experiment / "half"
     assert run_command([job, f"resume={folder}"]) == 0
     ended = {}

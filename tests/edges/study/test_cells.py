@@ -26,7 +26,7 @@ def kept(arm="sec", point="", seed=0, digest="abc", **figures):
 @given(
     arms=st.lists(NAMES.filter(str.strip), min_size=1, max_size=3, unique=True), point=NAMES, value=st.floats(-1e6, 1e6)
 )
-def test_a_file_has_what_was_added(tmp_path_factory, arms, point, value):
+def test_added_cells_are_in_the_file(tmp_path_factory, arms, point, value):
     path = tmp_path_factory.mktemp("cells") / "new" / "cells.csv"
     added = [kept(arm, point, seed, **{"probe/top1": value}) for arm in arms for seed in (1, 0)]
     cells = KeptCells(path)
@@ -56,7 +56,7 @@ def test_a_cell_is_found_by_arm_point_and_seed_and_refused_with_another_configur
 @pytest.mark.parametrize(
     "text", ["arm,seed\nsec,0\n", "nonsense\n1\n", "arm,point,seed,config,minutes,run_id\na,,x,,1,\n"]
 )
-def test_a_file_of_something_else_is_refused(tmp_path, text):
+def test_a_file_without_cells_is_refused(tmp_path, text):
     path = tmp_path / "cells.csv"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"cells: .*cells.csv is not a file of cells .*columns arm, point, seed"):
@@ -73,7 +73,7 @@ def test_studies_that_run_at_once_add_to_one_file(tmp_path):
     assert [cell.seed for cell in KeptCells(path)] == [0, 1, 2]
 
 
-def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
+def test_a_file_that_cannot_be_written_is_a_storage_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises((StorageError, ConfigError), match="cells: "):
         KeptCells(tmp_path / "file" / "cells.csv").add(kept())

@@ -26,7 +26,7 @@ from tests.jobs import study
 DRAWS_PICTURES = True
 
 
-class PretendedRuns:
+class FakeRuns:
     """Leaves the folders of finished runs; a run that is listed in `failing` ends with code 2.
 
     Attributes:
@@ -41,7 +41,7 @@ class PretendedRuns:
         self.stop_after: int | None = None
         self.was_stopped = False
 
-    def __call__(self, concurrent: int) -> "PretendedRuns":
+    def __call__(self, concurrent: int) -> "FakeRuns":
         return self
 
     def run(self, tasks, end) -> None:
@@ -68,10 +68,10 @@ class PretendedRuns:
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """Runs a study whose runs are pretended: overrides -> what is printed."""
+    """Runs a study with fake runs: overrides -> what is printed."""
     file = tmp_path / "mine.yaml"
     file.write_text(FILE)
-    runs = PretendedRuns(tmp_path / "runs" / "mine")
+    runs = FakeRuns(tmp_path / "runs" / "mine")
     monkeypatch.setattr(job, "Processes", runs)
 
     def run(*overrides):
@@ -89,7 +89,7 @@ def parents(tmp_path) -> list[Run]:
     ]
 
 
-def test_what_has_run_is_kept_and_compared(made, tmp_path):
+def test_finished_runs_are_kept_and_compared(made, tmp_path):
     run, runs, folder = made
     text = run()
     assert runs.started == ["none-s0", "sec-s0", "none-s1", "sec-s1"]
@@ -179,7 +179,7 @@ def test_without_its_file_the_figures_are_compared_as_mlflow_has_them(made):
     assert runs.started == []
 
 
-def test_nothing_has_run_yet(made):
+def test_comparing_before_any_run_is_one_line(made):
     run, runs, _ = made
     assert run("run=false") == "no run has ended yet"
     assert runs.started == []
@@ -198,7 +198,7 @@ def test_a_run_that_fails_is_named_after_the_others_have_run(made, tmp_path):
     assert runs.started == ["sec-s0"]
 
 
-def test_what_arms_are_compared_by_is_kept_or_named_after_the_first_run(made, tmp_path):
+def test_the_compared_metric_is_kept_or_named_after_the_first_run(made, tmp_path):
     run, runs, folder = made
     (tmp_path / "mine.yaml").write_text(FILE + "metric: probe/top_1\n")
     with pytest.raises(ConfigError, match="metric: found 'probe/top_1', which is not measured; .*'probe/top1'"):
@@ -224,7 +224,7 @@ def test_object_storage_needs_a_file_for_the_cells(made):
         run("output_dir=s3://bucket/runs")
 
 
-def test_a_search_is_kept_and_its_best_is_what_the_arm_runs_with(made, tmp_path, monkeypatch):
+def test_a_search_is_kept_and_its_arm_runs_with_the_best_trial(made, tmp_path, monkeypatch):
     run, runs, folder = made
     (tmp_path / "mine.yaml").write_text(SEARCHED)
     searched = []

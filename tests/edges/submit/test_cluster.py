@@ -133,7 +133,7 @@ def sweep(head) -> str:
     return job_id
 
 
-def test_a_sweep_goes_on_without_its_client_and_is_one_run_with_children(head, sweep):
+def test_a_sweep_outlives_its_client_and_is_one_run_with_children(head, sweep):
     found = runs(head)
     parent = found["sweep"]
     assert (parent.info.status, parent.data.params["swept"]) == ("FINISHED", "constraint.eta")
@@ -169,7 +169,7 @@ def figures(head, name: str) -> list[dict]:
 
 @contextmanager
 def endless(head, name: str, first: str, *more: str) -> Iterator[str]:
-    """A job that goes on until it is stopped, once its run `first` has told three figures; it does not outlive a test.
+    """A job that runs until it is stopped, once its run `first` has reported three times; it does not outlive a test.
 
     The cluster has room for one: a job that is left would hold up all that follow.
     """
@@ -207,7 +207,7 @@ def test_a_stopped_sweep_stops_its_jobs_and_starts_no_others(head):
     assert (runs(head)["two"].info.status, runs(head)["two-seed0"].info.status) == ("KILLED", "KILLED")
 
 
-def test_a_failing_job_tells_why_in_one_line_and_keeps_its_exit_code(head, tmp_path):
+def test_a_failed_job_prints_one_line_and_keeps_its_exit_code(head, tmp_path):
     missing = ("data=folder", f"data.root={tmp_path / 'none'}")
     done = submit(head, "pretrain", *TWO_WORKERS, *missing, f"output_dir={head.runs}", "--name", "bad", "--follow")
     assert done.returncode == 3
@@ -216,7 +216,7 @@ def test_a_failing_job_tells_why_in_one_line_and_keeps_its_exit_code(head, tmp_p
     assert runs(head)["bad"].info.status == "FAILED"
 
 
-def test_without_the_token_nothing_is_told(head, tmp_path):
+def test_without_the_token_access_is_refused(head, tmp_path):
     (tmp_path / "token").write_text(secrets.token_hex(32))
     for environment in ({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}, {"RAY_AUTH_MODE": "disabled"}):
         stranger = SimpleNamespace(address=head.address, environment={**head.environment, **environment})

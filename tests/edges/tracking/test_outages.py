@@ -82,9 +82,9 @@ def wait_for_steps(process: subprocess.Popen, run: RunFolder) -> None:
 
 def assert_trained_to_its_end(process: subprocess.Popen, run: RunFolder) -> str:
     """Returns the one warning that says how the rest is sent."""
-    told, errors = process.communicate(timeout=600)
+    output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
-    began, ended = map(float, told.splitlines()[-1].split()[1:])
+    began, ended = map(float, output.splitlines()[-1].split()[1:])
     assert run.workers_path.stat().st_mtime - began < WAITED_S
     assert ended - (run.path / "outcome").stat().st_mtime < WAITED_S
     assert steps_so_far(run) == 200 and run.outcome() == "finished"

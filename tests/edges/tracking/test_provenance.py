@@ -63,7 +63,7 @@ def test_a_very_long_patch_is_cut_off(checkout, monkeypatch):
     assert len(code_state().diff) < 200 and "cut off here" in code_state().diff
 
 
-def test_the_commit_of_a_repository_around_the_package_says_nothing(checkout, monkeypatch):
+def test_the_commit_of_an_enclosing_repository_is_ignored(checkout, monkeypatch):
     monkeypatch.setattr(provenance, "checkout", lambda: checkout / "ssl_sec")
     assert code_state() is None
     assert "mlflow.source.git.commit" not in process_tags(code_state())

@@ -48,9 +48,9 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path):
 def test_a_folder_is_refused_before_the_run_starts(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}")
     assert run_job("pretrain", pretrain, ["runtime=local", f"output_dir={tmp_path / 'runs'}"]) == 4
-    told = capsys.readouterr().err.strip()
-    assert told.startswith("error: MLFLOW_TRACKING_URI: found sqlite:") and "which is a folder" in told
-    assert "\n" not in told
+    output = capsys.readouterr().err.strip()
+    assert output.startswith("error: MLFLOW_TRACKING_URI: found sqlite:") and "which is a folder" in output
+    assert "\n" not in output
     assert not (tmp_path / "runs").exists()
 
 

@@ -98,8 +98,8 @@ def test_scores_that_are_all_the_same_or_not_finite(value):
     same = torch.arange(40) % 4 == 0
     given = {"collapsed": Verification(torch.full((40,), value), same)}
     (axes,) = scores_figure(given, "").axes
-    told = ": none" if value != value else f": {value:.2f} ± 0.00"
-    assert legend_of(axes)[:2] == [f"two people{told}", f"one person{told}"]
+    suffix = ": none" if value != value else f": {value:.2f} ± 0.00"
+    assert legend_of(axes)[:2] == [f"two people{suffix}", f"one person{suffix}"]
     assert ("75.00 % right" in legend_of(axes)[2]) == (value == value)
     figure = roc_figure(given, "")
     assert curve(figure)[1].tolist() == [0] * (len(curve(figure)[1]) - 1) + [0 if value != value else 100]

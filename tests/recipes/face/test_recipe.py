@@ -119,7 +119,7 @@ def test_a_stopped_and_resumed_run_ends_bit_equal(tmp_path, whole, tested):
     assert_identical(resumed.last_state(), whole[0].last_state())
 
 
-def test_an_image_of_a_test_set_that_cannot_be_read_costs_no_training(tmp_path, whole):
+def test_an_unreadable_test_image_does_not_lose_the_training(tmp_path, whole):
     """Images that do not fit into memory are read when they are measured."""
     table, images = write_digit_pairs(tmp_path)
     test_set = {"name": "pairs", "title": "digits", "pairs": str(table), "images": str(images)}
@@ -134,7 +134,7 @@ def test_an_image_of_a_test_set_that_cannot_be_read_costs_no_training(tmp_path, 
     assert [report[:2] for report in mended.reports] == [whole[0].reports[-1][:2]]
 
 
-def test_the_reports_come_at_their_pace(whole):
+def test_reports_come_at_their_intervals(whole):
     runtime, _ = whole
     steps_per_epoch = 1437 // 300
     assert list(runtime.series("train/loss")) == list(range(2 * steps_per_epoch))
@@ -147,7 +147,7 @@ def test_the_reports_come_at_their_pace(whole):
     assert {f"face/digits_tar_at_far_1e-{power}" for power in (1, 2, 3)} <= set(measured)
 
 
-def test_people_come_apart(tmp_path, tested):
+def test_people_are_separated(tmp_path, tested):
     changes = {"runtime": FLOAT32, "global_batch_size": 64, "augment": {"flip_probability": 0.0}}
     runtime, _ = run(tmp_path, test_sets=[tested], evaluation={"flips": "none"}, **changes)
     losses = list(runtime.series("train/metric_loss").values())
@@ -158,7 +158,7 @@ def test_people_come_apart(tmp_path, tested):
 
 
 @pytest.mark.parametrize("flips", ["none", "sum_of_directions", "sum_of_embeddings"])
-def test_mirror_images_are_merged_as_asked_for(tmp_path, tested, flips):
+def test_mirror_images_are_merged_as_configured(tmp_path, tested, flips):
     runtime, _ = run(tmp_path, test_sets=[tested], epochs=0, evaluation={"flips": flips})
     measured = runtime.reports[-1][1]
     others, _ = run(tmp_path, test_sets=[tested], epochs=0, evaluation={"flips": flips, "pca": 5})

@@ -17,7 +17,7 @@ from ssl_sec.recipes.registry import PRETRAIN
 from tests.edges.run.driver.conftest import pretrain_config
 
 
-def test_training_goes_on_without_mlflow_and_the_figures_are_sent_later(quick, caplog, tmp_path: Path):
+def test_training_continues_without_mlflow_and_metrics_are_sent_later(quick, caplog, tmp_path: Path):
     (tmp_path / "store").write_text("a file where a folder must be")
     uri = f"sqlite:///{tmp_path}/store/mlflow.db"
     finished = run_training(PRETRAIN, pretrain_config([*quick, f"tracking.uri={uri}"]))
@@ -51,7 +51,7 @@ def test_training_goes_on_without_mlflow_and_the_figures_are_sent_later(quick, c
     )
 
 
-def test_a_store_that_is_away_for_a_while_has_every_point_once_afterwards(quick, monkeypatch, caplog):
+def test_a_store_has_every_point_once_after_an_outage(quick, monkeypatch, caplog):
     """It even takes a batch whose answer is lost."""
     log_batch, calls, asked = MlflowClient.log_batch, [], threading.Event()
     report = worker.FolderRuntime.report

@@ -1,4 +1,4 @@
-"""What workers ask the driver for, where runs are in object storage; the actor is pretended."""
+"""What workers ask the driver for, where runs are in object storage; with a fake actor."""
 
 import threading
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from ssl_sec.edges.run.on_ray import channel
 from ssl_sec.edges.run.on_ray.channel import WorkerFolder
 
 
-class PretendedDriver:
+class FakeDriver:
     """Has one request for a checkpoint, as often as it is asked."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ def test_worker_0_alone_takes_a_save_request(monkeypatch, tmp_path):
     monkeypatch.setattr(ray, "get", lambda answer: answer)
     asked = []
     for rank in (0, 1):
-        driver = PretendedDriver()
+        driver = FakeDriver()
         folder = WorkerFolder("memory://bucket/runs/recipe/run", rank, driver)
         assert driver.was_asked.wait(30)
         asked.append("take_save_request" in driver.asked)

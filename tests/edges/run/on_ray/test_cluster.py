@@ -127,7 +127,7 @@ def stopped_after(steps: int, folder: Path) -> RunFolder:
     return run
 
 
-def test_a_node_that_joins_takes_part_and_costs_no_step(cluster, tmp_path):
+def test_a_node_that_joins_is_used_without_losing_a_step(cluster, tmp_path):
     run = folder_of(tmp_path)
     thread = in_the_background(config_of(tmp_path, *ENDLESS))
     wait_for(lambda: steps_so_far(run) >= 3, thread)
@@ -190,7 +190,7 @@ def drain(cluster, node_id: str, seconds: int) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def test_a_node_announced_to_leave_costs_no_step_and_counts_as_no_failure(cluster, tmp_path):
+def test_an_announced_node_loss_loses_no_step_and_is_no_failure(cluster, tmp_path):
     cluster.add_node(num_cpus=1)
     run = folder_of(tmp_path)
     thread = in_the_background(config_of(tmp_path, *ENDLESS, "runtime.max_failures=0"))
