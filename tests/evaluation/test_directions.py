@@ -16,11 +16,13 @@ from ssl_sec.evaluation.directions import (
     CosineDistributions,
     DirectionChanges,
     Distribution,
+    class_divergences,
     class_spread,
     cosine_distributions,
     direction_changes,
     distance_distributions,
     pooled,
+    within_class_energy,
 )
 from ssl_sec.settings import to_values
 from tests.figures.test_training import draw
@@ -239,3 +241,45 @@ def test_distances_that_do_not_overlap():
     apart = distance_distributions(torch.eye(2).repeat(2, 1), torch.tensor([0, 1, 0, 1]), seed=0)
     assert apart.overlap == 0 and apart.positives.mean == 0 and apart.negatives.mean == pytest.approx(2**0.5)
     assert distance_distributions(torch.eye(2), torch.tensor([0, 1]), seed=0).overlap == 0
+
+
+def scatter_matrices(embeddings, labels):
+    """SFT's Eqs. 7 and 11, class by class."""
+    means, matrices = [], []
+    for label in labels.unique():
+        members = embeddings[labels == label]
+        means.append(members.mean(0))
+        matrices.append(sum(torch.outer(x - means[-1], x - means[-1]) for x in members) / len(members))
+    return torch.stack(means), torch.stack(matrices)
+
+
+def test_a_divergence_is_the_trace_of_the_scatter_matrix():
+    embeddings = draw(8, 4).double()
+    labels, divergences = class_divergences(embeddings, LABELS)
+    _, matrices = scatter_matrices(embeddings, LABELS)
+    assert labels.tolist() == [3, 7, 9]
+    torch.testing.assert_close(divergences, torch.stack([matrix.trace() for matrix in matrices]))
+    assert divergences[2] == 0  # one row
+
+
+@pytest.mark.parametrize(("energy", "axes"), [(0.5, 1), (0.95, 2), (1.0, 3)])
+def test_the_energy_within_is_that_in_the_leading_axes_of_the_means(energy, axes):
+    embeddings = draw(8, 4).double()
+    means, matrices = scatter_matrices(embeddings, LABELS)
+    values, vectors = torch.linalg.eigh(sum(torch.outer(mean, mean) for mean in means) / 3)
+    values, vectors = values.flip(0), vectors.flip(1)
+    assert next(k for k in range(1, 5) if values[:k].sum() >= energy * values.sum() * (1 - 1e-9)) == axes
+    leading, within = vectors[:, :axes], matrices.mean(0)
+    expected = (leading.T @ within @ leading).trace() / within.trace()
+    assert 0.05 < expected < 0.95
+    assert within_class_energy(embeddings, LABELS, energy) == pytest.approx(expected.item(), rel=1e-10)
+
+
+def test_means_and_spread_in_orthogonal_subspaces_have_no_energy_in_common():
+    embeddings = torch.tensor([[3.0, 0.0, 1.0], [3.0, 0.0, -1.0], [0.0, 2.0, 2.0], [0.0, 2.0, -2.0]])
+    labels = torch.tensor([0, 0, 1, 1])
+    assert within_class_energy(embeddings, labels) == pytest.approx(0, abs=1e-6)
+    assert within_class_energy(embeddings.roll(1, 0), labels) > 0.1
+    assert within_class_energy(embeddings[::2], torch.tensor([0, 1])) == 0  # no spread
+    with pytest.raises(ValueError, match=r"energy: found 1.5, must be in \(0, 1\]"):
+        within_class_energy(embeddings, labels, 1.5)
