@@ -1,3 +1,4 @@
+import errno
 from dataclasses import replace
 
 import pytest
@@ -74,9 +75,26 @@ def test_studies_that_run_at_once_add_to_one_file(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_a_storage_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises((StorageError, ConfigError), match="cells: "):
-        KeptCells(tmp_path / "file" / "cells.csv").add(kept())
+    cells = KeptCells(tmp_path / "folder" / "cells.csv")
+    (tmp_path / "folder").write_text("a file instead")
+    with pytest.raises(StorageError, match=r"^cells: .*/folder/cells.csv cannot be written: File exists$"):
+        cells.add(kept())
+    with pytest.raises(ConfigError, match=r"^cells: .*/folder/cells.csv is not a file of cells "):
+        KeptCells(cells.path)
+
+
+def test_a_full_disk_is_a_storage_error_and_keeps_the_file(tmp_path, monkeypatch):
+    def fail(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "cells.csv"
+    cells = KeptCells(path)
+    cells.add(kept())
+    before = path.read_text()
+    monkeypatch.setattr("ssl_sec.edges.study.cells.write_whole", fail)
+    with pytest.raises(StorageError, match=r"^cells: .*/cells.csv cannot be written: No space left on device$"):
+        cells.add(kept(seed=1))
+    assert path.read_text() == before
 
 
 def test_the_figures_of_a_run_are_its_last_its_means_and_those_of_its_probe():
