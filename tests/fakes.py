@@ -52,6 +52,20 @@ def loaded(content):
     return torch.load(io.BytesIO(content), weights_only=True)
 
 
+class FakeClock:
+    """Stands for the module `time` of a module that measures; each reading takes a microsecond."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def perf_counter(self):
+        self.seconds += 1e-6
+        return self.seconds
+
+    def sleep(self, seconds):
+        self.seconds += seconds
+
+
 class FakeStore:
     """Keeps files in a folder and records other calls."""
 
