@@ -32,7 +32,7 @@ def test_divergences_are_sorted_by_the_first_arm():
         "standard deviation of the divergences",
         "$r_w$ (no unit)",
     ]
-    figure.draw_without_rendering()  # with the mathematics of a label
+    figure.draw_without_rendering()  # raises for invalid mathtext
 
 
 @pytest.mark.parametrize(("num_classes", "num_shown", "apart"), [(100, 100, 1), (101, 51, 2), (1000, 100, 10)])

@@ -37,7 +37,6 @@ def test_retrieved_images_stand_beside_their_query(channels):
     assert {True, False} == set(correct.flatten().tolist())
     # A dark grey image is not stretched to white.
     assert {image.norm.vmax for axes in figure.axes for image in axes.images} == {255}
-    figure.draw_without_rendering()  # the font must have the two marks
 
 
 def test_one_image_retrieved_for_one_query_and_none():
