@@ -1,4 +1,4 @@
-"""What training sees of a machine and of a run's storage, in memory."""
+"""Fakes of the runtime, the clock and the store of a run, in memory."""
 
 import io
 from pathlib import Path

@@ -35,7 +35,7 @@ def test_without_a_process_group_there_is_one_worker():
 
 
 def everything():
-    """What each function says on this worker, for rows that name their worker."""
+    """The result of each function on this worker, for rows that name their worker."""
     mine = torch.full((2, 3), float(rank()), dtype=torch.float64)
     mine[1] += 0.5
     strided = torch.stack([mine, mine], dim=2)[..., 0]

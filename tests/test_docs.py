@@ -1,4 +1,4 @@
-"""The documentation: its tables are the code's, its links lead somewhere, its commands are configurations."""
+"""The documentation: its tables equal the code's, its links resolve, its commands compose."""
 
 import re
 import shutil
@@ -31,7 +31,7 @@ def name_of(path):
 
 
 @pytest.mark.parametrize("page", DOCS, ids=name_of)
-def test_generated_tables_are_what_the_code_says(page):
+def test_generated_tables_are_up_to_date(page):
     text = page.read_text(encoding="utf-8")
     assert tables.filled(text) == text, "python -m docs.tables"
 

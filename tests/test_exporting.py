@@ -114,7 +114,7 @@ def exportable_embedding(head, stem="cifar"):
 
 
 def trained(network):
-    """As if: running statistics that are not those of a new batch norm."""
+    """Sets running statistics that a new batch norm does not have."""
     for module in network.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             nn.init.normal_(module.running_mean, std=0.1)
@@ -231,7 +231,7 @@ def test_timms_config_states_scaling_and_size(tmp_path):
 
 
 @pytest.mark.parametrize(("stem", "width"), [("cifar", 1.0), ("imagenet", 0.5), ("cifar", 0.125)])
-def test_a_resnet_that_timm_cannot_build_is_refused_with_the_formats_that_hold_it(stem, width, tmp_path):
+def test_a_resnet_that_timm_cannot_build_is_refused_with_the_possible_formats(stem, width, tmp_path):
     exportable = exportable_resnet(18, stem, width, 3)
     with pytest.raises(ConfigError, match="format: found 'timm', .* allowed .*: safetensors, torchscript, onnx, hub$"):
         FORMATS["timm"].write(exportable, some_images(exportable), tmp_path)
@@ -309,7 +309,7 @@ def test_an_encoder_that_a_format_cannot_hold_is_one_line(tmp_path):
         FORMATS["torchscript"].write(exportable, some_images(exportable), tmp_path)
 
 
-def test_a_package_that_is_not_installed_is_named_with_what_to_install(monkeypatch):
+def test_a_missing_package_is_named_with_the_command_to_install_it(monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else found(name))
     require_packages(FORMATS["torchscript"])

@@ -1,4 +1,4 @@
-"""The tests for a GPU are found on a machine that has what the core needs and no more."""
+"""GPU tests are collected on a machine with only the core's dependencies."""
 
 import subprocess
 import sys

@@ -101,7 +101,7 @@ def blocks(page: str) -> list[str]:
 
 @pytest.fixture
 def run_folder(tmp_path) -> Path:
-    """What a run of digits leaves of its encoder."""
+    """The encoder's folder of a run on digits."""
     config = from_values(PretrainConfig, compose("pretrain", ["experiment=digits", "encoder.width=0.125"]))
     folder = RunFolder(tmp_path / "runs" / "digits" / "mine")
     folder.start(to_values(config))

@@ -76,11 +76,11 @@ def message(**values) -> str:
     return str(caught.value)
 
 
-def test_defaults_fill_in_what_is_not_given():
+def test_defaults_fill_in_missing_values():
     assert build() == Settings(title="t", shape=Circle(name="circle"))
 
 
-def test_every_kind_of_value_is_taken():
+def test_every_kind_of_value_is_accepted():
     settings = build(
         count=4,
         rate=2,
@@ -334,14 +334,14 @@ def test_a_url_is_no_path(place):
 
 
 @pytest.mark.parametrize("place", ["a" * 256, "/".join(["a" * 200] * 30)])
-def test_a_path_that_no_file_system_holds_is_refused(place):
+def test_a_path_too_long_for_a_file_system_is_refused(place):
     with pytest.raises(ConfigError) as caught:
         Ranged(place=place)
     text = str(caught.value)
     assert text.endswith("must be a path of at most 4096 bytes, with names of at most 255") and len(text) < 600
 
 
-def test_a_check_names_the_key_the_value_and_what_is_allowed():
+def test_a_check_names_the_key_the_value_and_the_allowed_ones():
     check(True, "optimiser.momentum", 2.0, "in [0, 1)")
     with pytest.raises(ConfigError, match=r"^optimiser.momentum: found 2.0, must be in \[0, 1\)$"):
         check(False, "optimiser.momentum", 2.0, "in [0, 1)")

@@ -52,7 +52,7 @@ def test_small_views_are_not_copies_of_large_views():
 
 
 def test_crops_of_small_views_are_as_large_as_stated():
-    """Coordinates as pixels tell how much of the image a view spans."""
+    """With coordinates as pixels, a view shows how much of the image it spans."""
     pixels = torch.linspace(0, 255, 64).to(torch.uint8).view(1, 1, 64, 1).expand(300, 1, 64, 64).contiguous()
     config = AugmentConfig(small_views=1, small_view_size_px=32, colour_strength=0.0, flip_probability=0.0)
     views = whole(small(config, size=64, channels=1), pixels)

@@ -107,7 +107,7 @@ def test_the_draws_do_not_depend_on_the_pixels():
 
 
 def test_first_views_come_before_second_ones():
-    """With one colour an image, and crops only, a view shows which image it is of."""
+    """With one colour per image, and crops only, a view shows its image."""
     pixels = (20 * torch.arange(BATCH, dtype=torch.uint8)).view(-1, 1, 1, 1).expand(-1, 3, 9, 9).contiguous()
     views = whole(augmentation(colour_strength=0.0), pixels)
     colours = (views.flatten(1).amax(1) * 255).round().long()
@@ -154,7 +154,7 @@ def test_flips_happen_with_their_probability():
 
 
 def test_the_crops_of_retrieval_have_the_sizes_and_flips_stated():
-    """Coordinates as pixels tell how wide and high the part of the image is that a view shows."""
+    """With coordinates as pixels, a view shows the width and height of its crop."""
     across = torch.linspace(0, 255, 64).round().to(torch.uint8).expand(64, 64)
     pixels = torch.stack([across, across.T]).expand(600, 2, 64, 64).contiguous()
 
@@ -174,7 +174,7 @@ def test_the_crops_of_retrieval_have_the_sizes_and_flips_stated():
 
 
 def test_crops_are_no_smaller_than_stated():
-    """Coordinates as pixels tell how much of the image a view spans."""
+    """With coordinates as pixels, a view shows how much of the image it spans."""
     rows = torch.linspace(0, 255, 64).to(torch.uint8)
     pixels = rows.view(1, 1, 64, 1).expand(300, 1, 64, 64).contiguous()
 
@@ -250,7 +250,7 @@ def test_blurred_views_are_those_of_a_gaussian():
 
 
 def test_draws_are_unchanged_without_blur_and_solarisation():
-    """Runs of before, whose keys are the defaults now, resume on the same views."""
+    """Older runs, whose settings are the defaults now, resume on the same views."""
     named = [type(each).__name__ for each in augmentation().transforms.children()]
     assert named == ["RandomResizedCrop", "RandomHorizontalFlip", "ColorJitter", "RandomGrayscale"]
     assert augmentation(grey_probability=0.2).transforms[-1].p == 0.2

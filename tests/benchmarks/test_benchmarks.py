@@ -51,7 +51,7 @@ def test_a_function_called_before_a_turn_is_not_timed(monkeypatch):
 
 
 class Waiting:
-    """Waits so often in each step, twice more where an epoch ends, and once at the end of a call."""
+    """Waits a number of times in each step, twice more at the end of an epoch, and once at the end of a call."""
 
     def __init__(self, waits_per_step, steps_per_epoch, steps_taken):
         self.waits_per_step, self.steps_taken = waits_per_step, steps_taken

@@ -121,7 +121,7 @@ def test_a_failed_job_is_not_requeued(tmp_path):
     assert not slurm.requeued.exists()
 
 
-def test_a_job_whose_ray_did_not_start_has_failed(tmp_path):
+def test_a_job_fails_if_ray_does_not_start(tmp_path):
     assert Slurm(tmp_path, starts=False).start().wait(timeout=60) == 1
 
 

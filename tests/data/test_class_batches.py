@@ -96,7 +96,7 @@ def test_the_order_of_images_never_changes_between_versions():
 @pytest.mark.parametrize("make", [class_batches, triplets])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
 def test_workers_rows_make_up_the_batch(make, world_size):
-    # Each worker has a sampler of its own.
+    # Each worker has its own sampler.
     rows = [make().indices(9)[worker_rows(24, rank, world_size)] for rank in range(world_size)]
     assert torch.equal(torch.cat(rows), make().indices(9))
 

@@ -29,7 +29,7 @@ def resident(labels, num_classes) -> ResidentImages:
     )
 
 
-def test_classes_are_taken_in_the_order_asked_for():
+def test_classes_are_taken_in_the_requested_order():
     view = take_classes(resident([0, 1, 2, 3, 1, 0], 4), torch.tensor([3, 1]), "of two classes")
     assert values(view.read(torch.arange(3))) == [1, 3, 4]
     assert view.labels.tolist() == [1, 0, 1] and view.class_names == ("d", "b")

@@ -83,7 +83,7 @@ def test_closing_early_stops_the_workers(tmp_path):
     assert no_workers_left()
 
 
-def test_what_a_spawned_worker_receives_can_be_pickled(tmp_path):
+def test_arguments_of_spawned_workers_can_be_pickled(tmp_path):
     # Python 3.14 no longer forks by default.
     decoding = pickle.loads(pickle.dumps(_Decoding(encoded(tmp_path))))
     batch, bad = decoding[[3, 1], None]

@@ -1,4 +1,4 @@
-"""Input that no job can use ends in one line on stderr and an exit code that says whose it is."""
+"""Unusable input gives one line on stderr and an exit code for its kind."""
 
 import math
 from pathlib import Path
@@ -26,7 +26,7 @@ JOBS = {
     "replay": replay,
     "report": run_report,
 }
-# What each needs besides.
+# What else each needs.
 NEEDED = {
     "probe": ["run=abc", "runtime=local"],
     "export": ["run=abc", "format=timm"],
@@ -38,7 +38,7 @@ NEEDED = {
 
 @pytest.fixture
 def refused(capsys, tmp_path, monkeypatch):
-    """The one line with which a job refuses its arguments, having left nothing behind."""
+    """The one line with which a job refuses its arguments, leaving nothing behind."""
     monkeypatch.chdir(tmp_path)
 
     def line(job: str, arguments: list[str], code: int = 2) -> str:

@@ -58,7 +58,7 @@ def test_a_run_prints_its_settings_and_progress(quick, caplog):
 
 
 def test_a_command_exits_quickly_but_in_order():
-    """What is registered to be done at the end is done and what was printed arrives, but nothing is taken apart."""
+    """Exit handlers run and output is flushed, but no object is destroyed."""
     code = (
         "import atexit, sys\nfrom ssl_sec.edges import commands\n"
         "class Large:\n    def __del__(self): print('taken apart')\n"
@@ -155,7 +155,7 @@ def test_the_wheel_has_one_package_its_configs_and_the_command(tmp_path: Path):
     assert {top for top in tops if not top.endswith(".dist-info")} == {"ssl_sec"}
     (about,) = installed.glob("*.dist-info/entry_points.txt")
     assert "ssl-sec = ssl_sec.edges.commands:main" in about.read_text()
-    # What pip makes of the entry point.
+    # The script that pip makes of the entry point.
     program = tmp_path / "ssl-sec"
     program.write_text("import sys; from ssl_sec.edges.commands import main; sys.exit(main())")
     command = [sys.executable, str(program), "pretrain", "experiment=digits", "--cfg", "job"]

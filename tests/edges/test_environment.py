@@ -26,7 +26,7 @@ from tests.edges.conftest import QUICK
 
 
 def limits(monkeypatch, now: int, most: int) -> list[tuple[int, int]]:
-    """Makes the system say so; what is set is kept in the list that is returned."""
+    """Fakes the system's limits; the returned list has the limits that are set."""
     held = [(now, most)]
     monkeypatch.setattr(resource, "getrlimit", lambda kind: held[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda kind, both: held.append(both))
@@ -35,7 +35,7 @@ def limits(monkeypatch, now: int, most: int) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def environment(monkeypatch, tmp_path):
-    """What `complete` may set is put back."""
+    """Restores what `complete` may set."""
     for name in ("HOME", "LOGNAME", "MPLCONFIGDIR"):
         monkeypatch.setenv(name, os.environ.get(name, str(tmp_path)))
     return monkeypatch
@@ -129,7 +129,7 @@ def job(*overrides: str, prefix: str = "", **changes: str | None) -> subprocess.
 
 
 def finished(done: subprocess.CompletedProcess, runs: Path) -> None:
-    """Asserts that a job went well, said no more than it does elsewhere, and is FINISHED in MLflow."""
+    """Asserts that a job succeeded without unusual output, and is FINISHED in MLflow."""
     assert done.returncode == 0, done.stderr
     usual = r".*: epoch |INFO: |Successfully|Created version"
     odd = [line for line in done.stderr.splitlines() if not re.match(usual, line)]

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# Hydra, with what it imports; what stands in Cython's and setuptools' names is no package of its own.
+# Hydra with its imports; Cython's and setuptools' internal names are no packages.
 WITHOUT_TORCH = {
     "ssl_sec",
     "hydra",

@@ -1,4 +1,4 @@
-"""Values that Hydra's grammar does not take are taken as they stand."""
+"""Values outside Hydra's grammar are taken literally."""
 
 import pytest
 

@@ -10,7 +10,7 @@ from ssl_sec.edges.patience import NoAnswer, Patience
 
 @pytest.fixture
 def silence():
-    """A service that does not answer until the test is over."""
+    """A service that does not answer during the test."""
     over = threading.Event()
     yield over.wait
     over.set()

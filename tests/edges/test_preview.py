@@ -62,7 +62,7 @@ def of(files: Path, tmp_path: Path, data: str) -> list[str]:
         ("webdataset", ["data.shuffle_window=20", "data.resident_limit_mib=0"]),
     ],
 )
-def test_the_preview_is_what_the_run_shows(files, tmp_path, data, more):
+def test_the_preview_equals_the_runs_picture(files, tmp_path, data, more):
     config = from_values(PretrainConfig, compose("pretrain", [*of(files, tmp_path, data), *more]))
     found = preview(config, num_images=5)
     image_set = config.data.open("train")

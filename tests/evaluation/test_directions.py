@@ -75,7 +75,7 @@ def test_few_pairs_and_triplets_are_all_counted_once(labels, seed):
 
 
 def test_drawn_pairs_and_triplets_are_distributed_as_all_of_them():
-    labels = torch.tensor([0] * 2 + [1] * 5 + [2] * 13)  # sizes apart, so that a wrong weight shows
+    labels = torch.tensor([0] * 2 + [1] * 5 + [2] * 13)  # of different sizes, so that a wrong weight shows
     embeddings = 2 * draw(3, 6, seed=1)[labels] + draw(20, 6)
     num_drawn = 180
     found = [cosine_distributions(embeddings, labels, seed, max_pairs=num_drawn) for seed in range(200)]

@@ -89,7 +89,7 @@ def test_scale_and_shift_of_the_features_have_no_effect(scale, shift):
 
 
 @given(columns=st.integers(1, 64), seed=st.integers(0, 2**31))
-def test_it_is_stable_whatever_the_features(columns, seed):
+def test_the_probe_is_stable_for_any_features(columns, seed):
     """As many equal columns as there may be: the greatest curvature."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(NUM_CLASSES, (IMAGES,), generator=generator)
@@ -101,7 +101,7 @@ def test_it_is_stable_whatever_the_features(columns, seed):
     assert found.velocity.abs().max() < 0.2
 
 
-def test_it_learns_and_is_measured_by_the_statistics_of_other_images():
+def test_the_probe_learns_and_is_measured_on_other_images():
     found = trained(60)
     features, batch = drawn(1000)
     shown, others = features[:IMAGES], 3 * drawn(1001)[0] + 5

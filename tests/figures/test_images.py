@@ -12,7 +12,7 @@ def pixels(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("num_views", [2, 5])
-def test_an_image_stands_before_its_views(channels, num_views):
+def test_an_image_is_drawn_before_its_views(channels, num_views):
     images = pixels(3, channels, 6, 12)
     views = [pixels(3, channels, 4 + number, 4 + number) for number in range(num_views)]
     (axes,) = views_figure(images, views).axes

@@ -9,7 +9,7 @@ from tests.figures.test_training import draw
 NAMES = tuple("abcd")
 
 
-def test_the_grid_is_a_square_around_0_that_holds_all_that_is_finite():
+def test_the_grid_is_a_square_around_0_with_all_finite_points():
     embeddings = torch.tensor([[3.0, -8.0], [torch.nan, 90.0], [torch.inf, 1.0]])
     grid = plane_grid(embeddings, side=5)
     assert plane_reach(embeddings) == pytest.approx(8.4)

@@ -1,4 +1,4 @@
-"""What is saved is the state at the time of the call, though the device goes on and changes it."""
+"""The state at the time of the call is saved, though the device changes it afterwards."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Steps that are recorded as CUDA graphs and replayed are the steps that are called."""
+"""Steps recorded as CUDA graphs and replayed equal called steps."""
 
 from dataclasses import replace
 

@@ -80,7 +80,7 @@ def test_arcfaces_target_falls_without_a_jump_also_past_pi(margin):
     assert target[-1].item() == pytest.approx(-2 - math.cos(math.pi + margin) if margin else -1)
 
 
-def test_a_margin_makes_the_own_class_harder_and_nothing_else():
+def test_a_margin_makes_only_the_rows_own_class_harder():
     embeddings, labels = rows(12, 5), torch.arange(12) % 6
     plain = NormFaceLoss(6, 5, scale=8.0).double()
     plain.weight.data.normal_()
@@ -105,7 +105,7 @@ def test_a_row_that_is_its_template_or_its_opposite_has_a_finite_gradient(loss, 
 
 @pytest.mark.parametrize("scale", [1.5, 4.0])
 def test_a_longer_row_never_makes_its_class_less_probable_without_a_bias(scale):
-    """NormFace, Proposition 1, and why it does not hold with one."""
+    """NormFace, Proposition 1, and why it does not hold with a bias."""
     embeddings = rows(40, 5)
     without, with_bias = (SoftmaxLoss(6, 5, bias=bias).double() for bias in (False, True))
     for loss in (without, with_bias):

@@ -234,7 +234,7 @@ def test_random_centres_are_a_function_of_the_seed_and_stay(mode):
         made[0](rows(10, 4), LABELS, step)
     assert torch.equal(made[0].centres, first)
     _, targets = made[0](rows(10, 4), LABELS, 3)
-    assert (targets != LABELS).all()  # they are there from the first step
+    assert (targets != LABELS).all()  # they exist from the first step
 
 
 @pytest.mark.parametrize(("mode", "raw"), [("rotate", False), ("translate", True), ("ftl", False)])

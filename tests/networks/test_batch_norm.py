@@ -204,7 +204,7 @@ def features_of_timm(rows):
 
 
 @pytest.mark.distributed
-def test_workers_equal_one_where_batch_norms_hold_the_activation(tmp_path):
+def test_workers_equal_one_for_batch_norms_with_an_activation(tmp_path):
     parts = on_workers(2, tmp_path, features_of_timm, (slice(0, 3), slice(3, 8)))
     features, gradients = features_of_timm(())
     torch.testing.assert_close(torch.cat([part[0] for part in parts]), features, rtol=1e-9, atol=1e-10)

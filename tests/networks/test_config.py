@@ -106,7 +106,7 @@ def without_downloads(monkeypatch):
         ("test_vit.r160_in1k", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     ],
 )
-def test_pretrained_timm_models_get_pixels_as_they_were_trained_on(without_downloads, tmp_path, model, mean, std):
+def test_pretrained_timm_models_get_pixels_scaled_as_in_their_training(without_downloads, tmp_path, model, mean, std):
     config = TimmConfig(model=model, pretrained=True)
     first = config.build(3, 32)
     assert set(without_downloads) == {model}

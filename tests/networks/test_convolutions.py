@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def test_no_convolution_of_our_encoders_is_wrong_in_channels_last():
-    """In a process of its own: oneDNN crashed, or wrote into other tensors, where this fails."""
+    """In its own process: where this fails, oneDNN crashed, or wrote into other tensors."""
     program = Path(__file__).with_name("channels_last_gradients.py")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(program.parents[1]), *sys.path])}
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=environment, timeout=600)

@@ -74,7 +74,7 @@ def test_entries_are_dropped_with_their_probability_and_the_mean_stays(probabili
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_in_evaluation_a_heads_dropout_changes_nothing_and_its_weights_have_the_same_names(name):
+def test_a_heads_dropout_changes_neither_evaluation_nor_the_names_of_weights(name):
     torch.manual_seed(0)
     plain = HEADS[name](FEATURES, DIM).eval()
     head = HEADS[name](FEATURES, DIM, 0.5).eval()

@@ -149,7 +149,7 @@ def test_an_encoder_without_blocks_is_refused():
 # Its partitioner decides what is recomputed, as that of the usual backend does.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "timm test_vit"])
-def test_a_compiled_network_computes_what_it_computes_without(name):
+def test_a_compiled_network_computes_the_same(name):
     images, found, kept = some_images(), [], []
     for network in (backbone(name), with_recomputation(backbone(name))):
         torch._dynamo.reset()

@@ -199,7 +199,7 @@ def test_a_head_loads_only_its_own_layers(tmp_path):
 
 
 class Foreign:
-    """Once unpickled, it has made a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, trace):
         self.trace = trace

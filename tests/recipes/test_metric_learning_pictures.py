@@ -19,7 +19,7 @@ def retrieved(num_queries: int, num_retrieved: int, channels: int, height: int =
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_retrieved_images_stand_beside_their_query(channels):
+def test_retrieved_images_are_beside_their_query(channels):
     query_images, retrieved_images, correct = one = retrieved(4, 3, channels)
     figure = retrieved_figure({"run": one}, "title")
     grid = np.concatenate([np.array(figure.axes[:4])[:, None], np.array(figure.axes[4:]).reshape(4, 3)], axis=1)

@@ -65,7 +65,7 @@ def on_a_worker(folder, changes, stop_at=None, state=None):
 
 
 def figures(reports):
-    """All that must not depend on the number of workers: everything but the speed."""
+    """All metrics that must not depend on the number of workers: all but the speed."""
     return [(step, {name: m[name] for name in sorted(m) if name != "train/images_per_s"}) for step, m in reports]
 
 
@@ -249,7 +249,7 @@ def test_the_online_probe_changes_nothing_else_and_can_be_left_out(tmp_path, who
     without = [(step, {n: v for n, v in m.items() if n != "val/probe_top1"}) for step, m, _ in whole[0].reports]
     assert figures([r[:2] for r in runtime.reports]) == figures(without)
     assert_identical(load_file(store.encoder_path), load_file(whole[1].encoder_path))
-    # A state without it is resumed by a run with it, where it begins anew.
+    # A run with a probe can resume a state without one; the probe then starts anew.
     state = runtime.last_state()
     assert "observer" not in state
     resumed, _ = run(tmp_path, state=state)
@@ -266,7 +266,7 @@ def test_the_online_probe_is_trained_on_no_query(tmp_path):
     assert len(probe.left_out) == 20
 
 
-def test_images_that_each_have_a_class_of_their_own_are_ranked_without_labels():
+def test_images_with_one_class_each_are_ranked_without_labels():
     settings = config(data={"name": "digits"})
     digits = settings.data.open("train")
     images = replace(digits, labels=torch.arange(len(digits)), class_names=tuple(map(str, range(len(digits)))))
@@ -359,7 +359,7 @@ def test_initial_weights_depend_on_the_seed_alone():
 
 
 def test_views_do_not_depend_on_the_device_of_the_runtime():
-    """Moved to a device, kornia draws there, from a generator that no seed reaches."""
+    """A kornia module on a device would draw there, from a generator without our seed."""
     images = config().data.open("train")
     pixels = images.images[:40]
     on_cpu, elsewhere = FakeRuntime(), FakeRuntime()
@@ -369,7 +369,7 @@ def test_views_do_not_depend_on_the_device_of_the_runtime():
 
 
 def assert_views_are_equal(views, others, pixels):
-    """Whether two augmentations make the same views of steps 0 and 1."""
+    """Asserts that two augmentations make the same views of steps 0 and 1."""
     for step in range(2):
         one, other = (augment(pixels, step, slice(0, len(pixels)), len(pixels)) for augment in (views, others))
         assert torch.equal(one, other)
@@ -394,7 +394,7 @@ def test_a_number_of_workers_that_does_not_divide_the_batch_is_refused():
         build_recipe(config(), config().data.open("train"), FakeRuntime(0, 3))
 
 
-def test_the_monitor_looks_at_no_more_images_than_asked_for(tmp_path):
+def test_the_monitor_reads_only_the_requested_number_of_images(tmp_path):
     _, store = run(tmp_path, epochs=0, monitor={"max_images": 50, "neighbours": 5})
     labels = torch.load(store.features_path, weights_only=True)["labels"]
     assert labels.bincount().tolist() == [5] * 10

@@ -153,7 +153,7 @@ def test_a_set_read_by_blocks_is_checked_within_a_window(tmp_path):
 
 
 @pytest.mark.parametrize(("most", "expected"), [(5, 5), (20, 20), (30, 20)])
-def test_no_more_images_than_asked_for_are_read(tmp_path, monkeypatch, most, expected):
+def test_only_the_requested_number_of_images_is_read(tmp_path, monkeypatch, most, expected):
     data = written(tmp_path, "folder", contents(list(range(20))), resident_limit_mib=0)
     seen = []
     decode = checking.decode_image

@@ -67,7 +67,7 @@ def test_large_images_are_stored_small():
     assert {each.shape for each in found["views"]} == {(4, 3, 256, 256)}
 
 
-def test_views_of_several_sizes_stand_one_after_the_other():
+def test_views_of_several_sizes_are_shown_in_order():
     images = resident(20, 3, 8, 8)
     sampler = shuffled_batches(images, 10, 0)
     large, small = (

@@ -29,14 +29,14 @@ QUICK = ProbeConfig(epochs=8, learning_rates=(0.01, 0.1, 1.0), decay_at=(5 / 8,)
 
 
 class Pixels(nn.Module):
-    """An encoder that knows the pixels, and nothing else."""
+    """An encoder whose features are the pixels."""
 
     def forward(self, images):
         return images.flatten(1)
 
 
 class Collapsed(nn.Module):
-    """An encoder that knows nothing."""
+    """An encoder with constant features."""
 
     def forward(self, images):
         return images.new_ones(len(images), 5)
@@ -153,7 +153,7 @@ def test_a_probe_on_augmented_images_scores_sensibly():
     assert losses[7] < losses[0]
 
 
-def test_augmented_images_are_drawn_anew_in_every_epoch(monkeypatch):
+def test_augmented_images_are_redrawn_in_every_epoch(monkeypatch):
     batches = []
     train = probing.train_linear_probes
 
@@ -173,7 +173,7 @@ def test_small_sets_make_one_batch():
     assert findings.probe.top1 > 0.1
 
 
-def test_the_whole_training_set_is_used_whatever_pretraining_was_limited_to():
+def test_the_whole_training_set_is_used_despite_the_limit_of_pretraining():
     assert probe(data=DigitsConfig(max_images=30)).metrics() == probe().metrics()
 
 

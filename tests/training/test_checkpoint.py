@@ -175,7 +175,7 @@ def test_the_best_stays_beside_the_last_ones(tmp_path):
     assert kept == [[1], [2], [2, 3], [2, 4], [2, 5], [6], [6, 7], [6, 8]]
 
 
-def test_a_best_one_whose_manifest_is_torn_is_not_kept(tmp_path):
+def test_a_best_checkpoint_with_a_torn_manifest_is_not_kept(tmp_path):
     save_checkpoint(tmp_path, 1, state(1), keep_last=1, score=90.0)
     (tmp_path / "step-000000001" / "manifest.json").write_text("{")
     save_checkpoint(tmp_path, 2, state(2), keep_last=1, score=10.0)
@@ -195,7 +195,7 @@ def test_too_little_space_is_an_error_before_anything_is_written(tmp_path, monke
 
 
 def test_training_can_continue_while_a_checkpoint_is_written(tmp_path, monkeypatch):
-    """What is saved is the state as it was handed over; the call returns before anything is on the disk."""
+    """The state at the call is saved; the call returns before anything is on the disk."""
     may_write, save = threading.Event(), torch.save
     monkeypatch.setattr(torch, "save", lambda *a: (may_write.wait(60), save(*a)))
     writer = CheckpointWriter(tmp_path, keep_last=2)

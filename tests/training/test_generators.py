@@ -126,7 +126,7 @@ def test_half_precision_features_are_reconstructed_in_single_precision():
         assert terms.total.dtype == torch.float32 and terms.total.isfinite()
 
 
-def test_the_layers_of_hdml_have_rates_of_their_own_and_do_not_decay():
+def test_the_layers_of_hdml_have_their_own_rates_and_do_not_decay():
     from ssl_sec.training.config import SteppedAdamConfig
 
     config = SteppedAdamConfig(learning_rate=1e-4, backbone_learning_rate=1e-5, weight_decay=0.1)

@@ -181,7 +181,7 @@ GRAD_SCALE, BY_BATCH = "gradients times the norm", "gradients times the mean nor
 
 
 def trained(constraint):
-    """Values, averaged gradients and buffers of some steps on this worker's rows, views of images in other hands."""
+    """Values, averaged gradients and buffers of some steps; an image's views are on different workers."""
     plain = globalise_batch_norm(network())
     model = average_gradients(plain, torch.device("cpu"))
     power = 1.5 if constraint in (GRAD_SCALE, BY_BATCH) else 0.0

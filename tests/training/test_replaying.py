@@ -1,4 +1,4 @@
-"""A replayed function computes what it computes when it is called, at each call once."""
+"""A replayed function equals the called one, and computes once per call."""
 
 from dataclasses import replace
 

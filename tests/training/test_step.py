@@ -30,7 +30,7 @@ EVERY_STEP = Cadence(log_every_steps=1, save_every_steps=200, monitor_every_step
 
 
 class Noise:
-    """Two noisy copies of each image, by the step; notes what it was asked."""
+    """Two noisy copies of each image, by the step; records its arguments."""
 
     def __init__(self):
         self.asked = []
@@ -384,7 +384,7 @@ def test_a_replayed_run_can_be_resumed_without_replaying(graphs):
 
 
 def test_a_resumed_run_keeps_the_options_of_its_own_optimiser():
-    """A state that a GPU's optimiser left is taken up by a CPU's."""
+    """A CPU's optimiser resumes a state of a GPU's."""
     of_gpu = recipe()
     of_gpu = replace(of_gpu, optimiser=fused_sgd(parameter_groups([of_gpu.model], 1e-3)))
     state = run(of_gpu).last_state()

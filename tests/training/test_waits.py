@@ -1,4 +1,4 @@
-"""Between two reports the host never waits for the device: counted on a fake one."""
+"""Between two reports the host never waits for the device, counted on a fake GPU."""
 
 import multiprocessing
 from dataclasses import replace

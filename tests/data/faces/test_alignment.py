@@ -164,7 +164,7 @@ def test_a_file_is_aligned(tmp_path, suffix, largest):
     assert os.listdir(target.parent) == [target.name]
 
 
-def test_what_cannot_be_aligned_is_named(tmp_path):
+def test_images_that_cannot_be_aligned_are_named(tmp_path):
     source, target = tmp_path / "a.png", tmp_path / "b.png"
     source.write_bytes(b"text")
     assert line(lambda: align_file(source, target, REFERENCE_POINTS)).startswith(f"{source}: not an image")

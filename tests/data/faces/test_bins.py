@@ -57,7 +57,7 @@ def test_bins_with_arrays(tmp_path, protocol, shape):
 
 
 class Foreign:
-    """Pickles as a call of what it was made with."""
+    """Pickles as a call with the given arguments."""
 
     def __init__(self, function, *arguments):
         self.made = function, arguments

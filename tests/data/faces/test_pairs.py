@@ -185,7 +185,7 @@ def test_a_folder_without_people(tmp_path):
 
 
 def write_faces(path, class_names=None):
-    """Parquet files as those of the folder."""
+    """Parquet files with the images of the folder."""
     labels = [0, 0, 2, 2, 1, 1]
     write_parquet(path, list(FACES.values()), labels, class_names)
     table = pq.read_table(path)

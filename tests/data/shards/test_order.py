@@ -34,7 +34,7 @@ def test_an_epoch_has_every_image_once_but_those_of_a_partial_batch(sizes, share
 
 
 def slow(one, step):
-    """The images of a step by the module's words: the sequence of an epoch, cut into lanes, cut into windows."""
+    """The images of a step by definition: the sequence of an epoch, cut into lanes, cut into windows."""
     from ssl_sec.data.samplers import permute
     from ssl_sec.seeding import derived_seed
 

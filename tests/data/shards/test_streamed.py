@@ -134,7 +134,7 @@ def test_a_bad_image_is_named_or_replaced_from_its_block(caplog):
     assert "2 images in a row cannot be read" in line(lambda: images.read(torch.tensor([5])))
 
 
-def test_a_view_has_images_of_its_own(tmp_path):
+def test_a_view_has_its_own_images(tmp_path):
     _, images = made([5, 5, 5], bad={6}, on_bad_image="skip")
     view = subset(images, torch.tensor([1, 4, 6, 8, 13]))
     assert values(view.read(torch.arange(5))) == [1, 4, 8, 8, 13]
@@ -186,7 +186,7 @@ def test_row_groups_are_read_without_a_copy(tmp_path):
     assert images.labels.tolist() == [-1] * 10 and images.class_names == ()
 
 
-def test_an_error_comes_at_its_batch_and_ends_the_threads():
+def test_an_error_is_raised_at_its_batch_and_ends_the_threads():
     _, images = made([4] * 8, bad={13})
     flow = batches(images, [torch.arange(4 * i, 4 * i + 4) for i in range(8)], CPU, 2)
     assert [values(next(flow)) for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]

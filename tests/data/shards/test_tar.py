@@ -131,7 +131,7 @@ def test_a_shard_is_refused_wherever_it_is_cut_off(tmp_path):
     assert len(opened(tmp_path, path)) == 3
 
 
-def test_splits_with_classes_of_their_own(tmp_path):
+def test_splits_with_different_classes(tmp_path):
     for name, labels in (("train", (4, 2)), ("test", (7, 9)), ("both", (2, 9))):
         members = {
             f"{label}.{kind}": content

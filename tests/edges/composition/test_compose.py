@@ -84,7 +84,7 @@ def given_for(name: str) -> list[str]:
 
 
 def spelt_out(values: dict[str, object]) -> dict[str, object]:
-    """What a config's YAML must say itself."""
+    """The keys that a config's YAML must set itself."""
     return {key: value for key, value in flattened(values).items() if not key.startswith(BY_NAME)}
 
 

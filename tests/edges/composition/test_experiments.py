@@ -1,4 +1,4 @@
-"""An experiment's values hold for the options that it chose; experiments and options of one's own."""
+"""An experiment's values hold only for its own options; experiments and options of users."""
 
 import logging
 from collections.abc import Iterator
@@ -138,7 +138,7 @@ MY_DATA = "# My photos.\ndefaults: [folder]\nroot: /data/photos\nimage_size_px: 
 
 @pytest.fixture
 def own(tmp_path, monkeypatch) -> Path:
-    """A folder of configs of one's own, where one stands."""
+    """A folder of user configs in the working directory."""
     for name, text in {"experiment/mine": MINE, "data/photos": MY_DATA}.items():
         path = tmp_path / "configs" / f"{name}.yaml"
         path.parent.mkdir(parents=True)

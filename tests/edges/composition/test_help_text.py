@@ -33,7 +33,7 @@ BY_NAME = ("data", "encoder", "head", "constraint", "loss", "transform", "split"
 
 
 def every_configuration(job: str) -> list[dict[str, object]]:
-    """A job's configurations, each with another option of one group."""
+    """A job's configurations, each with a different option of one group."""
     first = composed(job, [])
     others = {group: names for group, names in options_of(job).items() if group != "experiment"}
     swapped = [{**first, group: values_of_option(group, name)} for group, found in others.items() for name in found]

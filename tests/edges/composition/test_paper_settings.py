@@ -240,7 +240,7 @@ def test_face_experiments_are_normfaces(name):
     }.get(described, (None, None))
 
 
-def test_the_test_sets_of_normfaces_tables_are_added_as_the_file_says():
+def test_the_test_sets_of_normfaces_tables_are_added_as_documented():
     lines = (CONFIG_FOLDER / "table" / "normface.yaml").read_text().splitlines()
     comment = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
     (override,) = re.findall(r"'(test_sets=.*?)'", comment)

@@ -75,7 +75,7 @@ def test_the_columns_are_described_as_the_datasets_library_does(embedded: Path):
     assert features["embedding"]["length"] == schema.field("embedding").type.list_size
 
 
-def test_the_files_are_read_as_the_documentation_says(embedded: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_files_are_read_as_documented(embedded: Path, monkeypatch: pytest.MonkeyPatch):
     (embedded.parent / "embeddings").symlink_to(embedded)
     monkeypatch.chdir(embedded.parent)
     names: dict[str, Any] = {}
@@ -178,7 +178,7 @@ def test_object_storage_gets_the_files_of_a_folder_and_a_stopped_job_continues_t
     assert store.cat_file(f"{output}/{names[2]}") == (embedded / names[2]).read_bytes()
 
 
-def test_another_split_may_stand_beside_it_and_other_embeddings_may_not(run: Path, tmp_path: Path):
+def test_a_folder_takes_another_split_but_no_other_embeddings(run: Path, tmp_path: Path):
     embed(run, tmp_path)
     embed(run, tmp_path, "split=train", "rows_per_part=1000")
     names = {path.name.partition("-")[0] for path in tmp_path.iterdir()}

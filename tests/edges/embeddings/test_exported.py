@@ -85,7 +85,7 @@ def test_an_export_embeds_as_its_run(runs, network, form, tmp_path: Path):
 
 
 def test_images_of_other_sizes_get_the_size_of_the_training_images(runs, tmp_path: Path, caplog):
-    """The crop of fine-tuning's evaluation, at 224 pixels, was of no use to images of 8 pixels."""
+    """The crop of fine-tuning's evaluation, at 224 pixels, does not suit images of 8 pixels."""
     caplog.set_level("INFO", "ssl_sec")
     (tmp_path / "photos").mkdir()
     for number, shape in enumerate([(20, 24), (30, 16)]):

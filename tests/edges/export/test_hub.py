@@ -124,7 +124,7 @@ def test_a_push_has_the_files_of_a_folder(runs, hub, tmp_path: Path):
     assert one.keys() == other.keys() and all(bool((one[name] == other[name]).all()) for name in one)
 
 
-def test_without_a_token_the_files_go_to_a_folder_and_a_line_says_how_to_push_them(
+def test_without_a_token_a_folder_is_written_and_the_push_command_shown(
     runs, hub, monkeypatch, caplog, capsys, tmp_path: Path
 ):
     monkeypatch.delenv("HF_TOKEN")
@@ -145,7 +145,7 @@ def test_without_a_token_the_files_go_to_a_folder_and_a_line_says_how_to_push_th
         ("hf://networks", "hf_wrong", "output: hf://networks cannot be written: "),
     ],
 )
-def test_what_the_hub_refuses_is_one_line(runs, hub, monkeypatch, output, token, message):
+def test_a_refusal_of_the_hub_is_one_line(runs, hub, monkeypatch, output, token, message):
     monkeypatch.setenv("HF_TOKEN", token)
     with pytest.raises(StorageError) as raised:
         export(runs["resnet"], output)

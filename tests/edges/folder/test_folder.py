@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_a_folder_that_holds_a_run_is_refused(folder: RunFolder):
+def test_a_folder_with_a_run_is_refused(folder: RunFolder):
     with pytest.raises(ConfigError, match="already holds a run; allowed: another run_name, or resume=.*/run"):
         folder.start(VALUES)
 

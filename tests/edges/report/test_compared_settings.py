@@ -1,4 +1,4 @@
-"""What a report counts as a changed setting: not where a machine has its files, but what is in them."""
+"""What a report counts as a changed setting: the content of files, not their paths."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_face_runs_of_several_machines_are_pooled_without_a_shorter_run(store):
     assert cell(store, **ask) == (97.5, "0 1", "")
 
 
-def test_a_run_of_a_version_without_a_key_did_what_is_now_the_default(store):
+def test_a_run_without_a_newer_key_has_its_default(store):
     recipe, metric = "cars196_triplet_sec", "retrieval/recall_at_1"
     ask = {"recipe": recipe, "metric": metric, "paper": "sec", "table": 3}
     composed = compose("metric_learning", [f"experiment={recipe}"])

@@ -129,7 +129,7 @@ def test_an_interrupted_run_is_resumed_without_the_run_it_started_from(pretraine
     whole = run_finetuning(config_of(f"run={tmp_path / 'before'}", f"output_dir={tmp_path}", "run_name=whole"))
     folder, expected = whole.folder, load_file(whole.folder.encoder_path)
     shutil.rmtree(tmp_path / "before")
-    # As a machine leaves it that dies in the last epoch.
+    # As left by a machine that dies in the last epoch.
     shutil.rmtree(folder.checkpoints_path / folder.checkpoint_names()[-1])
     for left in (folder.path / "outcome", folder.encoder_path, folder.head_path, folder.confusion_path):
         left.unlink()

@@ -1,4 +1,4 @@
-"""What a job runs with, where that depends on a run; with a real run of digits in MLflow on sqlite."""
+"""The values of jobs that depend on a run; with a real run of digits in MLflow on sqlite."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ def no_cluster(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
 
 
-def test_a_probe_takes_its_runs_settings_and_what_is_typed(finished, output_dir):
+def test_a_probe_takes_its_runs_settings_and_overrides(finished, output_dir):
     for word in ("whole", finished.run_id, finished.run_id[:6], str(finished.folder.path)):
         settings = values_of("probe", [f"run={word}", f"output_dir={output_dir}"])["probe"]
         assert settings["learning_rates"] == [0.01, 0.1]
@@ -53,7 +53,7 @@ def test_a_probe_takes_its_runs_settings_and_what_is_typed(finished, output_dir)
     assert typed["probe"] == {**settings, "epochs": 6, "momentum": 0.5}
 
 
-def test_a_probe_group_that_is_typed_is_taken_whole(output_dir):
+def test_a_given_probe_group_is_taken_whole(output_dir):
     values = values_of("probe", ["run=whole", f"output_dir={output_dir}", "probe=few_labels"])
     assert values["probe"] == compose("probe", ["run=x", "probe=few_labels"])["probe"]
 
@@ -133,7 +133,7 @@ def test_the_cluster_of_this_machine_is_chosen(output_dir, tmp_path):
         assert values_of("probe", ["run=whole", f"output_dir={output_dir}"])["runtime"]["name"] == "ray"
 
 
-def test_a_resumed_run_has_its_own_configuration_but_for_what_is_typed(finished, output_dir):
+def test_a_resumed_run_has_its_own_configuration_and_overrides(finished, output_dir):
     stored = stored_values(finished.folder.config_path)
     beside = {"resume": True, "output_dir": str(output_dir)}
     for word in ("whole", finished.run_id[:7], str(finished.folder.path)):
@@ -163,7 +163,7 @@ def test_a_resumed_run_has_its_own_configuration_but_for_what_is_typed(finished,
         (["~seed"], 2, "'~seed': found several values or none"),
     ],
 )
-def test_what_a_resumed_run_cannot_be_given_is_one_line(typed, code, message, finished, capsys):
+def test_impossible_overrides_of_a_resumed_run_are_one_line(typed, code, message, finished, capsys):
     before = finished.folder.config_path.read_text()
     assert run_job("pretrain", pretrain, [f"resume={finished.folder.path}", *typed]) == code
     output = capsys.readouterr().err.strip()

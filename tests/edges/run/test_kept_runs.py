@@ -27,7 +27,7 @@ WHOLE = "470dae62c5714c4a81c21222bc3c002e"
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch) -> Path:
-    """The folder that version 0.1 worked in, as if it had been this one."""
+    """The folder that version 0.1 worked in, moved to this one."""
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(tmp_path, filter="data")
     for path in tmp_path.glob("runs/*/*/mlflow.json"):

@@ -73,7 +73,7 @@ def test_the_run_its_figures_and_its_pictures_are_in_mlflow(finished, client):
     }
 
 
-def test_reports_are_drawn_from_what_mlflow_has(finished, client):
+def test_reports_are_drawn_from_mlflow_alone(finished, client):
     archive = RunArchive(client)
     runs = archive.finished_trainings("digits_retrieval")
     paper = load("sec")

@@ -66,7 +66,7 @@ def test_a_resume_needs_the_same_recipe_and_may_change_the_runtime():
         ("face", [*QUICK_FACE, "constraint=none"], {"epochs": 3.0}),
     ],
 )
-def test_a_finished_run_whose_schedules_do_not_know_its_length_can_be_made_longer(job, given, length, tmp_path):
+def test_a_finished_run_with_schedules_independent_of_its_length_can_be_extended(job, given, length, tmp_path):
     config = config_of(job, *given)
     folder = folder_with(tmp_path, config)
     assert not resume_run(RECIPES[job], folder, config)
@@ -127,7 +127,7 @@ def test_an_extended_run_ends_as_one_of_that_length(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_that_a_stopped_run_prints_resumes_it(tmp_path):
-    """In a folder whose path a shell would take apart."""
+    """In a folder whose path needs quotes in a shell."""
     here = tmp_path / "my runs (é)"
     here.mkdir()
     run = folder_of(here / "runs")

@@ -1,4 +1,4 @@
-"""Locks that end with their processes, and runs that are closed in MLflow for processes that are gone."""
+"""Locks that end with their processes, and runs closed in MLflow after their processes ended."""
 
 import json
 import os
@@ -40,13 +40,13 @@ def started(output_dir: Path, name: str) -> RunFolder:
 
 @contextmanager
 def holder(folder: RunFolder, with_loader: bool = False) -> Iterator[int]:
-    """A process that runs something, until it is killed; one that it has forked may live on."""
+    """A process that runs something until it is killed; a process that it forked may outlive it."""
     here, there = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             with running(folder):
-                # A loader says itself that it lives: it has let go of the lock only once fork has returned in it.
+                # The loader itself reports that it lives: it releases the lock only once fork has returned in it.
                 if with_loader and os.fork() == 0:
                     signal.alarm(60)
                     os.write(there, f"{os.getpid()}\n".encode())
@@ -244,7 +244,7 @@ def test_the_next_job_closes_only_sweeps_whose_process_was_killed(store: Store):
     assert store.client.get_run(its_run).data.tags["ended"] == "failed: killed by SIGKILL"
 
 
-def test_a_sweep_whose_end_did_not_reach_mlflow_is_closed_as_it_ended(store: Store, monkeypatch):
+def test_a_sweep_whose_end_mlflow_missed_is_closed_with_that_end(store: Store, monkeypatch):
     ended = store.sweep("s")
     with monkeypatch.context() as patch:
         patch.setattr(TrackedRun, "end", lambda *args: 1 / 0)

@@ -1,4 +1,4 @@
-"""Jobs that die, in processes of their own; they import nothing heavy, so that each takes a moment."""
+"""Jobs that die, in their own processes, without slow imports."""
 
 import fcntl
 import os
@@ -22,7 +22,7 @@ print(f"supervisor {{os.getpid()}}", flush=True)
 sys.exit(supervised(job))
 """
 
-# Says that it is ready, and names the signals that it gets until a SIGTERM.
+# Prints that it is ready, and the signals that it gets, until a SIGTERM.
 NAMING = """
     def record(number, frame):
         got.append(number)
@@ -40,7 +40,7 @@ NAMING = """
 def started(job: str, **options) -> subprocess.Popen:
     code = SUPERVISED.format(job=job.strip())
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    # Also where the tests themselves run under nohup.
+    # Even if the tests themselves run under nohup.
     signals = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)}
     return subprocess.Popen([sys.executable, "-c", code], **{**pipes, **signals, **options})
 

@@ -1,4 +1,4 @@
-"""What a sweep leaves in MLflow."""
+"""The run of a sweep in MLflow."""
 
 import csv
 import io

@@ -175,7 +175,7 @@ def test_the_parts_of_all_workers_make_one_checkpoint(bucket: Bucket, tmp_path: 
     assert not list((tmp_path / "1").rglob("*.safetensors"))
 
 
-def test_a_part_that_never_comes_is_named(bucket: Bucket, tmp_path: Path, monkeypatch):
+def test_a_missing_part_is_named(bucket: Bucket, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(module, "_PARTS_WITHIN_S", 0.0)
     uploads = CheckpointUpload(bucket, Workers(rank=0, world_size=2, start="now"), keep_last=1)
     save_part(tmp_path / "here", 1, {'["templates"]': HeldRows(torch.zeros(3, 2), 0)})

@@ -31,7 +31,7 @@ def test_a_run_has_one_lease_at_a_time(bucket: Bucket):
 
 
 @pytest.mark.parametrize("changed", [{"expires": 0.0}, {"machine": module.this_machine(), "pid": 2**22 + 1}])
-def test_a_lease_that_expired_or_whose_process_died_here_is_taken_over(bucket: Bucket, changed):
+def test_a_lease_that_expired_or_of_a_dead_local_process_is_taken_over(bucket: Bucket, changed):
     held_by(bucket, **changed)
     lease = Lease(bucket, lambda: None)
     assert json.loads(bucket.read(".lease") or b"")["pid"] == os.getpid()
@@ -39,7 +39,7 @@ def test_a_lease_that_expired_or_whose_process_died_here_is_taken_over(bucket: B
 
 
 def test_process_ids_of_another_container_are_ignored(bucket: Bucket):
-    """Its host may have the same name."""
+    """The other host may have the same name."""
     held_by(bucket, host=module.socket.gethostname(), machine="boot 4026531836", pid=2**22 + 1)
     with pytest.raises(ConfigError, match="is in use"):
         Lease(bucket, lambda: None)

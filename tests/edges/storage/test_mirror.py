@@ -98,7 +98,7 @@ def test_a_mirror_uploads_in_the_background(bucket: Bucket, folder: Path, monkey
     mirror.abandon()
     (folder / "b").touch()
     mirror.close()
-    assert bucket.files() == {"a": 1}  # after it was abandoned, nothing
+    assert bucket.files() == {"a": 1}  # nothing after it was abandoned
 
 
 def test_a_download_makes_the_folder_like_that_in_storage(bucket: Bucket, folder: Path):

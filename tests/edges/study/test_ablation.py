@@ -116,7 +116,7 @@ def test_only_an_ablation_that_was_interrupted_continues(place, quick, trained, 
 
 @pytest.fixture
 def trained(monkeypatch, tmp_path: Path) -> list[PretrainConfig]:
-    """The configurations of the runs, which are not run."""
+    """The configurations of the runs, without running them."""
     configs: list[PretrainConfig] = []
 
     def run(recipe: RecipeRow, config: PretrainConfig) -> Finished:

@@ -66,7 +66,7 @@ def test_a_file_without_cells_is_refused(tmp_path, text):
 
 
 def test_studies_that_run_at_once_add_to_one_file(tmp_path):
-    """As parts of a study do, by seeds=[0] and seeds=[1]."""
+    """As two parts of a study with seeds=[0] and seeds=[1]."""
     path = tmp_path / "cells.csv"
     one, other = KeptCells(path), KeptCells(path)
     for number, cells in enumerate([one, other, one]):

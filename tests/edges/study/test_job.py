@@ -31,7 +31,7 @@ class FakeRuns:
 
     Attributes:
         started: the names of the runs.
-        stop_after: of so many runs a signal stops the others.
+        stop_after: after this many runs a signal stops the others.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -131,7 +131,7 @@ def test_the_time_of_a_run_that_had_begun_is_not_known(made, caplog):
     assert first.startswith("none-s0 (1 of 4)") and first.endswith("in 1.5 min") and "left" in second
 
 
-def test_it_continues_where_it_stopped_also_from_its_file_alone(made, tmp_path):
+def test_a_study_continues_also_from_its_file_alone(made, tmp_path):
     run, runs, folder = made
     runs.stop_after = 1
     with pytest.raises(Stopped, match="the same command continues the study"):
@@ -157,7 +157,7 @@ def test_it_continues_where_it_stopped_also_from_its_file_alone(made, tmp_path):
     assert [(point.step, point.value) for point in history] == [(1, 50.0), (2, 50.0), (3, 51.5), (4, 51.5)]
 
 
-def test_another_store_gets_a_run_of_its_own(made, tmp_path):
+def test_another_store_gets_its_own_run(made, tmp_path):
     run, _, _ = made
     run()
     other = f"sqlite:///{tmp_path}/other.db"
@@ -168,7 +168,7 @@ def test_another_store_gets_a_run_of_its_own(made, tmp_path):
     assert found.info.status == "FINISHED"
 
 
-def test_without_its_file_the_figures_are_compared_as_mlflow_has_them(made):
+def test_without_its_file_a_study_compares_the_metrics_of_mlflow(made):
     run, runs, folder = made
     whole = run().splitlines()
     kept = (folder / "cells.csv").read_text()

@@ -123,7 +123,7 @@ def test_pretrain_then_probe_followed_to_the_end(head):
 
 @pytest.fixture(scope="module")
 def sweep(head) -> str:
-    """The job of a sweep whose client has left."""
+    """The job of a sweep whose client has exited."""
     sent = submit(
         head, "pretrain", *TWO_WORKERS, f"output_dir={head.runs}", "constraint.eta=0.1,0.25,0.5", "--name", "sweep"
     )
@@ -164,20 +164,20 @@ def test_the_reports_are_built_from_the_runs(head, sweep, tmp_path):
 def figures(head, name: str) -> list[dict]:
     path = head.runs / "digits" / name / "metrics.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [record for record in records if "metrics" in record]  # and none that only says what is being done
+    return [record for record in records if "metrics" in record]  # not status messages
 
 
 @contextmanager
 def endless(head, name: str, first: str, *more: str) -> Iterator[str]:
     """A job that runs until it is stopped, once its run `first` has reported three times; it does not outlive a test.
 
-    The cluster has room for one: a job that is left would hold up all that follow.
+    The cluster has room for one: a remaining job would block all that follow.
     """
     ends_never = ("epochs=3000", "log_every_steps=1", "monitor.every_epochs=3000", "checkpoint.every_epochs=3000")
     sent = submit(head, "pretrain", *TWO_WORKERS, *ends_never, *more, f"output_dir={head.runs}", "--name", name)
     job_id = sent.stdout.split()[1]
     try:
-        deadline = time.monotonic() + 600  # a machine that does other things as well takes minutes to start two workers
+        deadline = time.monotonic() + 600  # a busy machine takes minutes to start two workers
         while len(figures(head, first)) < 3:
             assert states(head, job_id)[job_id] in ("PENDING", "RUNNING"), submit(head, "logs", job_id).stdout
             assert time.monotonic() < deadline, submit(head, "logs", job_id).stdout

@@ -1,4 +1,4 @@
-"""The chains of a sweep, as they run in the cluster; with fake jobs of the cluster."""
+"""The chains of a sweep as they run in the cluster, with fake jobs."""
 
 import json
 from types import SimpleNamespace

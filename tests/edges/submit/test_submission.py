@@ -1,4 +1,4 @@
-"""What is checked before a job is sent, and what of the checkout travels; no cluster is needed."""
+"""Checks before a job is sent, and which files are sent; no cluster is needed."""
 
 import json
 import shlex
@@ -125,7 +125,7 @@ def test_a_job_names_its_python_before_anything_else(tmp_path):
 
 
 class SentJobs(Cluster):
-    """A cluster that keeps what it is sent."""
+    """A cluster that keeps what was sent to it."""
 
     address = "http://127.0.0.1:8265"
 

@@ -1,4 +1,4 @@
-"""The alias `best` of a registered model, and what its versions say."""
+"""The alias `best` of a registered model, and the tags of its versions."""
 
 import json
 import math
@@ -69,7 +69,7 @@ def test_without_labels_the_effective_rank_chooses(client):
     for rankme, expected in ((90.0, "1"), (300.0, "2"), (120.0, "2"), (math.inf, "2")):
         add_version(client, "photos", classes=0, rankme=rankme, digest="photos")
         assert best(client, "photos") == expected
-    add_version(client, "photos", 50.0, digest="labelled photos", rankme=400.0)  # with labels it counts no more
+    add_version(client, "photos", 50.0, digest="labelled photos", rankme=400.0)  # with labels the rank no longer counts
     assert best(client, "photos") == "5"
     add_version(client, "photos", classes=0, rankme=100.0, digest="photos")
     assert best(client, "photos") == "2"
@@ -101,7 +101,7 @@ def test_a_recipe_without_encoders_has_no_best(client):
 
 
 def test_encoders_of_other_data_are_not_compared(client):
-    """All sets of one's own had one model's name; the newest one's data decides."""
+    """All user sets shared one model name; the data of the newest version decides."""
     add_version(client, "flowers", 99.0, digest="d1")
     add_version(client, "flowers", 60.0, digest="d2")
     assert best(client, "flowers") == "2"
@@ -184,7 +184,7 @@ def test_a_version_has_its_data_score_and_run(client):
 
 
 def test_a_better_version_registered_meanwhile_gets_the_alias(client, monkeypatch):
-    """Another run registers its encoder and sets the alias before we overwrite it with what we had found."""
+    """Another run registers its encoder and sets the alias before we overwrite it with an older result."""
     set_alias, calls = MlflowClient.set_registered_model_alias, []
 
     def slow(self, name, alias, version):

@@ -69,7 +69,7 @@ def test_a_file_truncated_by_a_resume_is_read_again(tmp_path: Path):
 
 
 def test_a_rewritten_file_is_read_from_its_start(tmp_path: Path):
-    """A resume replaces the file; at the next look it may be longer than the old one was."""
+    """A resume replaces the file, which may be longer than the old one at the next read."""
     path, sink = tmp_path / "metrics.jsonl", Collected(wanted=2)
     with Follower(path, sink, interval_s=0.01):
         path.write_text(line(0, a=1) + line(1, a=2))
@@ -83,7 +83,7 @@ def test_a_rewritten_file_is_read_from_its_start(tmp_path: Path):
 
 
 def test_a_position_inside_a_line_is_detected(tmp_path: Path):
-    """Written anew under the same number, as a file system may do it."""
+    """Rewritten with the same inode, as some file systems do."""
     path, sink = tmp_path / "metrics.jsonl", Collected(wanted=1)
     with Follower(path, sink, interval_s=0.01):
         path.write_text(line(0, a=1))
@@ -96,7 +96,7 @@ def test_a_position_inside_a_line_is_detected(tmp_path: Path):
 
 
 def test_a_damaged_line_is_skipped(tmp_path: Path):
-    """As two machines leave it that append to one file at once."""
+    """As left by two machines that append to one file."""
     path, sink = tmp_path / "metrics.jsonl", Collected(wanted=2)
     with Follower(path, sink, interval_s=0.01):
         path.write_text(line(0, a=1) + '{"step": 1, "me{"step": 1, "metrics": {}}\n' + line(2, a=3))
@@ -167,7 +167,7 @@ def test_progress_writes_a_line_for_each_report_without_a_terminal():
     progress = Progress(total=4, name="run", stream=stream)
     records = [figures(0, 0.5), figures(1, 1.0), {"time": 1.5, "message": "WARNING: worker 0: one image is bad"}]
     progress(records)
-    progress(records)  # a resume writes the file anew
+    progress(records)  # a resume rewrites the file
     lines = stream.getvalue().splitlines()
     assert lines[0] == "run: epoch 0.50/4  step 0  loss 5.2500  images/s 1234"
     assert lines[1].startswith("run: epoch 1.00/4  step 1  loss 5.2500")
@@ -214,7 +214,7 @@ def test_progress_draws_one_bar_on_a_terminal():
 
 
 def everything_on(screen: int) -> str:
-    """What was written to a terminal that is closed now; Linux says by an error that there is no more."""
+    """The output on a closed terminal; Linux signals its end by an error."""
     drawn = b""
     with contextlib.suppress(OSError):
         while part := os.read(screen, 65536):
@@ -243,8 +243,8 @@ LONGEST = {
         ("epoch", {"val/verification_accuracy": 100.0}, ["epoch 999.9/1000", "acc 100.0%"]),
     ],
 )
-def test_the_bar_never_wraps_and_80_columns_show_what_a_run_is_watched_by(columns, unit, score, expected):
-    """On a terminal of its own, with a long name and the longest figures."""
+def test_the_bar_never_wraps_and_shows_the_main_metrics_in_80_columns(columns, unit, score, expected):
+    """On its own terminal, with a long name and the longest values."""
     screen, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (24, columns))
     with os.fdopen(terminal, "w") as stream:
@@ -289,7 +289,7 @@ def test_messages_of_an_earlier_process_are_not_shown_again():
     assert stream.getvalue() == "INFO: loading digits\n"
 
 
-def test_steps_taken_again_are_not_shown_again():
+def test_repeated_steps_are_not_shown_again():
     stream = io.StringIO()
     progress = Progress(total=4, name="run", stream=stream)
     progress([figures(5, 2.0), figures(3, 1.0), figures(5, 2.0)])

@@ -11,7 +11,7 @@ TAGS = {
 }
 
 
-def test_a_description_says_what_made_the_run_and_how_it_ended():
+def test_a_description_has_the_runs_origin_and_end():
     note = with_end(description(TAGS), describe_end("FAILED", "the disk is full"))
     assert note.splitlines() == [
         "- ended: failed: the disk is full",

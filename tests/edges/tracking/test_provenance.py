@@ -1,4 +1,4 @@
-"""What a run keeps of the code that made it."""
+"""What a run keeps of its code."""
 
 import json
 import subprocess
@@ -69,7 +69,7 @@ def test_the_commit_of_an_enclosing_repository_is_ignored(checkout, monkeypatch)
     assert "mlflow.source.git.commit" not in process_tags(code_state())
 
 
-def test_what_a_cluster_runs_knows_the_code_that_was_sent(checkout, tmp_path, monkeypatch):
+def test_a_job_on_a_cluster_records_the_code_that_was_sent(checkout, tmp_path, monkeypatch):
     (checkout / "ssl_sec" / "a.py").write_text("margin = 2\n")
     sent = tmp_path / "sent"
     sent.mkdir()

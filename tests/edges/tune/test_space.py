@@ -1,4 +1,4 @@
-"""What a search varies, out of Hydra's sweeps."""
+"""The space of a search, from Hydra's sweeps."""
 
 import math
 

@@ -59,7 +59,7 @@ def test_each_step_is_a_measurement_and_the_last_awaits_the_end(tmp_path: Path):
     assert [result["val/knn_top1"] for result in results] == measured
     assert trial._run is not None
     assert trial._run.poll() == 0
-    trial.cleanup()  # which has nothing to stop
+    trial.cleanup()  # there is nothing to stop
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ def test_equal_scores_are_chance():
 
 @settings(max_examples=80)
 @given(pairs())
-def test_the_roc_is_scikit_learns_without_what_lies_on_its_lines(case):
+def test_the_roc_is_scikit_learns_without_collinear_points(case):
     scores, same = case
     fpr, tpr, thresholds = roc(scores, same)
     theirs = roc_curve(same.numpy(), scores.numpy(), drop_intermediate=False)
@@ -107,7 +107,7 @@ def test_the_roc_is_scikit_learns_without_what_lies_on_its_lines(case):
     slopes = torch.atan2(tpr.diff() * int(same.sum()), fpr.diff() * int((~same).sum())).round(decimals=9)
     assert (slopes.diff() != 0).all()
     assert (fpr[0], tpr[0], fpr[-1], tpr[-1]) == (0, 0, 1, 1)
-    # Sums of positions along both axes part the points of a vertical line.
+    # Sums of both coordinates separate the points of a vertical line.
     ours, all_of_theirs = (fpr + tpr).numpy(), theirs[0] + theirs[1]
     assert np.allclose(np.interp(all_of_theirs, ours, tpr.numpy()), theirs[1])
     assert area(scores, same) == pytest.approx(roc_auc_score(same.numpy(), scores.numpy()))

@@ -201,7 +201,7 @@ def test_raw_embeddings_rank_pairs_as_the_slow_loop(score, slow):
     assert score(0 * first, 0 * first).tolist() == [0] * 60
 
 
-def test_flips_are_added_as_they_are_or_as_directions():
+def test_flips_are_added_raw_or_normalised():
     a, b = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([[0.0, 10.0], [2.0, 0.0]])
     assert torch.equal(sum_of_embeddings(a, b), torch.tensor([[3.0, 14.0], [2.0, 0.0]]))
     assert torch.allclose(sum_of_directions(a, b), torch.tensor([[0.6, 1.8], [1.0, 0.0]]))

@@ -110,7 +110,7 @@ def test_the_shares_of_a_partition_add_up():
 
 
 def test_recomputed_parts_give_the_same(monkeypatch):
-    """Memory is bounded: more rows than are held at once are generated part by part."""
+    """Memory is bounded: many rows are generated in parts."""
 
     def computed():
         found, given, embed = synthesis(), batch(), head()

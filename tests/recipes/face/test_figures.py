@@ -106,7 +106,7 @@ def test_scores_that_are_all_the_same_or_not_finite(value):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_hardest_pairs_stand_one_image_above_the_other(channels):
+def test_the_hardest_pairs_are_drawn_one_image_above_the_other(channels):
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (4, 3, channels, 6, 5), generator=generator, dtype=torch.uint8)
     different = HardPairs(pixels[0], pixels[1], torch.tensor([0.9, 0.8, 0.71]))

@@ -83,7 +83,7 @@ def test_two_workers_give_the_same_run(tmp_path, whole, tested):
 
 
 def work_on_a_worker(folder, changes):
-    """A job as a cluster's worker does it, with the run's folder."""
+    """A job as on a worker of a cluster, with the run's folder."""
     run = RunFolder(folder)
     work("face", {**VALUES, **changes}, run, Worker(rank=rank(), world_size=world_size(), device=CPU))
     return run.outcome()
@@ -91,9 +91,7 @@ def work_on_a_worker(folder, changes):
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-def test_shared_out_classes_train_as_one_worker_does_also_when_the_number_of_workers_changes(
-    tmp_path, whole, tested, before, after
-):
+def test_sharded_classes_equal_one_worker_also_if_the_number_of_workers_changes(tmp_path, whole, tested, before, after):
     changes = {"share_classes_from": 10, "test_sets": [tested]}
     folder = RunFolder(tmp_path / "run")
     folder.start({**VALUES, **changes})
@@ -166,7 +164,7 @@ def test_mirror_images_are_merged_as_configured(tmp_path, tested, flips):
 
 
 @pytest.mark.parametrize("flips", ["none", "sum_of_directions", "sum_of_embeddings"])
-def test_only_a_sum_of_embeddings_has_a_norm_of_its_own(flips):
+def test_only_a_sum_of_embeddings_has_a_meaningful_norm(flips):
     """NormFace's components see the sum as it is; a sum of directions says nothing about norms."""
     torch.manual_seed(0)
     network, images = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3)), torch.rand(5, 1, 3, 4)

@@ -61,7 +61,7 @@ def test_perfect_and_collapsed_embeddings_of_each_kind(root, kind, limit):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_figures_depend_neither_on_norms_nor_on_what_is_kept(root, kind, tmp_path):
+def test_metrics_depend_neither_on_norms_nor_on_what_is_kept(root, kind, tmp_path):
     table = (
         torch.randn(256, 3, generator=torch.Generator().manual_seed(1))
         + 2 * torch.randn(13, 3, generator=torch.Generator().manual_seed(2)).repeat_interleave(20, 0)[:256]
@@ -192,7 +192,7 @@ def test_one_trial_has_no_spread(root):
     assert (found["tar_at_far_1e-3"], found["tar_at_far_1e-3_std"]) == (100, 0)
 
 
-def test_distractors_are_embedded_in_parts_and_no_more_than_are_asked_for(root, monkeypatch):
+def test_distractors_are_embedded_in_parts_up_to_the_requested_number(root, monkeypatch):
     monkeypatch.setattr(face_test_sets, "_DISTRACTORS_AT_ONCE", 5)
     embed = Exact(PERFECT)
     opened("megaface", root, seed=3).measure(embed, PROTOCOLS, None)

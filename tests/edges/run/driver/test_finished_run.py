@@ -36,7 +36,7 @@ from tests.edges.run.driver.conftest import pretrain_config
 
 DRAWS_PICTURES = True
 
-# Of images of one's own: one epoch of five steps of a narrow encoder.
+# With a user's images: one epoch of five steps of a narrow encoder.
 SMALL = [
     "encoder.width=0.125",
     "epochs=1",
@@ -225,7 +225,7 @@ def test_the_pretraining_run_has_the_probes_metrics_and_protocol(finished, clien
     assert probe.data.tags.items() >= {"constraint": "sec", "seed": "0", "team": "vision"}.items()
 
 
-def test_the_registered_version_is_best_at_once_and_says_why(finished, client):
+def test_the_registered_version_is_best_at_once_with_the_reason(finished, client):
     assert str(client.get_registered_model("digits-encoder").aliases["best"]) == "1"
     version = client.get_model_version("digits-encoder", "1")
     assert version.tags["score.name"] == "probe/top1"  # the probe had ended when it was looked for
@@ -233,7 +233,7 @@ def test_the_registered_version_is_best_at_once_and_says_why(finished, client):
     assert version.tags["data.digest"] in version.description and finished.run_id in version.description
 
 
-def test_a_probe_of_its_own_finds_the_run_by_its_id(finished, client, tmp_path: Path):
+def test_a_separate_probe_finds_the_run_by_its_id(finished, client, tmp_path: Path):
     overrides = [
         f"run={finished.run_id}",
         "runtime=local",
@@ -259,7 +259,7 @@ def test_a_probe_of_its_own_finds_the_run_by_its_id(finished, client, tmp_path: 
     assert after.tags["probe.protocol"] == before.tags["probe.protocol"]
 
 
-def test_the_summary_says_where_to_look(finished):
+def test_the_summary_has_the_addresses_of_the_results(finished):
     text = summary(finished)
     assert f"MLflow run: {finished.run_id}" in text
     assert f"ui --backend-store-uri {finished.uri}" in text
@@ -373,6 +373,6 @@ def test_mlflow_has_the_numbers_of_duplicate_and_unreadable_images(tmp_path: Pat
     assert profile == {"images": 16, "bad_images": 1, "classes": 0, "checked": 17, "duplicates": 6, "unreadable": 1}
     data = finished.folder.data()
     assert (data.num_images, data.num_checked, data.num_duplicates, data.num_unreadable) == (16, 17, 6, 1)
-    # A folder of before there was a check.
+    # A folder of a version without the check.
     finished.folder.check_path.unlink()
     assert finished.folder.data().num_checked == 0

@@ -118,7 +118,7 @@ def test_a_run_in_storage_is_probed_exported_loaded_and_uploaded_again(stored, s
     assert not (tmp_path / "runs" / "digits").exists()
 
 
-def test_a_run_has_one_process_wherever_it_is(stored, s3):
+def test_a_run_has_one_process_on_any_machine(stored, s3):
     Bucket(f"{s3}/digits/taken").write(
         ".lease", json.dumps({"token": "", "host": "far", "pid": 1, "since": "noon", "expires": 4e9}).encode()
     )
@@ -160,7 +160,7 @@ def test_a_run_that_never_started_leaves_nothing(stored, s3):
     assert Bucket(s3).files() == {}
 
 
-def test_a_checkpoint_that_cannot_be_stored_ends_the_run_and_says_where_it_is(stored, s3, monkeypatch):
+def test_a_checkpoint_that_cannot_be_uploaded_ends_the_run_with_its_local_path(stored, s3, monkeypatch):
     upload = Bucket.upload
 
     def full(self, path, name):

@@ -16,7 +16,7 @@ from tests.edges.run.faulty import RUN, folder_of, steps_so_far
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
-# The same as a disk with so little room, for files of one process.
+# Acts as a disk with little space, for the files of one process.
 FULL_DISK = """
 import resource, sys
 from tests.jobs import pretrain
@@ -128,7 +128,7 @@ def test_closed_output_does_not_stop_a_run(tmp_path):
 
 
 def test_a_narrow_network_on_large_images_trains_on_a_cpu(tmp_path):
-    """oneDNN crashes in channels_last where a convolution of it is not routed around."""
+    """oneDNN crashes in channels_last in convolutions that are not replaced."""
     for split, count in (("train", 24), ("test", 8)):
         images = {f"{kind}/{number}.png": encode(noise()) for kind in "ab" for number in range(count)}
         write_folder(tmp_path / "images" / split, images)

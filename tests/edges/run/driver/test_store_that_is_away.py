@@ -1,4 +1,4 @@
-"""Runs whose store cannot be reached, and what is sent to it later."""
+"""Runs whose store cannot be reached, and are sent to it later."""
 
 import subprocess
 import sys
@@ -52,7 +52,7 @@ def test_training_continues_without_mlflow_and_metrics_are_sent_later(quick, cap
 
 
 def test_a_store_has_every_point_once_after_an_outage(quick, monkeypatch, caplog):
-    """It even takes a batch whose answer is lost."""
+    """The store even accepts a batch whose response is lost."""
     log_batch, calls, asked = MlflowClient.log_batch, [], threading.Event()
     report = worker.FolderRuntime.report
 
@@ -84,7 +84,7 @@ def test_a_store_has_every_point_once_after_an_outage(quick, monkeypatch, caplog
     assert told_of_loss == (len(calls) == 2)
 
 
-def test_a_folder_that_holds_no_run_cannot_be_replayed(tmp_path: Path):
+def test_a_folder_without_a_run_cannot_be_replayed(tmp_path: Path):
     with pytest.raises(ConfigError, match="folder: .* holds no run"):
         run_replay(ReplayConfig(folder=str(tmp_path)))
 

@@ -10,7 +10,7 @@ from ssl_sec.edges.run.on_ray.channel import WorkerFolder
 
 
 class FakeDriver:
-    """Has one request for a checkpoint, as often as it is asked."""
+    """Answers every question for a checkpoint request with yes."""
 
     def __init__(self) -> None:
         self.asked: set[str] = set()
@@ -28,7 +28,7 @@ class FakeDriver:
 
 
 def test_worker_0_alone_takes_a_save_request(monkeypatch, tmp_path):
-    """The others would take it from the driver, and do nothing with it."""
+    """Other workers would take the request from the driver and ignore it."""
     monkeypatch.setenv("SSL_SEC_STAGING", str(tmp_path))
     monkeypatch.setattr(channel, "_ASK_EVERY_S", 0.01)
     monkeypatch.setattr(ray, "get", lambda answer: answer)

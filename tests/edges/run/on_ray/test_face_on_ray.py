@@ -32,7 +32,7 @@ from tests.jobs import face
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
-# The workers share out the templates.
+# The templates are sharded over the workers.
 RUN = (
     *QUICK_FACE,
     "run_name=it",
@@ -58,7 +58,7 @@ def config_of(folder: Path, *changes: str) -> FaceConfig:
 
 @pytest.fixture(scope="module")
 def whole(cluster, digit_pairs, tmp_path_factory) -> RunFolder:
-    """The run that nothing happens to."""
+    """The run without a fault."""
     return run_training(FACE, config_of(tmp_path_factory.mktemp("whole"), digit_pairs, EXACT)).folder
 
 

@@ -139,7 +139,7 @@ def page_of_a_node(text: list[str]) -> Iterator[str]:
 
 
 def samples_of(pages: dict[str, str], logged: list, count: int) -> NodeMonitor:
-    """A monitor that has logged so many samples."""
+    """A monitor that has logged this many samples."""
     monitor = NodeMonitor(lambda: pages, logged.append, 0.02)
     monitor.start()
     deadline = time.monotonic() + 20

@@ -1,4 +1,4 @@
-"""Two Ray nodes that share no folder, with runs in object storage that is slow, fails, and goes away."""
+"""Two Ray nodes without a shared folder, with runs in object storage that is slow, fails or is unavailable."""
 
 import os
 import shutil
@@ -72,7 +72,7 @@ def cluster(storage, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         patch.setenv("SSL_SEC_STAGING", str(root / "first"))
-        # Tests that run at once would join it.
+        # Concurrent tests would join it.
         patch.setattr("ray._private.utils.write_ray_address", lambda address: None)
         health = {
             "health_check_initial_delay_ms": 0,
@@ -92,14 +92,14 @@ def cluster(storage, tmp_path_factory):
 
 @pytest.fixture
 def faults(storage: Faults):
-    """No faults yet; none are left after the test."""
+    """No faults before and after a test."""
     yield storage
     storage.__init__()
 
 
 @pytest.fixture(scope="module")
 def whole(cluster, tmp_path_factory) -> RunFolder:
-    """The run that nothing happens to, in a folder that both nodes see."""
+    """The run without a fault, in a folder that both nodes share."""
     folder = tmp_path_factory.mktemp("whole")
     run_training(PRETRAIN, config_of(folder))
     return RunFolder(folder / "digits" / "it")
@@ -107,7 +107,7 @@ def whole(cluster, tmp_path_factory) -> RunFolder:
 
 @pytest.fixture
 def url(request) -> str:
-    """Where the run of a test is kept."""
+    """The URL of a test's runs."""
     return f"s3://nodes/{abs(hash(request.node.name)):x}"
 
 

@@ -1,4 +1,4 @@
-"""When a failing run is given up, and how many workers an elastic one has, without a cluster."""
+"""When a failing run ends, and how many workers an elastic one has, without a cluster."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -141,7 +141,7 @@ def test_a_hanging_worker_is_named(folder, monkeypatch):
 
 @pytest.fixture
 def room(monkeypatch):
-    """How many workers the cluster has room for, as Ray's own policy would find."""
+    """The number of workers that fit the cluster, as Ray's own policy finds."""
     found = SimpleNamespace(workers=1)
     decide = lambda self, *state: ResizeDecision(self._count_possible_workers({}), {})  # noqa: E731
     monkeypatch.setattr(ElasticScalingPolicy, "_count_possible_workers", lambda self, reserved: found.workers)
@@ -155,7 +155,7 @@ def policy_for(folder: RunFolder) -> ElasticPolicy:
 
 
 @pytest.mark.parametrize(("has_room_for", "taken"), [(1, 1), (2, 2), (3, 2), (7, 4), (8, 8), (13, 8), (0, 0)])
-def test_the_most_workers_that_can_share_the_batch_are_taken(folder, room, has_room_for, taken):
+def test_the_most_workers_that_divide_the_batch_are_used(folder, room, has_room_for, taken):
     room.workers = has_room_for
     assert policy_for(folder).make_decision_for_non_running_worker_group() == ResizeDecision(taken, {})
 

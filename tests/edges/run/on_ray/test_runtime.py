@@ -110,7 +110,7 @@ def test_more_workers_than_the_cluster_has_are_refused():
         make_scaling(RayConfig(num_workers=1, device="cuda"), {"CPU": 2.0})
 
 
-def test_an_elastic_run_needs_the_least_number_and_takes_a_machines_share_for_each():
+def test_an_elastic_run_needs_the_minimum_of_workers_with_a_machines_share_each():
     cpus = make_scaling(RayConfig(num_workers=(2, 8), resize_interval_s=7.0), {"CPU": 3.0})
     assert (cpus.num_workers, cpus.resources_per_worker) == ((2, 8), {"CPU": 1})
     assert cpus.elastic_resize_monitor_interval_s == 7
@@ -205,8 +205,8 @@ def test_a_cluster_of_this_machine_is_joined_while_it_runs(monkeypatch, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_the_state_of_a_run_is_asked_of_its_own_cluster(quick, monkeypatch):
-    """Ray takes the workers away where the dashboard that it asks does not know the run's controller."""
+def test_the_state_of_a_run_is_requested_from_its_own_cluster(quick, monkeypatch):
+    """Ray ends the workers if the dashboard that it asks does not know the run's controller."""
     import ray
 
     if ray.is_initialized():
