@@ -24,7 +24,7 @@ def test_seeds_depend_on_every_part(seed, other, parts, other_parts):
     assert (derived_seed(seed, *parts) == derived_seed(other, *other_parts)) == same
 
 
-def test_neighbouring_parts_give_independent_numbers():
+def test_neighbouring_parts_give_different_seeds():
     assert derived_seed(1, 23) != derived_seed(12, 3)
     assert derived_seed(0, "a", 11) != derived_seed(0, "a", 1, 1)
 

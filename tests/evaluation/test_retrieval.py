@@ -212,7 +212,7 @@ def test_nearest_are_those_of_a_sort():
             assert row == order[:5]
 
 
-def test_nearest_states_the_number_of_images():
+def test_nearest_takes_at_most_the_other_images():
     rows = torch.eye(4)
     assert sorted(nearest(rows, torch.tensor([1]), 3)[0].tolist()) == [0, 2, 3]
     for k in (0, 4):
