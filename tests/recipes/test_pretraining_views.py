@@ -19,7 +19,7 @@ from ssl_sec.training.replaying import WARM_UP_CALLS
 from ssl_sec.training.step import train_step
 from tests.fakes import FakeRuntime, assert_identical
 from tests.recipes.test_pretraining import assert_the_same_curve, config, figures, on_a_worker, run, without_labels
-from tests.training.pretend_graphs import PretendGraphs
+from tests.training.fake_graphs import FakeGraphs
 from tests.training.test_step import Noise, fused_sgd
 from tests.training.test_step import recipe as small_recipe
 from tests.training.test_step import run as train_recipe
@@ -97,8 +97,8 @@ def test_the_head_takes_the_features_of_all_sizes_at_once():
     torch.testing.assert_close(Network(encoder, head)(large).embeddings, head(encoder(large)))
 
 
-def test_replayed_steps_are_those_that_are_called(monkeypatch):
-    graphs = PretendGraphs()
+def test_replayed_steps_equal_called_steps(monkeypatch):
+    graphs = FakeGraphs()
     monkeypatch.setattr(training_module, "CUDAGraphs", lambda device: graphs)
     monkeypatch.setattr(contrastive, "can_look", lambda labels: False)  # as on a GPU
 
@@ -159,7 +159,7 @@ def test_supervision_makes_the_views_of_a_class_positives(tmp_path):
         run(tmp_path, data=without_labels(tmp_path), positives="classes")
 
 
-def test_a_cut_is_of_initial_weights_alone():
+def test_only_initial_weights_are_divided_by_the_cut():
     plain, cut = (
         build_recipe(settings, settings.data.open("train"), FakeRuntime())
         for settings in (config(), config(cut_init=4.0, grad_scale=1.0))

@@ -63,7 +63,7 @@ def test_generated_rows_have_their_own_loss_with_its_weight():
     assert terms.total.item() == pytest.approx(expected.item(), rel=1e-15)
 
 
-def test_a_batch_that_generates_nothing_has_no_loss_of_it():
+def test_a_batch_without_generated_rows_has_no_loss_of_them():
     transform = SphericalFeatureTransform(4, 5, tail_classes=torch.tensor([0, 1, 2]))
     objective = Objective(SoftmaxLoss(4, 5), None, Constant(0.0), transform)
     terms = objective(torch.randn(6, 5), torch.tensor([0, 0, 1, 1, 2, 2]), step=0)
@@ -181,7 +181,7 @@ GRAD_SCALE, BY_BATCH = "gradients times the norm", "gradients times the mean nor
 
 
 def trained(constraint):
-    """Values, averaged gradients and buffers of some steps on this worker's rows, views of images in other hands."""
+    """Values, averaged gradients and buffers of some steps; an image's views are on different workers."""
     plain = globalise_batch_norm(network())
     model = average_gradients(plain, torch.device("cpu"))
     power = 1.5 if constraint in (GRAD_SCALE, BY_BATCH) else 0.0

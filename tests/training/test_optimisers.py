@@ -24,7 +24,7 @@ def test_weights_decay_and_biases_and_batch_norm_do_not(build):
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
 
 
-def test_groups_span_modules_and_leave_out_what_is_frozen_or_empty():
+def test_groups_span_modules_without_frozen_or_empty_parameters():
     encoder, head = nn.Linear(2, 2), nn.Linear(2, 1, bias=False)
     encoder.bias.requires_grad_(False)
     (group,) = parameter_groups([encoder, head, nn.ReLU()], 0.1)
@@ -107,7 +107,7 @@ class _Waits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("build", [sgd, lars])
-def test_no_step_looks_at_a_value(build):
+def test_no_step_reads_a_value(build):
     model = network()
     optimiser = build(parameter_groups([model], 0.1), momentum=0.9)
     model(torch.ones(2, 1, 4, 4)).sum().backward()

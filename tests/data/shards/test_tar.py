@@ -77,7 +77,7 @@ def test_remote_shards_are_streamed(tmp_path):
     assert isinstance(opened(tmp_path, location), ResidentImages)
 
 
-def test_an_index_is_made_once_and_again_for_another_file(tmp_path, monkeypatch):
+def test_an_index_is_made_once_and_remade_for_a_changed_file(tmp_path, monkeypatch):
     scanned, scan = [], tar._scan
     monkeypatch.setattr(tar, "_scan", lambda file: scanned.append(file[1]) or scan(file))
     location = write_shards(tmp_path)
@@ -131,7 +131,7 @@ def test_a_shard_is_refused_wherever_it_is_cut_off(tmp_path):
     assert len(opened(tmp_path, path)) == 3
 
 
-def test_splits_with_classes_of_their_own(tmp_path):
+def test_splits_with_different_classes(tmp_path):
     for name, labels in (("train", (4, 2)), ("test", (7, 9)), ("both", (2, 9))):
         members = {
             f"{label}.{kind}": content

@@ -118,7 +118,7 @@ def test_the_page_shows_the_images_themselves(found: tuple[Findings, Path]):
     np.testing.assert_array_equal(np.stack(shown), expected)
 
 
-def test_a_stopped_search_continues_and_ends_as_if_it_had_not_stopped(
+def test_a_stopped_search_continues_with_the_same_result(
     embedded: Path, found: tuple[Findings, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     options = ("k=5", "duplicates_above=0.999")
@@ -168,7 +168,7 @@ def test_queries_are_searched_among_others(embedded: Path, tmp_path: Path):
     assert page.count("no picture") > 0
 
 
-def test_pictures_come_from_files_where_the_data_set_is_gone(tmp_path: Path):
+def test_pictures_come_from_files_if_the_data_set_is_missing(tmp_path: Path):
     shades = [0, 80, 160, 240]
     for shade in shades:
         Image.new("L", (200, 100), shade).save(tmp_path / f"{shade}.png")
