@@ -55,8 +55,8 @@ PAIR_LOSSES: Mapping[str, type[Loss]] = {
     "angular_hinge": AngularHingeLoss,
     "npair_angular": NPairAngularLoss,
 }
-# Losses by name whose value depends on the order of the rows of a label, if they are more than two: they pair a row with
-# the first of the others, or take a row's place among them for its view.
+# Losses by name whose value depends on the order of the rows of a label if they are more than two: a row is paired with
+# the first of the others, or its place among them is taken for its view.
 ORDERED_LOSSES = frozenset(
     {"angular", "angular_hinge", "mocov3", "npair", "npair_angular", "npair_normalized", "triplet_disjoint"}
 )

@@ -75,6 +75,20 @@ def test_a_batch_of_images_left_out_alone_changes_nothing():
     assert found.weight.eq(0).all() and found.bias.eq(0).all()
 
 
+def test_a_probe_that_leaves_out_other_images_starts_anew(caplog):
+    state = trained().state_dict()
+    other = OnlineProbe(DIM, NUM_CLASSES, torch.tensor([3, 7])).double()
+    other.load_state_dict(state)
+    assert not other.weight.any() and "the online probe starts anew" in caplog.text
+    same = probe()
+    same.load_state_dict(state)
+    assert_identical(same.state_dict(), state)
+    older = {name: value for name, value in state.items() if name != "left_out"}
+    same = probe()
+    same.load_state_dict(older)
+    assert_identical(same.state_dict(), state)
+
+
 def test_the_features_get_no_gradient():
     features, batch = drawn()
     features.requires_grad_()

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ssl_sec.errors import ConfigError, first_line, nearest
 from ssl_sec.networks.encoder import why_not_taken
 
-
 # What timm's models and layers call the rates of their dropout and stochastic depth.
 _RATES = ("drop_rate", "drop_path_rate", "drop_prob", "attn_drop", "drop")
 

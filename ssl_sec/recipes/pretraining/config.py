@@ -82,8 +82,8 @@ class PretrainConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.positives == "classes":
-            uses_order = self.loss.name in ORDERED_LOSSES
-            check(not uses_order, "positives", "classes", f"views with loss={self.loss.name}, which pairs rows by order")
+            allowed = f"views with loss={self.loss.name}, which pairs rows by their order"
+            check(self.loss.name not in ORDERED_LOSSES, "positives", "classes", allowed)
             share, allowed = self.probe.test_share, "null with positives=classes, which learns from all labels"
             check(share is None, "probe.test_share", share, allowed)
         if self.cut_init != 1:

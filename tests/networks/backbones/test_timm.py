@@ -4,6 +4,7 @@ import torch
 
 from ssl_sec.errors import ConfigError, StorageError
 from ssl_sec.networks import load_weights, save_weights, timm_backbone
+from ssl_sec.networks.backbones import timm as timm_module
 from ssl_sec.networks.backbones.timm import timm_scaling
 
 
@@ -24,6 +25,21 @@ def test_features_are_those_before_the_classifier():
     images = torch.randn(2, 3, 32, 32)
     logits = whole.fc(backbone.eval()(images))
     torch.testing.assert_close(logits, whole.eval()(images))
+
+
+@pytest.mark.parametrize("model", ["ghostnet_050", "swin_tiny_patch4_window7_224"])
+def test_dropout_and_stochastic_depth_of_a_model_are_off(model):
+    backbone, _ = timm_backbone(model, pretrained=False, num_channels=3, image_size_px=32)
+    images, state = torch.randn(4, 3, 32, 32), torch.get_rng_state()
+    first, second = backbone.train()(images), backbone(images)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_model_that_draws_random_numbers_is_refused(monkeypatch):
+    monkeypatch.setattr(timm_module, "_stop_random_layers", lambda backbone: None)
+    with pytest.raises(ConfigError, match=r"^encoder.model: found 'ghostnet_050', which draws random numbers in train"):
+        timm_backbone("ghostnet_050", pretrained=False, num_channels=3, image_size_px=32)
 
 
 def test_an_unknown_name_suggests_the_nearest():

@@ -258,6 +258,11 @@ def test_head_and_tail_classes_are_classified_and_equally_on_two_workers_that_di
     assert on_workers(2, tmp_path, classified, tmp_path, {"share_classes_from": 10}) == 2 * [alone]
 
 
+def test_a_small_part_of_an_epoch_is_a_step(tmp_path):
+    runtime, _ = run(tmp_path, epochs=1e-3)
+    assert len(runtime.series("train/loss")) == 1
+
+
 def test_pair_losses_take_batches_of_classes(tmp_path):
     changes = {"loss": {"name": "triplet"}, "sampler": {"name": "classes", "images_per_class": 30}}
     runtime, _ = run(tmp_path, **changes, epochs=0.5)
