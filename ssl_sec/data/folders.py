@@ -291,8 +291,9 @@ def _inside(folder: Path, root: Path) -> list[str]:
                 continue
             if entry.is_symlink() and not _is_below(entry.path, real_root):
                 raise DataError(f"{printable(entry.path)}: leads out of {printable(str(root))}; copy the file into it")
-            # A pipe or a device would block its reader; a dangling link is kept and reported as unreadable.
-            if entry.is_file() or entry.is_dir() or entry.is_symlink():
+            # A pipe or a device would block its reader; a dangling link is kept and reported as unreadable. Links are
+            # asked for first: whether a link to itself is a file is an error.
+            if entry.is_symlink() or entry.is_file() or entry.is_dir():
                 names.append(entry.name)
     return sorted(names)
 
