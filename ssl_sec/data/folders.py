@@ -35,10 +35,10 @@ def open_folder(
     """The images of a folder: a folder for each split and class, or any tree of images without labels.
 
     The training images are in root/train/, or in all of root if it has no such folders; the test images in root/test/,
-    or root/val/ if there is no test. Folders directly below are the classes, in the order of their names; only the
-    images directly in them are read. The classes are those of `train`, for both splits, or those of each split
-    (`shared_classes`). Without labels, all images below are read, at any depth, except plots of runs. Files without an
-    image's extension are ignored, and so are names that begin with a dot.
+    or root/val/ if there is no test. Folders directly below are the classes, in the order of their names. The classes
+    are those of `train`, for both splits, or those of each split (`shared_classes`). All images below a class folder,
+    or below the split without labels, are read, at any depth, except plots of runs. Files without an image's extension
+    are ignored, and so are names that begin with a dot.
 
     Args:
         split: the training or test images.
@@ -103,8 +103,8 @@ def _list_classes(
     paths: list[bytes] = []
     labels: list[int] = []
     for name in found:
-        files = image_files(folder / name, root)
-        paths += [os.fsencode(os.path.relpath(folder / name / file, root)) for file in files]
+        files = sorted(_images_below(folder / name, root))
+        paths += [os.fsencode(os.path.relpath(file, root)) for file in files]
         labels += [classes[name]] * len(files)
     return paths, labels, tuple(map(_display, classes))
 
@@ -128,7 +128,8 @@ def _class_folders(folder: Path, root: Path) -> list[str]:
 def _images_below(folder: Path, root: Path) -> list[str]:
     """Paths of the images in a folder and all folders below it, in the order of their names; not the plots of runs."""
     found: list[str] = []
-    real_folders: set[str] = set()  # links may form cycles
+    # Links may form cycles, and lead up to the folders of other classes.
+    real_folders = {str(parent) for parent in Path(os.path.realpath(folder)).parents}
     waiting = [str(folder)]
     while waiting:
         current = waiting.pop()
