@@ -34,11 +34,11 @@ def open_folder(
 ) -> ImageSet:
     """The images of a folder: a folder for each split and class, or any tree of images without labels.
 
-    The training images are in root/train/, or in all of root if it has no such folders; the test images in root/test/,
-    or root/val/ if there is no test. Folders directly below are the classes, in the order of their names. The classes
-    are those of `train`, for both splits, or those of each split (`shared_classes`). All images below a class folder,
-    or below the split without labels, are read, at any depth, except plots of runs. Files without an image's extension
-    are ignored, and so are names that begin with a dot.
+    The training images are in root/train/, or in all of root if it has no folders of splits; the test images in
+    root/test/, or root/val/ if there is no test. Folders directly below are the classes, in the order of their names.
+    The classes are those of `train`, for both splits, or those of each split (`shared_classes`). All images below a
+    class folder, or below the split without labels, are read, at any depth, except plots of runs. Files without an
+    image's extension are ignored, and so are names that begin with a dot.
 
     Args:
         split: the training or test images.
@@ -49,14 +49,19 @@ def open_folder(
             in one of them.
 
     Raises:
-        MissingDataError: the folder or the split does not exist.
+        MissingDataError: the folder or the split does not exist, or there are test images without root/train/.
         DataError: there are no images or no classes, a class without images, one that is unknown to `train` (or, of
             classes that are not shared, known to it), a link that leads out of `root`, or an image that cannot be read.
     """
     root = Path(root)
     held_out = root / "test" if (root / "test").is_dir() or not (root / "val").is_dir() else root / "val"
-    # Without a test split, training uses the whole folder.
-    train = root if not (root / "train").is_dir() and not held_out.is_dir() else root / "train"
+    # Without splits, training uses the whole folder.
+    train = root / "train" if (root / "train").is_dir() else root
+    if train == root and held_out.is_dir():
+        raise MissingDataError(
+            f"{printable(str(root))}: found {held_out.name}/ without train/; data.root must hold train/<class>/ and "
+            "test/<class>/, or images in folders of other names"
+        )
     folder = train if split == "train" else held_out
     for path in (root, folder):
         if not path.is_dir():

@@ -7,6 +7,7 @@ from ssl_sec.data.decode import Decoding
 from ssl_sec.data.fingerprint import fingerprint
 from ssl_sec.data.folders import open_folder
 from ssl_sec.data.image_set import EncodedImages
+from ssl_sec.errors import MissingDataError
 from tests.data.files import plain, write_folder
 from tests.data.test_image_set import values
 from tests.data.test_sources import line
@@ -59,6 +60,18 @@ def test_without_folders_below_the_classes_names_order_and_fingerprint_are_as_ev
     shown = [file.replace("\udc80", "\\x80") for file in files]
     assert names(images) == [f"{tmp_path}/train/{name}/{file}" for name in CLASSES for file in shown]
     assert fingerprint(images) == "8e06c4a57b9c9bc1"
+
+
+@pytest.mark.parametrize("labels", [None, True, False])
+@pytest.mark.parametrize(("folders", "named"), [(["test"], "test"), (["val"], "val"), (["test", "val"], "test")])
+def test_a_test_split_without_a_training_split_is_refused_alike_for_both(tmp_path, folders, named, labels):
+    write_folder(tmp_path, {f"{folder}/cat/1.png": plain(1) for folder in [*folders, "other"]})
+    for split in SPLITS:
+        told = line(lambda split=split: open_folder(split, tmp_path, labels=labels), MissingDataError)
+        assert told == (
+            f"{tmp_path}: found {named}/ without train/; data.root must hold train/<class>/ and test/<class>/, "
+            "or images in folders of other names"
+        )
 
 
 @pytest.mark.parametrize("resident_limit_mib", [0, 1])
