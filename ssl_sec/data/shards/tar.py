@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ssl_sec.data.folders import EXTENSIONS
 from ssl_sec.data.image_set import MAX_CLASSES, UNLABELLED
-from ssl_sec.data.shards.cache_files import made_once
+from ssl_sec.data.shards.cache_files import made_table
 from ssl_sec.data.shards.locations import File, one_line, stamp
 from ssl_sec.errors import DataError, printable
 
@@ -138,7 +138,7 @@ def open_shards(files: Sequence[File], cache_folder: Path) -> Shards:
 
     Args:
         files: file system and path of each shard.
-        cache_folder: folder of the indices; created if missing.
+        cache_folder: folder of the indices; created if missing. A damaged index is made again.
 
     Raises:
         DataError: a shard is damaged or has no images, labels are missing for some of the images, or the folder cannot
@@ -169,9 +169,7 @@ def _index(file: File, digest: str, cache_folder: Path) -> pa.Table:
         with pa.ipc.new_file(index, table.schema) as writer:
             writer.write_table(table)
 
-    path = made_once(cache_folder / f"{digest}.index.arrow", write)
-    with one_line(str(path)):
-        return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    return made_table(cache_folder / f"{digest}.index.arrow", write)
 
 
 def _scan(file: File) -> pa.Table:

@@ -13,6 +13,7 @@ from ssl_sec.data.shards import tar
 from ssl_sec.data.shards.locations import find_files
 from ssl_sec.data.shards.opening import open_webdataset
 from ssl_sec.data.shards.streamed import StreamedImages
+from ssl_sec.data.stores import mapped_table
 from ssl_sec.errors import ConfigError, DataError, MissingDataError
 from ssl_sec.settings import from_values
 from tests.data.files import plain
@@ -87,6 +88,17 @@ def test_an_index_is_made_once_and_again_for_another_file(tmp_path, monkeypatch)
     write_tar(tmp_path / "01.tar", {"a.png": plain(9), "a.cls": b"0"})
     assert tar.open_shards(find_files(location, "tar"), tmp_path / "cache").digest != first.digest
     assert len(scanned) == 4
+
+
+def test_a_damaged_index_is_made_again(tmp_path, caplog):
+    path = write_tar(tmp_path / "a.tar", {f"{i}.png": plain(i) for i in range(3)})
+    opened(tmp_path, path)
+    (index,) = (tmp_path / "cache").glob("*.arrow")
+    index.unlink()
+    index.write_bytes(b"")
+    mapped_table.cache_clear()  # as in another process
+    assert values(opened(tmp_path, path).read(torch.arange(3))) == [0, 1, 2]
+    assert caplog.messages == [f"{index} is damaged and is made again"]
 
 
 def test_ranges_of_shards(tmp_path):
