@@ -42,11 +42,12 @@ def run_neighbours(config: NeighboursConfig) -> Findings:
     """Searches the missing parts, and writes the tables and the page.
 
     Raises:
-        ConfigError: if there are fewer images than neighbours, or the output holds another search.
+        ConfigError: if there are fewer images than neighbours, or the output holds another search or the embeddings.
         DataError: if the embeddings cannot be read.
         StorageError: if the output cannot be written.
         Stopped: if the job was interrupted; whole parts are kept.
     """
+    _require_own_folder(config)
     work = SearchWork(config=config)
     base, queries = work.open()
     num_others = len(base) - (queries is base)
@@ -301,20 +302,33 @@ def _counted(
         counted = done
 
 
+def _require_own_folder(config: NeighboursConfig) -> None:
+    """Refuses an output whose tables would be taken for embeddings later."""
+    output = place_at(config.output)
+    for location, key in ((config.embeddings, "embeddings"), (config.queries, "queries")):
+        if location is not None and str(_place_of(location, key)[0]) == str(output):
+            raise ConfigError(f"output: found {output}, the folder of the {key}; must be another")
+
+
+def _place_of(location: str, key: str) -> tuple[Place, str]:
+    """The folder of embeddings, and the name of the one file if one is given."""
+    folder, _, last = location.rpartition("/") if location.endswith(".parquet") else (location, "", "")
+    return place_at(folder or ("/" if location.startswith("/") else "."), key), last
+
+
 def _embeddings_at(location: str, key: str) -> EmbeddingSet:
     """The embeddings in a folder, or in a file.
 
     Raises:
         DataError: if there are none, or they cannot be read.
     """
-    folder, _, last = location.rpartition("/") if location.endswith(".parquet") else (location, "", "")
-    place = place_at(folder or ("/" if location.startswith("/") else "."), key)
+    place, last = _place_of(location, key)
     names = sorted(
         name for name in place.files() if name.endswith(".parquet") and "/" not in name and last in ("", name)
     )
     if not names:
         raise DataError(f"{key}: found no Parquet files in {location}; python -m jobs.embed writes such files")
-    root = location if not last else (folder or ".")
+    root = location if not last else (location.rpartition("/")[0] or ".")
     return read_set((f"{root}/{name}", lambda name=name: place.open(name)) for name in names)
 
 

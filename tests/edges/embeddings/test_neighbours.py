@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -218,6 +219,30 @@ def test_bad_input_is_refused_before_anything_is_written(embedded: Path, tmp_pat
     (output / "neighbours-00000-of-00003.parquet").write_bytes(b"torn")
     with pytest.raises(StorageError, match=r"neighbours-00000-of-00003.parquet cannot be read"):
         find(embedded, output)
+
+
+@pytest.mark.parametrize("given", ["folder", "file", "link", "url"])
+def test_a_folder_of_embeddings_is_no_output(embedded: Path, tmp_path: Path, given: str):
+    mine = tmp_path / "mine"
+    shutil.copytree(embedded, mine)
+    (tmp_path / "link").symlink_to(mine)
+    names = {path.name for path in mine.iterdir()}
+    output = {"link": tmp_path / "link", "url": f"file://{mine}/"}.get(given, mine)
+    embeddings = mine / "test-00000-of-00002.parquet" if given == "file" else mine
+    with pytest.raises(ConfigError) as caught:
+        find(embeddings, output)
+    assert str(caught.value) == f"output: found {mine}, the folder of the embeddings; must be another"
+    with pytest.raises(ConfigError, match=r"^output: found .*/mine, the folder of the queries; must be another$"):
+        find(embedded, output, f"queries={embeddings}")
+    assert {path.name for path in mine.iterdir()} == names
+
+
+def test_a_folder_of_embeddings_in_object_storage_is_no_output(embedded: Path, s3: str):
+    url = f"{s3}/kept"
+    fsspec.filesystem("s3").put(str(embedded), url, recursive=True)
+    with pytest.raises(ConfigError) as caught:
+        find(url, f"{url}/")
+    assert str(caught.value) == f"output: found {url}, the folder of the embeddings; must be another"
 
 
 @pytest.mark.slow
