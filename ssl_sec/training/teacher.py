@@ -13,8 +13,8 @@ from ssl_sec.training.schedules import Schedule
 class Teacher(nn.Module):
     """ξ ← m_t ξ + (1 − m_t) θ after each step (BYOL, Grill et al. 2020, Eq. 1).
 
-    The teacher has no dropout. Batch norm normalises its views by their own global batch, like the network's; its running
-    statistics are its own.
+    The teacher has no dropout. Batch norm normalises its views by their own global batch, as it does the network's; the
+    running statistics are the teacher's own.
 
     Args:
         network: views -> features and embeddings; the teacher starts from its weights θ.
