@@ -36,6 +36,11 @@ from ssl_sec.training.config import LocalConfig, RuntimeConfig
 
 logger = logging.getLogger("ssl_sec")
 
+# Keys of the origin that must be equal for two files to belong together, as must the precision, which devices decide.
+_DECIDING = ("weights", "digest", "split", "images", "image_shape", "rows_per_part", "dim")
+# Files that are read at the same time.
+_AT_ONCE = 16
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Embedded:
@@ -304,12 +309,6 @@ def _precision(runtime: RuntimeConfig) -> str | None:
     if isinstance(runtime, LocalConfig):
         return runtime.on(runtime.resolve_device()).precision
     return runtime.precision
-
-
-# Keys of the origin that must be equal for two files to belong together, as must the precision, which devices decide.
-_DECIDING = ("weights", "digest", "split", "images", "image_shape", "rows_per_part", "dim")
-# Files that are read at the same time.
-_AT_ONCE = 16
 
 
 def _present(work: EmbeddingWork) -> tuple[set[int], str | None]:

@@ -34,6 +34,13 @@ from ssl_sec.training.class_sharding import draw_templates, template_losses
 from ssl_sec.training.recipe import Recipe
 from ssl_sec.training.step import Runtime, log_once
 
+# Number of rows that are classified together.
+_ROWS_AT_ONCE = 8192
+# Number of embeddings on the plane, as in NormFace's Fig. 2.
+_ON_THE_PLANE = 10_000
+# The least number of pairs of either kind: one for each fold.
+_LEAST_PAIRS = 10
+
 
 @runtime_checkable
 class FaceStore(RunStore, Protocol):
@@ -133,10 +140,6 @@ def classification_figures(
         "face/head_classes_accuracy": 100 * float(right[~in_tail].mean()),
         "face/tail_classes_accuracy": 100 * float(right[in_tail].mean()),
     }
-
-
-# Number of rows that are classified together.
-_ROWS_AT_ONCE = 8192
 
 
 def _build_loss(config: FaceConfig, image_set: ImageSet) -> Loss:
@@ -249,10 +252,3 @@ def drawn_pairs(
     first = torch.stack([order[together[:count]], apart[0, :count]], 1).flatten()
     second = torch.stack([order[together[:count] + 1], apart[1, :count]], 1).flatten()
     return first, second, torch.tensor([True, False]).repeat(count)
-
-
-# Number of embeddings on the plane, as in NormFace's Fig. 2.
-_ON_THE_PLANE = 10_000
-
-# The least number of pairs of either kind: one for each fold.
-_LEAST_PAIRS = 10
