@@ -17,7 +17,8 @@ class EmbedConfig(Settings):
         run: the training's MLflow run id, its name, a prefix of one, or its folder; or a registered model,
             models:/<name>@<alias> or models:/<name>/<version>; or a folder that jobs.export made.
         output: a folder or a URL, for files of rows_per_part images; whole files of the same embeddings are kept.
-        data: None takes the data set of the run; an export has none.
+        data: None takes the data set of the run; an export has none. Files of other sets are read at the size that the
+            run was trained at, unless one is given.
         split: of the data set.
         checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
             that was kept.

@@ -41,7 +41,8 @@ class ExportConfig(Settings):
         overwrite: whether an existing export is replaced.
         private: whether a new repository of the Hub is.
         license: of the weights, by the Hub's name for it, for the model card; None leaves it out.
-        data: where the images of the check come from; None takes the data set of the run.
+        data: where the images of the check come from, with files read at the size of the training images unless one is
+            given; None takes the data set of the run.
         output_dir: of the run, with MLflow's sqlite file unless tracking names a store.
     """
 
