@@ -43,7 +43,8 @@ class ProbeJobConfig(RunConfig):
             models:/<name>@<alias> or models:/<name>/<version>.
         checkpoint: which of the run's encoders: `last`, `best` (by its held-out score), or the steps of one
             that was kept.
-        data: None takes the data set of that run.
+        data: None takes the data set of that run. Files of another set are read at the size and with the channels that
+            the encoder was trained on.
         output_dir: folder in which the run's folder is created.
         run_name: None for one made from the time.
     """
